@@ -1,0 +1,416 @@
+"""Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
+
+What a sentence becomes does not depend on the sentences beside it, nor on `token_budget`: every length
+limit is a constant of the model or of the call, and padding is masked.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from heed.data.tokenization import TokenizerPair
+from heed.inference.loading import first_line, load_model, resolve_device
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+# The bound where neither the call nor the model's generation config sets one. transformers' own, 20 tokens,
+# cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the
+# batch.
+DEFAULT_MAX_NEW_TOKENS = 256
+
+TRANSFORMERS_DEFAULT_LENGTH = 20
+
+# Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
+LOGITS_BUDGET = 2**25
+
+# Their sinusoidal positions are extended as needed, whatever `max_position_embeddings` says.
+MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of one sentence.
+
+    Attributes:
+        text: The decoded text.
+        score: Log-probability of the tokens, </s> included, divided by their number to the power of the
+            generation config's `length_penalty`: what `generate()` calls `sequences_scores` for beams.
+            Computed for greedy search and samples too. 0.0 for an empty line.
+        token_count: Number of generated tokens, </s> included.
+        finished: False where generation stopped at the length limit.
+
+    """
+
+    text: str
+    score: float
+    token_count: int
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What one call of `translate` asks for, checked and with its defaults filled in."""
+
+    generation_config: "GenerationConfig"
+    target_language: str | None
+    token_budget: int
+
+    @property
+    def returned(self) -> int:
+        return self.generation_config.num_return_sequences
+
+    @property
+    def rows_per_sentence(self) -> int:
+        return max(self.generation_config.num_beams, self.returned)
+
+
+class Translator:
+    """Translates with a sequence-to-sequence model and its tokenizers.
+
+    Args:
+        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with
+            `generate()`. It stays on its device; while translating it is in evaluation mode.
+        tokenizers: The pair that the model was trained with.
+
+    Raises:
+        ValueError: When the tokenizers do not fit the model's config.
+
+    """
+
+    def __init__(self, model: "PreTrainedModel", tokenizers: TokenizerPair):
+        tokenizers.check_config(model.config)
+        self.model = model
+        self.tokenizers = tokenizers
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> Self:
+        """Load a model and its tokenizers from a folder.
+
+        Args:
+            folder: A local folder with config.json, weights and tokenizer files.
+            device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
+
+        Raises:
+            FileNotFoundError: When the folder, its config or its weights are missing.
+            ValueError: When one of them cannot be used, weights are missing from or unknown to the model,
+                or the device does not exist here.
+
+        """
+        folder = Path(folder)
+        target = resolve_device(device)
+        model = load_model(folder)
+        try:
+            tokenizers = TokenizerPair.from_pretrained(folder)
+            return cls(model.to(target), tokenizers)
+        except FileNotFoundError:
+            raise
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        target_language: str | None = None,
+        max_new_tokens: int | None = None,
+        token_budget: int = 8192,
+    ) -> list[list[Translation]]:
+        """Translate sentences.
+
+        An empty or blank sentence gives empty translations without asking the model. Where generation stops
+        at the length limit before </s>, `Translation.finished` is False and one warning tells how many
+        sentences that befell. With `do_sample` in the model's generation config, results are random and
+        depend on the batch.
+
+        Args:
+            texts: Sentences.
+            num_beams: Width of beam search, 1 for greedy search; None takes the model's generation config.
+            num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
+            target_language: Language to translate into, where the tokenizers know several.
+            max_new_tokens: Longest translation in tokens. None takes the generation config's
+                `max_new_tokens` or `max_length`, and 256 where it sets none (or transformers' 20), within
+                what learned positions allow.
+            token_budget: Padded source tokens × beams of one batch; a sentence longer than that runs alone.
+
+        Returns:
+            For every sentence its `num_return_sequences` translations, in the order of `texts`.
+
+        Raises:
+            ValueError: For a setting out of range, or a sentence longer than the model's learned positions.
+
+        """
+        settings = self._settings(
+            num_beams, num_return_sequences, target_language, max_new_tokens, token_budget=token_budget
+        )
+        results = self._translate(_checked_texts(texts), settings, first_number=1)
+        self._warn_of_unfinished(sum(_is_unfinished(result) for result in results), settings)
+        return results
+
+    def translate_lines(
+        self, lines: Iterable[str], *, chunk_size: int = 4096, **settings: Any
+    ) -> Iterator[list[Translation]]:
+        """Translate a stream of lines that need not fit in memory, for example an open file.
+
+        Args:
+            lines: Lines, with or without their line ends.
+            chunk_size: Number of lines that are read, sorted and batched together.
+            **settings: The keyword arguments of `translate`.
+
+        Returns:
+            An iterator with one list of translations per line, in order. The warning about the length limit
+            comes once, at its end.
+
+        Raises:
+            ValueError: As `translate`; sentences are numbered through the whole stream.
+
+        """
+        _check_positive("chunk_size", chunk_size)
+        token_budget = settings.pop("token_budget", 8192)
+        given = {
+            "num_beams": None,
+            "num_return_sequences": 1,
+            "target_language": None,
+            "max_new_tokens": None,
+        }
+        unknown = sorted(set(settings) - set(given))
+        if unknown:
+            raise ValueError(f"`{unknown[0]}` must be a keyword of `translate`, but is not.")
+        checked = self._settings(**(given | settings), token_budget=token_budget)
+        return self._stream(lines, chunk_size, checked)
+
+    def _stream(self, lines: Iterable[str], chunk_size: int, settings: _Settings) -> Iterator[list[Translation]]:
+        stream, number, unfinished = iter(lines), 1, 0
+        try:
+            while chunk := [line.rstrip("\r\n") for line in islice(stream, chunk_size)]:
+                results = self._translate(chunk, settings, first_number=number)
+                unfinished += sum(_is_unfinished(result) for result in results)
+                number += len(chunk)
+                yield from results
+        finally:
+            self._warn_of_unfinished(unfinished, settings)
+
+    def _settings(
+        self,
+        num_beams: int | None,
+        num_return_sequences: int,
+        target_language: str | None,
+        max_new_tokens: int | None,
+        token_budget: int,
+    ) -> _Settings:
+        # A copy: the model's own generation config is the user's.
+        config = copy.deepcopy(self.model.generation_config)
+        config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
+        config.num_return_sequences = num_return_sequences
+        _check_positive("num_beams", config.num_beams)
+        _check_positive("num_return_sequences", num_return_sequences)
+        _check_positive("token_budget", token_budget)
+        if num_return_sequences > config.num_beams and not config.do_sample:
+            raise ValueError(
+                f"`num_return_sequences` must be at most `num_beams` ({config.num_beams}),"
+                f" but is {num_return_sequences} instead."
+            )
+        config.max_new_tokens = self._length_bound(max_new_tokens)
+        # `max_length` beside `max_new_tokens` makes transformers warn at every batch.
+        config.max_length = None
+        config.return_dict_in_generate = False
+        config.output_scores = config.output_attentions = config.output_hidden_states = False
+        return _Settings(config, target_language, token_budget)
+
+    def _length_bound(self, max_new_tokens: int | None) -> int:
+        positions = position_limit(self.model.config)
+        if max_new_tokens is not None:
+            _check_positive("max_new_tokens", max_new_tokens)
+            if positions is not None and max_new_tokens > positions:
+                raise ValueError(
+                    f"`max_new_tokens` must be at most {positions}, the model's number of positions,"
+                    f" but is {max_new_tokens} instead."
+                )
+            return max_new_tokens
+        config = self.model.generation_config
+        if config.max_new_tokens is not None:
+            bound = config.max_new_tokens
+        elif config.max_length is not None and config.max_length != TRANSFORMERS_DEFAULT_LENGTH:
+            bound = config.max_length - 1  # `max_length` counts the decoder's start token too
+        else:
+            bound = DEFAULT_MAX_NEW_TOKENS
+        return bound if positions is None else min(bound, positions)
+
+    def _translate(self, texts: list[str], settings: _Settings, first_number: int) -> list[list[Translation]]:
+        empty = [Translation("", 0.0, 0)] * settings.returned
+        results = [empty[:] for _ in texts]
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        encoded = self.tokenizers.encode_source([texts[index] for index in filled], settings.target_language)
+        sources = dict(zip(filled, encoded, strict=True))
+        self._check_source_lengths(sources, first_number)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                lengths = {index: len(source) * settings.rows_per_sentence for index, source in sources.items()}
+                for batch in token_batches(lengths, settings.token_budget):
+                    translated = self._translate_batch([sources[index] for index in batch], settings)
+                    for index, translations in zip(batch, translated, strict=True):
+                        results[index] = translations
+        finally:
+            self.model.train(was_training)
+        return results
+
+    def _check_source_lengths(self, sources: dict[int, list[int]], first_number: int) -> None:
+        positions = position_limit(self.model.config)
+        for index, source in sources.items():
+            if positions is not None and len(source) > positions:
+                raise ValueError(
+                    f"Sentence {first_number + index} must have at most {positions} tokens, the model's number of"
+                    f" positions, but has {len(source)} instead."
+                )
+
+    def _translate_batch(self, sources: list[list[int]], settings: _Settings) -> list[list[Translation]]:
+        inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
+        config = settings.generation_config
+        sequences = self.model.generate(**inputs, generation_config=config)
+        counts, finished = self._token_counts(sequences, config)
+        scores = self._scores(inputs, sequences, counts, settings)
+        # The first token is the decoder's start, and what follows </s> is padding.
+        texts = self.tokenizers.decode_target(
+            [row[1 : count + 1] for row, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
+        )
+        translations = [Translation(*fields) for fields in zip(texts, scores, counts.tolist(), finished, strict=True)]
+        return [
+            translations[start : start + settings.returned] for start in range(0, len(translations), settings.returned)
+        ]
+
+    def _token_counts(self, sequences: torch.Tensor, config: "GenerationConfig") -> tuple[torch.Tensor, list[bool]]:
+        """Count every sequence's generated tokens, </s> included, and tell whether it ended by itself."""
+        generated = sequences[:, 1:]
+        ends = torch.isin(generated, torch.tensor(config.eos_token_id, device=generated.device))
+        # argmax finds the first </s>; a sequence without one is as long as the longest.
+        counts = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, generated.shape[1])
+        ended = ends.any(dim=1)
+        if config.forced_eos_token_id is not None:
+            # An </s> in the last possible place was put there by force.
+            ended &= counts < config.max_new_tokens
+        return counts, ended.tolist()
+
+    def _scores(
+        self, inputs: dict[str, torch.Tensor], sequences: torch.Tensor, counts: torch.Tensor, settings: _Settings
+    ) -> list[float]:
+        """Score finished sequences with one pass of the model.
+
+        `generate()` would return beam scores only together with every step's scores of the whole
+        vocabulary, which take more memory than the model does, and none at all for greedy search.
+        """
+        returned = settings.returned
+        penalty = settings.generation_config.length_penalty
+        inputs = {name: tensor.repeat_interleave(returned, dim=0) for name, tensor in inputs.items()}
+        decoder_inputs, labels = sequences[:, :-1], sequences[:, 1:]
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        rows = max(1, LOGITS_BUDGET // (labels.shape[1] * vocabulary))
+        totals = []
+        for start in range(0, len(sequences), rows):
+            part = slice(start, start + rows)
+            encoder_inputs = {name: tensor[part] for name, tensor in inputs.items()}
+            logits = self.model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits
+            log_probabilities = -torch.nn.functional.cross_entropy(
+                logits.float().transpose(1, 2), labels[part], reduction="none"
+            )
+            places = torch.arange(labels.shape[1], device=labels.device)
+            totals.append(log_probabilities.masked_fill(places >= counts[part, None], 0.0).sum(dim=1))
+        scores = torch.cat(totals) / counts ** (1.0 if penalty is None else penalty)
+        return scores.tolist()
+
+    def _warn_of_unfinished(self, unfinished: int, settings: _Settings) -> None:
+        if unfinished:
+            warnings.warn(
+                f"{unfinished} {'sentence was' if unfinished == 1 else 'sentences were'} cut off at"
+                f" {settings.generation_config.max_new_tokens} tokens, before </s>: raise `max_new_tokens`,"
+                " or look whether the model repeats itself.",
+                stacklevel=3,
+            )
+
+
+def position_limit(config: Any) -> int | None:
+    """Tell how many positions a model's sequences may have; None is any number.
+
+    Args:
+        config: The config of a Heed model (limited where its positions are learned) or of another
+            encoder-decoder.
+
+    """
+    if config.model_type == "heed":
+        return config.max_position_embeddings if config.position_encoding == "learned" else None
+    if config.model_type in MODELS_OF_ANY_LENGTH:
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
+    """Group sentences of similar length so that no group costs more than a budget.
+
+    Args:
+        lengths: For every sentence's number what one row of it costs: its tokens × its beams.
+        token_budget: Largest sentences × longest of a group; a sentence above that gets a group of its own.
+
+    Returns:
+        An iterator of groups of numbers, the longest sentences first: what doesn't fit in memory fails at
+        once.
+
+    """
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(lengths, key=lambda number: -lengths[number]):
+        if batch and longest * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        longest = longest if batch else lengths[number]
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Make the input tensors of a batch, padded on the right.
+
+    Args:
+        sources: Token ids of every sentence.
+        pad_token_id: What to fill up with.
+        device: Where the tensors are to be.
+
+    Returns:
+        `input_ids` and `attention_mask`, both (batch, longest source).
+
+    """
+    longest = max(map(len, sources))
+    filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
+    mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
+    return {
+        "input_ids": torch.tensor(filled, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
+
+
+def _checked_texts(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise ValueError(f"`texts` must be a list of sentences, but is the string {texts!r} instead.")
+    texts = list(texts)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"`texts[{index}]` must be a string, but is {type(text).__name__} instead.")
+    return texts
+
+
+def _check_positive(field: str, number: int) -> None:
+    if number < 1:
+        raise ValueError(f"`{field}` must be at least 1, but is {number} instead.")
+
+
+def _is_unfinished(translations: list[Translation]) -> bool:
+    return not all(translation.finished for translation in translations)

@@ -1,0 +1,864 @@
+"""The Transformer encoder-decoder of *Attention Is All You Need* (Vaswani et al., 2017) for transformers.
+
+It reads from top to bottom as the paper does: positions (section 3.5), attention (3.2), feed-forward networks (3.3),
+residual connections (3.1), layers, stacks, model, loss (5.4).
+
+Letters in shape comments: B batch, S source length, T target length, Q and K lengths of queries and keys,
+H heads, D = d_model, V = number of target tokens.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
+
+IGNORED_LABEL = -100
+
+
+# Positions, section 3.5
+
+
+def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
+    """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
+
+    Nothing is stored, so the encoding extends to any length and is exact in every dtype of the model.
+
+    Args:
+        positions: Integer positions of any shape, say `(batch, length)`.
+        width: Even size of the encoding, d_model.
+        layout: `interleaved` puts sine 2i beside cosine 2i+1; `concatenated` puts all sines first.
+
+    Returns:
+        `(*positions.shape, width)`.
+    """
+    even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
+    angles = positions.to(torch.float32)[..., None] * torch.exp(even * (-math.log(10000.0) / width))
+    waves = angles.sin(), angles.cos()
+    return torch.stack(waves, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(waves, dim=-1)
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)) and PE(pos, 2i+1) = cos(...) (section 3.5)."""
+
+    def __init__(self, config: HeedConfig):
+        super().__init__()
+        self.width = config.d_model
+        self.layout = config.sinusoid_layout
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Encode `(batch, length)` positions as `(batch, length, d_model)`."""
+        return sinusoids(positions, self.width, self.layout)
+
+
+class RotaryPositions(nn.Module):
+    """Rotates each pair of query and key features by an angle that grows with the position (Su et al., 2021)."""
+
+    def forward(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate `(batch, heads, length, d_k)` queries or keys at `(batch, length)` positions."""
+        waves = sinusoids(positions, states.shape[-1], "interleaved").to(states.dtype)[:, None]  # (B, 1, length, d_k)
+        sine, cosine = waves[..., 0::2], waves[..., 1::2]
+        even, odd = states[..., 0::2], states[..., 1::2]
+        rotated = even * cosine - odd * sine, even * sine + odd * cosine
+        return torch.stack(rotated, dim=-1).flatten(-2)
+
+
+def positions_of(length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device):
+    """Return the positions of the newest `length` tokens of each sequence, padding on either side not counted.
+
+    Args:
+        length: Number of new tokens.
+        past_length: Number of tokens already in the cache.
+        attention_mask: `(batch, past_length + length)`, 0 at padding, or anything else to count every token.
+        device: Where the positions are made.
+
+    Returns:
+        `(batch, length)`, or `(1, length)` where every sequence is numbered alike.
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(length, device=device) + past_length)[None]
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)
+
+
+# Attention, section 3.2
+
+
+def eager_attention(
+    module: "HeedAttention",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
+
+    Args:
+        module: The attention whose scoring, scaling and dropout apply.
+        query: `(batch, heads, query_length, d_k)`.
+        key: `(batch, key_value_heads, key_length, d_k)`.
+        value: `(batch, key_value_heads, key_length, d_v)`.
+        attention_mask: Added to the scores, `(batch, 1, query_length, key_length)`, or `None`.
+        kwargs: `dropout` and `scaling`, as every attention function of transformers is given them.
+
+    Returns:
+        The output `(batch, query_length, heads, d_v)` and the weights `(batch, heads, query_length, key_length)`.
+    """
+    if module.num_key_value_groups > 1:
+        key = key.repeat_interleave(module.num_key_value_groups, dim=1)
+        value = value.repeat_interleave(module.num_key_value_groups, dim=1)
+    if module.additive_score is not None:
+        scores = module.additive_score(query, key)
+    else:
+        scores = torch.matmul(query * kwargs["scaling"], key.transpose(2, 3))
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = F.softmax(scores, dim=-1)
+    dropped = F.dropout(weights, p=kwargs["dropout"], training=module.training)
+    return torch.matmul(dropped, value).transpose(1, 2), weights
+
+
+class AdditiveScore(nn.Module):
+    """Score vᵀ tanh(q + k) of each query and key (Bahdanau et al., 2015); q and k are already projected."""
+
+    def __init__(self, heads: int, d_k: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, d_k))
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Score `(batch, heads, Q, d_k)` queries against `(batch, heads, K, d_k)` keys: `(batch, heads, Q, K)`."""
+        activations = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, Q, K, d_k)
+        return torch.einsum("bhqkd,hd->bhqk", activations, self.weight)
+
+
+class HeedAttention(nn.Module):
+    """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
+
+    Args:
+        config: Sizes and options.
+        stack: `encoder` or `decoder`, whose heads apply.
+        is_causal: Whether a position sees only itself and earlier ones (section 3.2.3).
+        layer_idx: Number of the layer, under which keys and values are cached.
+    """
+
+    def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, layer_idx: int | None = None):
+        super().__init__()
+        heads = getattr(config, f"{stack}_attention_heads")
+        key_value_heads = getattr(config, f"{stack}_key_value_heads") or heads
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.d_k = config.d_k or config.d_model // heads
+        self.d_v = config.d_v or config.d_model // heads
+        self.num_key_value_groups = heads // key_value_heads
+        self.scaling = self.d_k**-0.5 if config.attention_scoring == "scaled_dot" else 1.0
+        self.dropout = config.attention_dropout
+        self.q_proj = nn.Linear(config.d_model, heads * self.d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, key_value_heads * self.d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, key_value_heads * self.d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
+        self.additive_score = AdditiveScore(heads, self.d_k) if config.attention_scoring == "additive" else None
+        self.rotary = RotaryPositions() if config.position_encoding == "rotary" else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from `hidden_states` to themselves, or to `key_value_states` where given (cross-attention).
+
+        Args:
+            hidden_states: `(batch, query_length, d_model)`.
+            attention_mask: As the chosen attention function takes it.
+            key_value_states: The encoder's output, `(batch, source_length, d_model)`.
+            past_key_values: Cache of earlier steps, read and extended.
+            kwargs: `positions` of the queries for rotary positions, `attn_implementation`, and what the attention
+                function of that name takes.
+
+        Returns:
+            The output `(batch, query_length, d_model)`, and the weights if the attention function returns them.
+        """
+        positions = kwargs.pop("positions")
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kwargs.pop("attn_implementation"), eager_attention)
+        query = self._split_heads(self.q_proj(hidden_states), self.d_k)
+        if self.rotary is not None and key_value_states is None:
+            query = self.rotary(query, positions)
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, positions)
+        dropout = self.dropout if self.training else 0.0
+        output, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )  # (B, Q, H, d_v)
+        return self.out_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
+
+    def _split_heads(self, states: torch.Tensor, width: int) -> torch.Tensor:
+        # -1 heads, not h: under tensor parallelism each process holds a share of them.
+        return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
+
+    def _keys_and_values(self, hidden_states, key_value_states, past_key_values, positions):
+        """Project keys and values, or take from the cache what earlier steps projected."""
+        is_cross_attention = key_value_states is not None
+        if is_cross_attention and past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        states = key_value_states if is_cross_attention else hidden_states
+        key = self._split_heads(self.k_proj(states), self.d_k)
+        value = self._split_heads(self.v_proj(states), self.d_v)
+        if self.rotary is not None and not is_cross_attention:
+            key = self.rotary(key, positions)
+        if past_key_values is None:
+            return key, value
+        if is_cross_attention:
+            past_key_values.is_updated[self.layer_idx] = True
+            return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+        return past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+
+
+# Feed-forward networks and residual connections, sections 3.3 and 3.1
+
+
+class HeedFeedForward(nn.Module):
+    """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (equation 2), or a gated variant max(0, xW_gate) ⊙ (xW₁)."""
+
+    def __init__(self, config: HeedConfig, inner_size: int):
+        super().__init__()
+        gated = GATED_ACTIVATIONS.get(config.activation_function)
+        self.activation = ACT2FN[gated or config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+        self.fc1 = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias)
+        self.fc_gate = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
+        self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Transform each position of `(batch, length, d_model)` by itself."""
+        if self.fc_gate is None:
+            inner = self.activation(self.fc1(hidden_states))
+        else:
+            inner = self.activation(self.fc_gate(hidden_states)) * self.fc1(hidden_states)
+        return self.fc2(self.dropout(inner))
+
+
+def make_norm(config: HeedConfig) -> nn.Module:
+    """Return the norm of the residual connections, over the last dimension of size d_model."""
+    kind = nn.LayerNorm if config.norm_type == "layernorm" else nn.RMSNorm
+    return kind(config.d_model, eps=config.layer_norm_eps)
+
+
+class HeedResidual(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
+
+    def __init__(self, config: HeedConfig):
+        super().__init__()
+        self.is_post_norm = config.norm_placement == "post"
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = make_norm(config)
+
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Add what `sublayer` makes of `(batch, length, d_model)` to it."""
+        if self.is_post_norm:
+            return self.norm(hidden_states + self.dropout(sublayer(hidden_states)))
+        return hidden_states + self.dropout(sublayer(self.norm(hidden_states)))
+
+
+# Layers and stacks, section 3.1
+
+
+class HeedEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, then a feed-forward network, each in a residual connection (section 3.1)."""
+
+    def __init__(self, config: HeedConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = HeedAttention(config, "encoder", layer_idx=layer_idx)
+        self.self_attn_residual = HeedResidual(config)
+        self.feed_forward = HeedFeedForward(config, config.encoder_ffn_dim)
+        self.feed_forward_residual = HeedResidual(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """Transform `(batch, source_length, d_model)`."""
+        hidden_states = self.self_attn_residual(
+            hidden_states, lambda states: self.self_attn(states, attention_mask, **kwargs)[0]
+        )
+        return self.feed_forward_residual(hidden_states, self.feed_forward)
+
+
+class HeedDecoderLayer(GradientCheckpointingLayer):
+    """Masked self-attention, attention to the source, then a feed-forward network (section 3.1)."""
+
+    def __init__(self, config: HeedConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = HeedAttention(config, "decoder", is_causal=True, layer_idx=layer_idx)
+        self.self_attn_residual = HeedResidual(config)
+        self.cross_attn = HeedAttention(config, "decoder", layer_idx=layer_idx)
+        self.cross_attn_residual = HeedResidual(config)
+        self.feed_forward = HeedFeedForward(config, config.decoder_ffn_dim)
+        self.feed_forward_residual = HeedResidual(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """Transform `(batch, target_length, d_model)`, reading `(batch, source_length, d_model)` encoder states."""
+        hidden_states = self.self_attn_residual(
+            hidden_states,
+            lambda states: self.self_attn(states, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+        )
+        if encoder_hidden_states is not None:
+            hidden_states = self.cross_attn_residual(
+                hidden_states,
+                lambda states: self.cross_attn(
+                    states, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs
+                )[0],
+            )
+        return self.feed_forward_residual(hidden_states, self.feed_forward)
+
+
+class HeedPreTrainedModel(PreTrainedModel):
+    """What every Heed Transformer shares: loading, initial weights, and what transformers may do with it."""
+
+    config: HeedConfig
+    config_class = HeedConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HeedEncoderLayer", "HeedDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: HeedConfig):
+        # Read by transformers before it picks an attention function for this model: never pick one that would
+        # silently compute something else.
+        if config.attention_scoring == "additive":
+            self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
+        if config.encoder_neighbourhood or config.decoder_neighbourhood or config.d_k != config.d_v:
+            self._supports_flash_attn = False
+        super().__init__(config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Draw matrices from Glorot's uniform distribution, and embeddings so that, scaled, they have variance 1."""
+        super()._init_weights(module)
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, AdditiveScore):
+            init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
+        elif isinstance(module, HeedForConditionalGeneration) and not self.config.shares_target_and_output_embeddings:
+            init.normal_(module.lm_head.weight, std=self.config.d_model**-0.5)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        """Resize as transformers does; a joint vocabulary keeps one size for source and target."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        if self.config.shares_source_and_target_embeddings:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Save as transformers does; where the code travels along, every Auto class finds its model in the folder."""
+        if self._auto_class is not None:
+            self.config.auto_map = {
+                "AutoConfig": "configuration_heed.HeedConfig",
+                "AutoModel": "modeling_heed.HeedModel",
+                "AutoModelForSeq2SeqLM": "modeling_heed.HeedForConditionalGeneration",
+            }
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
+        """Return the config whose attention function one forward call uses.
+
+        Only the `eager` function returns attention weights, so a call that asks for them runs under it.
+        """
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if not output_attentions or self.config._attn_implementation == "eager":
+            return self.config
+        settings = copy.copy(self.config)
+        settings._attn_implementation = "eager"
+        return settings
+
+
+def neighbourhood_mask(radius: int | None) -> Callable | None:
+    """Return the mask function of restricted self-attention (section 4): at most `radius` positions away."""
+    if radius is None:
+        return None
+    return lambda batch, head, query, key: (query - key).abs() <= radius
+
+
+class HeedStack(HeedPreTrainedModel):
+    """What encoder and decoder share: token embeddings, positions, and the checks on what they are given."""
+
+    def __init__(self, config: HeedConfig, vocab_size: int):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embed_positions = None
+        if config.position_encoding == "sinusoidal":
+            self.embed_positions = SinusoidalPositions(config)
+        elif config.position_encoding == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+
+    def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Look up and scale `(batch, length)` token ids (section 3.4), or scale `(batch, length, d_model)` embeddings.
+
+        Raises:
+            ValueError: If both or neither are given, or an id is outside the vocabulary.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"Exactly one of `input_ids` and `inputs_embeds` must be given, but {given} was.")
+        if inputs_embeds is None:
+            self._check_token_ids(input_ids)
+            inputs_embeds = self.embed_tokens(input_ids)
+        return inputs_embeds * self.embedding_scale
+
+    def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` embeddings, and drop out."""
+        if self.embed_positions is not None:
+            embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
+        return self.dropout(embeddings)
+
+    def _check_token_ids(self, input_ids: torch.Tensor):
+        # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
+        if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
+            return
+        limit = self.embed_tokens.num_embeddings
+        lowest, highest = (bound.item() for bound in input_ids.aminmax())
+        if lowest < 0 or highest >= limit:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
+
+    def _check_lengths(self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None):
+        if torch.compiler.is_compiling() or isinstance(past_length, torch.Tensor):
+            return
+        total = past_length + length
+        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != total:
+            raise ValueError(
+                f"The attention mask must cover {total} tokens, but it covers {attention_mask.shape[1]} instead."
+            )
+        limit = self.config.max_position_embeddings
+        if self.config.position_encoding == "learned" and total > limit:
+            raise ValueError(
+                f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
+                f"but it has {total} instead."
+            )
+
+
+class HeedEncoder(HeedStack):
+    """A stack of N layers that read the whole source at once (section 3.1)."""
+
+    _can_record_outputs = {
+        "hidden_states": HeedEncoderLayer,
+        "attentions": OutputRecorder(HeedAttention, index=1, layer_name="self_attn"),
+    }
+    _tp_plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.out_proj": "rowwise",
+        "layers.*.feed_forward.fc1": "colwise",
+        "layers.*.feed_forward.fc_gate": "colwise",
+        "layers.*.feed_forward.fc2": "rowwise",
+    }
+
+    def __init__(self, config: HeedConfig):
+        super().__init__(config, config.vocab_size)
+        self.layers = nn.ModuleList([HeedEncoderLayer(config, layer_idx=i) for i in range(config.encoder_layers)])
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encode the source.
+
+        Args:
+            input_ids: `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
+            inputs_embeds: `(batch, source_length, d_model)` in place of `input_ids`.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` `(batch, source_length, d_model)` and what was asked to be recorded.
+
+        Raises:
+            ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
+        """
+        embeddings = self.embed(input_ids, inputs_embeds)
+        self._check_lengths(embeddings.shape[1], 0, attention_mask)
+        settings = self.attention_settings(kwargs.get("output_attentions"))
+        positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device)
+        mask = create_bidirectional_mask(
+            config=settings,
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            and_mask_function=neighbourhood_mask(self.config.encoder_neighbourhood),
+        )
+        hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                mask,
+                positions=positions,
+                attn_implementation=settings._attn_implementation,
+                **kwargs,
+            )
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+
+class HeedDecoder(HeedStack):
+    """A stack of N layers that predict each target token from those before it and the source (section 3.1)."""
+
+    _can_record_outputs = {
+        "hidden_states": HeedDecoderLayer,
+        "attentions": OutputRecorder(HeedAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(HeedAttention, index=1, layer_name="cross_attn"),
+    }
+    _tp_plan = {
+        **HeedEncoder._tp_plan,
+        "layers.*.cross_attn.q_proj": "colwise",
+        "layers.*.cross_attn.k_proj": "colwise",
+        "layers.*.cross_attn.v_proj": "colwise",
+        "layers.*.cross_attn.out_proj": "rowwise",
+    }
+
+    def __init__(self, config: HeedConfig):
+        super().__init__(config, config.decoder_vocab_size)
+        self.layers = nn.ModuleList([HeedDecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers)])
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decode the target's newest tokens.
+
+        Args:
+            input_ids: `(batch, target_length)`, without the tokens that are already in the cache.
+            attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
+            encoder_hidden_states: `(batch, source_length, d_model)`.
+            encoder_attention_mask: `(batch, source_length)`.
+            past_key_values: Cache of earlier calls, extended in place.
+            inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
+            use_cache: Whether to return a cache; the config's `use_cache` by default.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
+
+        Raises:
+            ValueError: If an id is outside the vocabulary, or the mask's width is not past plus new length.
+        """
+        embeddings = self.embed(input_ids, inputs_embeds)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        self._check_lengths(embeddings.shape[1], past_length, attention_mask)
+        settings = self.attention_settings(kwargs.get("output_attentions"))
+        positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
+        causal_mask = create_causal_mask(
+            config=settings,
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            past_key_values=None if past_key_values is None else past_key_values.self_attention_cache,
+            and_mask_function=neighbourhood_mask(self.config.decoder_neighbourhood),
+        )
+        cross_mask = create_bidirectional_mask(
+            config=settings,
+            inputs_embeds=embeddings,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal_mask,
+                encoder_hidden_states,
+                encoder_attention_mask=cross_mask,
+                past_key_values=past_key_values,
+                positions=positions,
+                attn_implementation=settings._attn_implementation,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+# The model, figure 1
+
+
+class HeedModel(HeedPreTrainedModel):
+    """Encoder and decoder of figure 1 without the final linear layer.
+
+    Args:
+        config: Sizes and options.
+    """
+
+    def __init__(self, config: HeedConfig):
+        super().__init__(config)
+        self.encoder = HeedEncoder(config)
+        self.decoder = HeedDecoder(config)
+        self._tied_weights_keys = {}
+        if config.shares_source_and_target_embeddings:
+            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the source embeddings."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module):
+        """Replace the source embeddings, and the target's where they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.shares_source_and_target_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
+
+        Raises:
+            ValueError: As the stacks raise it, or if the target is missing.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        source = encoder_outputs.last_hidden_state
+        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
+            raise ValueError(
+                f"The attention mask must cover {source.shape[1]} tokens of the source, "
+                f"but it covers {attention_mask.shape[1]} instead."
+            )
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=source,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
+    """The whole of figure 1: encoder, decoder, final linear layer, and the training loss (section 5.4).
+
+    Args:
+        config: Sizes and options.
+    """
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: HeedConfig):
+        super().__init__(config)
+        self.model = HeedModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
+        owner = "encoder" if config.shares_source_and_target_embeddings else "decoder"
+        self._tied_weights_keys = {}
+        if config.shares_target_and_output_embeddings:
+            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
+        # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
+        self.generation_config.max_length = config.max_position_embeddings
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the pre-softmax linear layer."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module):
+        """Replace the pre-softmax linear layer."""
+        self.lm_head = new_embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+        """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label."""
+        shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
+        shifted[:, 1:] = labels[:, :-1]
+        return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Score the next target token at every position; with labels, compute the loss too.
+
+        Args:
+            input_ids: `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`, 0 at padding.
+            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
+            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
+            encoder_outputs: The encoder's output, in place of `input_ids`.
+            past_key_values: Cache of earlier calls, extended in place.
+            inputs_embeds: `(batch, source_length, d_model)`, in place of `input_ids`.
+            decoder_inputs_embeds: `(batch, target_length, d_model)`, in place of `decoder_input_ids`.
+            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
+            use_cache: Whether to return a cache; never with labels.
+            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
+            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
+                summed loss is divided; the labels of this call by default.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)`, the cache, and what
+            was asked to be recorded.
+
+        Raises:
+            ValueError: As the stacks raise it, or if no label is to be predicted.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])  # (B, T, V)
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        recorded = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
+
+    def loss(self, logits: torch.Tensor, labels: torch.LongTensor, num_items_in_batch=None) -> torch.Tensor:
+        """Sum the smoothed cross-entropy (section 5.4) and divide it by the number of labels.
+
+        Args:
+            logits: `(batch, target_length, decoder_vocab_size)`.
+            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
+            num_items_in_batch: Divisor in place of the number of labels here.
+
+        Returns:
+            A scalar in nats per label.
+
+        Raises:
+            ValueError: If no label is to be predicted, or labels and logits differ in length.
+        """
+        if logits.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"`labels` must have the shape of the logits, {tuple(logits.shape[:-1])}, "
+                f"but have {tuple(labels.shape)} instead."
+            )
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.to(logits.device).flatten(),
+            ignore_index=IGNORED_LABEL,
+            label_smoothing=smoothing,
+            reduction="sum",
+        )
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != IGNORED_LABEL).sum()
+            if not torch.compiler.is_compiling() and num_items_in_batch == 0:
+                raise ValueError("`labels` must hold at least one label other than -100, but all are -100.")
+        if isinstance(num_items_in_batch, torch.Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
+
+
+__all__ = [
+    "HeedDecoder",
+    "HeedEncoder",
+    "HeedForConditionalGeneration",
+    "HeedModel",
+    "HeedPreTrainedModel",
+]

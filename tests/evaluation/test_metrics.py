@@ -1,0 +1,181 @@
+"""Scores of translations: the numbers, their signatures and intervals, and the mistakes that are caught."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from heed.evaluation.metrics import METRICS, score_against_references, score_translations, wilson_interval
+
+PREDICTIONS = [
+    "The cat sat on the mat.",
+    "A dog runs in the park today.",
+    "고양이가 매트 위에 앉았다.",
+    "Yes",
+]
+REFERENCES = [
+    "The cat sat on the mat.",
+    "The dog runs through the park today.",
+    "고양이는 매트에 앉았다.",
+    " Yes ",
+]
+
+
+def test_the_scores_are_those_of_sacrebleu():
+    scores = score_translations(PREDICTIONS, REFERENCES)
+    assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS, [REFERENCES]).score
+    assert scores["chrf"] == CHRF().corpus_score(PREDICTIONS, [REFERENCES]).score
+    assert scores["ter"] == TER().corpus_score(PREDICTIONS, [REFERENCES]).score
+    assert 0 < scores["bleu"] < 100
+    assert 0 < scores["ter"] < 100
+
+
+def test_exact_match_is_a_percentage_that_forgives_blanks_around_a_sentence():
+    assert score_translations(PREDICTIONS, REFERENCES)["exact_match"] == 50.0
+
+
+def test_without_bootstrap_there_are_no_intervals():
+    scores = score_translations(PREDICTIONS, REFERENCES)
+    assert set(scores) == {
+        *("bleu", "bleu_signature", "chrf", "chrf_signature", "ter", "ter_signature"),
+        *("exact_match", "count"),
+    }
+    assert scores["count"] == 4
+
+
+def test_signatures_tell_the_tokenizer_and_the_case():
+    scores = score_translations(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True)
+    assert "tok:char" in scores["bleu_signature"]
+    assert "case:lc" in scores["bleu_signature"]
+    assert "nrefs:1" in scores["chrf_signature"]
+    assert "nc:6" in scores["chrf_signature"]
+    assert "case:lc" in scores["ter_signature"]
+
+
+def test_lowercase_counts_for_bleu_chrf_and_exact_match():
+    plain = score_translations(["THE CAT SAT THERE"], ["the cat sat there"])
+    lowered = score_translations(["THE CAT SAT THERE"], ["the cat sat there"], lowercase=True)
+    assert (plain["bleu"], plain["exact_match"]) == (0.0, 0.0)
+    assert lowered["bleu"] == pytest.approx(100)
+    assert lowered["chrf"] == pytest.approx(100)
+    assert lowered["exact_match"] == 100.0
+
+
+def test_intervals_surround_the_scores_and_repeat():
+    predictions, references = PREDICTIONS * 25, REFERENCES * 25
+    scores = score_translations(predictions, references, bootstrap=200)
+    for name in METRICS:
+        low, high = scores[f"{name}_interval"]
+        assert low < scores[name] < high
+    assert "bs:200" in scores["bleu_signature"]
+    assert "seed:12345" in scores["bleu_signature"]
+    assert scores == score_translations(predictions, references, bootstrap=200)
+
+
+def test_the_interval_is_the_one_that_sacrebleu_prints():
+    scores = score_translations(PREDICTIONS * 5, REFERENCES * 5, bootstrap=100)
+    printed = BLEU().corpus_score(PREDICTIONS * 5, [REFERENCES * 5], n_bootstrap=100).format(width=3)
+    low, high = scores["bleu_interval"]
+    assert f"μ = {(low + high) / 2:.3f} ± {(high - low) / 2:.3f}" in printed
+
+
+def test_an_interval_of_nothing_right_is_zero():
+    scores = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
+    assert scores["bleu_interval"] == (0.0, 0.0)
+    assert scores["exact_match_interval"][0] == 0.0
+    assert scores["exact_match_interval"][1] > 0
+
+
+def test_only_the_chosen_metrics_are_computed():
+    scores = score_translations(PREDICTIONS, REFERENCES, metrics=("chrf", "exact_match"), bootstrap=40)
+    assert set(scores) == {
+        *("chrf", "chrf_signature", "chrf_interval"),
+        *("exact_match", "exact_match_interval", "count"),
+    }
+
+
+def test_several_references_per_prediction_are_transposed_for_sacrebleu():
+    references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
+    scores = score_against_references(PREDICTIONS[:2], references)
+    streams = [["The cat sat on the mat.", "The dog runs."], ["A cat sat there.", "A dog runs in a park."]]
+    assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS[:2], streams).score
+    assert "nrefs:2" in scores["bleu_signature"]
+
+
+def test_the_number_of_references_may_differ_between_predictions():
+    scores = score_against_references(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["exact_match"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        (["a", "b", "c"], ["a", "b"], "3 predictions and 2 references"),
+        ([], [], "empty"),
+        (["a"], [["a"]], r"`references\[0\]` is list.*TranslationMetric"),
+        (["a", "b"], ["a", None], r"`references\[1\]` is NoneType"),
+        (["a", None], ["a", "b"], r"`predictions\[1\]` must be a string"),
+        ("a sentence", ["a"], "`predictions` must be a list"),
+        (["a"], "a", "`references` must be a list"),
+    ],
+)
+def test_wrong_sentences_are_named(predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        score_translations(predictions, references)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenize": "14a"}, "`tokenize` must be one of .*13a.* but is '14a'"),
+        ({"bootstrap": 1}, "`bootstrap` must be 0 or at least 40, but is 1"),
+        ({"bootstrap": -5}, "but is -5"),
+        ({"metrics": ("bleu", "meteor")}, "`metrics` must be some of"),
+        ({"metrics": "bleu"}, "`metrics` must be some of"),
+        ({"metrics": ()}, "`metrics` must be some of"),
+        ({"metrics": ("chrf",), "tokenize": "char"}, "`tokenize` is BLEU's"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        score_translations(["a"], ["a"], **settings)
+
+
+def test_a_missing_korean_tokenizer_is_named_with_its_package(monkeypatch):
+    import sacrebleu.tokenizers.tokenizer_ko_mecab as korean
+
+    monkeypatch.setattr(korean, "MeCab", None)
+    with pytest.raises(ImportError, match=r"mecab-ko.*sacrebleu\[ko\]"):
+        score_translations(["네"], ["네"], tokenize="ko-mecab")
+
+
+def test_missing_sacrebleu_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(ImportError, match=r"heed\[train\]"):
+        score_translations(["a"], ["a"])
+
+
+@given(st.integers(1, 10_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_wilsons_interval_holds_the_share_and_stays_within_bounds(numbers):
+    successes, count = numbers
+    low, high = wilson_interval(successes, count)
+    assert 0 <= low <= 100 * successes / count <= high <= 100
+    assert low < high
+
+
+def test_wilsons_interval_has_the_published_width():
+    # Newcombe (1998), table I: 81 of 263 gives 0.2553 to 0.3662, and 15 of 148 gives 0.0624 to 0.1605.
+    assert wilson_interval(81, 263) == pytest.approx((25.53, 36.62), abs=0.005)
+    assert wilson_interval(15, 148) == pytest.approx((6.24, 16.05), abs=0.005)
+
+
+def test_the_function_does_without_the_evaluate_library():
+    code = (
+        "import sys; import heed.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
+        " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,95 @@
+"""The `evaluate.Metric`: batches, nested references, several processes, no network."""
+
+import multiprocessing
+
+import pytest
+
+from heed.evaluation.metrics import score_against_references, score_translations
+from heed.evaluation.translation_metric import TranslationMetric
+
+PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이가 매트 위에 앉았다."]
+REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "고양이는 매트에 앉았다."]
+
+
+def test_batches_give_the_scores_of_the_whole(tmp_path):
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    metric.add_batch(predictions=PREDICTIONS[:2], references=REFERENCES[:2])
+    metric.add(prediction=PREDICTIONS[2], reference=REFERENCES[2])
+    assert metric.compute() == score_translations(PREDICTIONS, REFERENCES)
+
+
+def test_settings_reach_the_scores(tmp_path):
+    scores = TranslationMetric(cache_dir=str(tmp_path)).compute(
+        predictions=PREDICTIONS,
+        references=REFERENCES,
+        tokenize="char",
+        lowercase=True,
+        bootstrap=40,
+        metrics=("bleu",),
+    )
+    assert scores == score_translations(
+        PREDICTIONS, REFERENCES, tokenize="char", lowercase=True, bootstrap=40, metrics=("bleu",)
+    )
+
+
+def test_references_may_be_nested_and_mixed(tmp_path):
+    nested = [[REFERENCES[0], "A cat."], [REFERENCES[1]], [REFERENCES[2], "고양이"]]
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
+    metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
+    assert metric.compute() == score_against_references(PREDICTIONS, nested)
+
+
+def test_an_empty_batch_changes_nothing(tmp_path):
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    metric.add_batch(predictions=[], references=[])
+    metric.add_batch(predictions=PREDICTIONS, references=REFERENCES)
+    assert metric.compute()["count"] == 3
+
+
+def test_computing_again_starts_afresh(tmp_path):
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    metric.compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert metric.compute(predictions=PREDICTIONS[:1], references=REFERENCES[:1])["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        (["a", "b"], ["a"], "2 predictions and 1 references"),
+        ("a", ["a"], "must be lists"),
+        (["a"], "a", "must be lists"),
+    ],
+)
+def test_a_wrong_batch_is_named(tmp_path, predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        TranslationMetric(cache_dir=str(tmp_path)).add_batch(predictions=predictions, references=references)
+
+
+def _score_every_second_sentence(process_id, folder, barrier, results):
+    metric = TranslationMetric(num_process=2, process_id=process_id, experiment_id="pair", cache_dir=folder)
+    metric.add_batch(predictions=PREDICTIONS[process_id::2], references=REFERENCES[process_id::2])
+    barrier.wait()
+    results.put((process_id, metric.compute()))
+
+
+@pytest.mark.multiprocess
+def test_two_processes_give_the_scores_of_one(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(
+            target=_score_every_second_sentence, args=(process_id, str(tmp_path), barrier, results)
+        )
+        for process_id in range(2)
+    ]
+    for process in processes:
+        process.start()
+    scores = dict(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(timeout=60)
+    assert scores[1] is None
+    # The order of sentences differs, the corpus does not.
+    assert scores[0] == score_translations(
+        PREDICTIONS[::2] + PREDICTIONS[1:2], REFERENCES[::2] + REFERENCES[1:2]
+    )

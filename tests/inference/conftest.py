@@ -1,0 +1,54 @@
+"""A tiny Heed model that has learned a few pairs by heart, so that its translations end and differ."""
+
+import pytest
+import torch
+
+from heed.configuration_heed import HeedConfig
+from heed.data.batching import collate
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.modeling_heed import HeedForConditionalGeneration
+
+PAIRS = {
+    "고양이가 잔다.": "The cat sleeps.",
+    "개가 공원에서 달린다.": "The dog runs in the park.",
+    "나는 사과를 먹는다.": "I eat an apple.",
+    "그녀는 책을 읽는다.": "She reads a book.",
+    "네.": "Yes.",
+    "우리는 내일 학교에 가지 않는다.": "We do not go to school tomorrow.",
+    "café à Paris": "a café in Paris",
+    "비가 온다.": "It rains.",
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizers() -> TokenizerPair:
+    return train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=290)
+
+
+@pytest.fixture(scope="session")
+def model(tokenizers) -> HeedForConditionalGeneration:
+    torch.manual_seed(0)
+    config = HeedConfig(
+        **{"vocab_size": 290, "d_model": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0},
+        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+        **{"norm_placement": "pre", **tokenizers.special_ids()},
+    )
+    model = HeedForConditionalGeneration(config)
+    rows = [
+        {"input_ids": source, "labels": target}
+        for source, target in zip(
+            tokenizers.encode_source(list(PAIRS)), tokenizers.encode_target(list(PAIRS.values())), strict=True
+        )
+    ]
+    batch = collate(rows, config.pad_token_id)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(120):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.fixture
+def pairs() -> dict[str, str]:
+    return PAIRS

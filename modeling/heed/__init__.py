@@ -23,7 +23,7 @@ _HOMES = {
     "attention_map": "heed.inference.attention",
     "draw_attention": "heed.inference.attention",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604, the names are strings
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str):
@@ -71,7 +71,8 @@ _in_progress: set[str] = set()
 def _register_what_is_ready():
     """Register the classes whose Auto classes are imported; what is still being imported has its turn when done."""
     for auto_module, (heed_module, register) in list(_REGISTRATIONS.items()):
-        if auto_module in sys.modules and not {auto_module, heed_module} & _in_progress:
+        ready = auto_module in sys.modules and not {auto_module, heed_module} & _in_progress
+        if ready and auto_module in _REGISTRATIONS:
             del _REGISTRATIONS[auto_module]
             register()
 

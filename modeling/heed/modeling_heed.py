@@ -755,6 +755,15 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         shifted[:, 1:] = labels[:, :-1]
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
+    @staticmethod
+    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
+        """Return the decoder's `(batch, length)` mask as it is.
+
+        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood, leaves
+        no padding to count positions by, and may not be of the kind that the attention function takes.
+        """
+        return attention_mask
+
     @can_return_tuple
     def forward(
         self,

@@ -78,9 +78,7 @@ def test_two_processes_give_the_scores_of_one(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     processes = [
-        context.Process(
-            target=_score_every_second_sentence, args=(process_id, str(tmp_path), barrier, results)
-        )
+        context.Process(target=_score_every_second_sentence, args=(process_id, str(tmp_path), barrier, results))
         for process_id in range(2)
     ]
     for process in processes:
@@ -90,6 +88,4 @@ def test_two_processes_give_the_scores_of_one(tmp_path):
         process.join(timeout=60)
     assert scores[1] is None
     # The order of sentences differs, the corpus does not.
-    assert scores[0] == score_translations(
-        PREDICTIONS[::2] + PREDICTIONS[1:2], REFERENCES[::2] + REFERENCES[1:2]
-    )
+    assert scores[0] == score_translations(PREDICTIONS[::2] + PREDICTIONS[1:2], REFERENCES[::2] + REFERENCES[1:2])

@@ -9,7 +9,7 @@ how much memory one has, so that a run's updates are the same everywhere: `Updat
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,8 +79,7 @@ class UpdateBatches:
         # The raw output of a bit generator is the one thing numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, pool]))
         rows = np.lexsort((generator.random_raw(len(self._ranks)), self._ranks)).tolist()
-        starts = [0, *self._bucket_ends[:-1]]
-        buckets = [rows[start:end] for start, end in zip(starts, self._bucket_ends, strict=True)]
+        buckets = [rows[start:end] for start, end in pairwise([0, *self._bucket_ends])]
         order = np.argsort(generator.random_raw(len(buckets)), kind="stable").tolist()
         size = self.buckets_per_update
         return [[buckets[i] for i in order[start : start + size]] for start in range(0, len(order), size)]

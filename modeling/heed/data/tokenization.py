@@ -21,6 +21,8 @@ Algorithm = Literal["bpe", "unigram", "word"]
 
 # What from_pretrained leaves in a tokenizer and save_pretrained would write out again.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
+# The Unigram trainer puts unseen bytes at the lowest score plus 0.0001 times 0 to 255.
+UNSEEN_BYTES_BAND = 0.026
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 
 
@@ -249,7 +251,7 @@ def _train(
     from transformers import PreTrainedTokenizerFast
 
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
-    least = len(control) + (1 if algorithm == "word" else 256)
+    least = len(control) + {"bpe": 256, "unigram": 257, "word": 1}[algorithm]
     if vocab_size is None and algorithm != "word":
         raise ValueError(f"`{size_name}` must be a number for {algorithm}, but is None instead.")
     if vocab_size is not None and vocab_size < least:
@@ -328,9 +330,10 @@ def _with_settled_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokeni
     state = json.loads(tokenizer.to_str())
     vocabulary = state["model"]["vocab"]
     pieces = [(piece, round(score, 6)) for piece, score in vocabulary[control_tokens:]]
-    lowest = min((score for piece, score in pieces if len(piece) > 1), default=0.0)
+    lowest = min(score for _, score in pieces)
+    unseen = lowest + UNSEEN_BYTES_BAND
     settled = [
-        (piece, round(lowest - 1, 6) if len(piece) == 1 and score <= lowest else score) for piece, score in pieces
+        (piece, round(lowest - 1, 6) if len(piece) == 1 and score <= unseen else score) for piece, score in pieces
     ]
     settled.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = [*vocabulary[:control_tokens], *settled]

@@ -1,5 +1,4 @@
-"""
-Corpus scores of translations: BLEU, chrF and TER through sacrebleu, and exact match.
+"""Corpus scores of translations: BLEU, chrF and TER through sacrebleu, and exact match.
 
 `score_translations` is the function that everything else calls. It takes plain strings and returns plain
 numbers, together with sacrebleu's signatures, without which a score cannot be compared with anyone else's.
@@ -32,14 +31,13 @@ def score_translations(
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
 ) -> dict[str, Any]:
-    """
-    Score detokenized translations against one reference each.
+    """Score detokenized translations against one reference each.
 
     BLEU and chrF are sacrebleu's with its defaults (chrF2); TER is sacrebleu's too, which ignores case in
     any case. Each comes with its signature. Exact match is the share, from 0 to 100, of predictions that
     equal their reference apart from blanks around them. With `bootstrap`, sacrebleu's bootstrap gives the
-    95 % intervals of BLEU, chrF and TER (mean ± half the width, as sacrebleu prints them; its seed is 12345
-    unless the user sets sacrebleu's own `SACREBLEU_SEED`, and the signature names it), and Wilson's formula
+    95 % intervals of BLEU, chrF and TER (mean ± half the width, as sacrebleu prints them, within the scale; its seed
+    is 12345 unless the user sets sacrebleu's own `SACREBLEU_SEED`, and the signature names it), and Wilson's formula
     that of exact match. The bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
 
     Args:
@@ -88,8 +86,7 @@ def score_against_references(
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
 ) -> dict[str, Any]:
-    """
-    Score translations against one or more references each.
+    """Score translations against one or more references each.
 
     Args:
         predictions: The translations, detokenized.
@@ -133,8 +130,7 @@ def score_against_references(
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """
-    Give Wilson's 95 % interval of a share, in percent.
+    """Give Wilson's 95 % interval of a share, in percent.
 
     Args:
         successes: How often it happened.
@@ -164,9 +160,7 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
 
 def _as_list(sentences: Any, field: str) -> list:
     if isinstance(sentences, str | bytes):
-        raise ValueError(
-            f"`{field}` must be a list of sentences, but is one {type(sentences).__name__} instead."
-        )
+        raise ValueError(f"`{field}` must be a list of sentences, but is one {type(sentences).__name__} instead.")
     return list(sentences)
 
 
@@ -180,14 +174,11 @@ def _check_sentences(predictions: list, references: list) -> None:
         raise ValueError("`predictions` must hold at least one sentence, but is empty instead.")
     for index, (prediction, alternatives) in enumerate(zip(predictions, references, strict=True)):
         if not isinstance(prediction, str):
-            raise ValueError(
-                f"`predictions[{index}]` must be a string, but is {type(prediction).__name__} instead."
-            )
+            raise ValueError(f"`predictions[{index}]` must be a string, but is {type(prediction).__name__} instead.")
         is_list = isinstance(alternatives, Sequence) and not isinstance(alternatives, str | bytes)
         if not is_list or not alternatives or not all(isinstance(text, str) for text in alternatives):
             raise ValueError(
-                f"`references[{index}]` must be a list of at least one string,"
-                f" but is {alternatives!r} instead."
+                f"`references[{index}]` must be a list of at least one string, but is {alternatives!r} instead."
             )
 
 
@@ -195,9 +186,7 @@ def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> No
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
     if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
-        raise ValueError(
-            f"`bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {bootstrap} instead."
-        )
+        raise ValueError(f"`bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {bootstrap} instead.")
     if tokenize != "13a" and "bleu" not in metrics:
         raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
 
@@ -238,7 +227,9 @@ def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     described = json.loads(score.format(width=6, is_json=True, signature=signature))
     # sacrebleu leaves the mean out when it is 0, which it is only when every resample scores 0.
     mean, half_width = described.get("confidence_mean", 0.0), described.get("confidence_var", 0.0)
-    return max(0.0, mean - half_width), mean + half_width
+    # The interval is symmetric, so near an end of the scale it would reach beyond; TER has no upper end.
+    highest = math.inf if score.name == "TER" else 100.0
+    return max(0.0, mean - half_width), min(highest, mean + half_width)
 
 
 def _count_exact_matches(predictions: list, references: list, lowercase: bool) -> int:

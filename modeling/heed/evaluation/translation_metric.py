@@ -1,5 +1,4 @@
-"""
-The scores of `heed.evaluation.metrics` as an `evaluate.Metric` that needs no network.
+"""The scores of `heed.evaluation.metrics` as an `evaluate.Metric` that needs no network.
 
 A module of its own, for importing `evaluate` costs seconds: import it only where the class is used.
 """
@@ -36,8 +35,7 @@ Args:
 
 
 class TranslationMetric(evaluate.Metric):
-    """
-    The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
+    """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
 
     Unlike `evaluate.load("sacrebleu")` it needs no network. Several processes work as everywhere in
     `evaluate`: each makes it with `num_process`, `process_id` and a common `experiment_id`, and only
@@ -63,8 +61,7 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
-        """
-        Add one prediction and its reference or references.
+        """Add one prediction and its reference or references.
 
         Args:
             prediction: A detokenized translation.
@@ -84,8 +81,7 @@ class TranslationMetric(evaluate.Metric):
         references: Sequence[str | Sequence[str]],
         **kwargs: Any,
     ) -> None:
-        """
-        Add predictions and their references.
+        """Add predictions and their references.
 
         Args:
             predictions: Detokenized translations.
@@ -97,9 +93,7 @@ class TranslationMetric(evaluate.Metric):
 
         """
         if isinstance(predictions, str) or isinstance(references, str):
-            raise ValueError(
-                "`predictions` and `references` must be lists of sentences, but one is a string instead."
-            )
+            raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
         if len(predictions) != len(references):
             raise ValueError(
                 "`predictions` and `references` must be equally many, but are"

@@ -7,6 +7,7 @@ limit is a constant of the model or of the call, and padding is masked.
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,15 +44,20 @@ class Translation:
         score: Log-probability of the tokens, </s> included, divided by their number to the power of the
             generation config's `length_penalty`: what `generate()` calls `sequences_scores` for beams.
             Computed for greedy search and samples too. 0.0 for an empty line.
-        token_count: Number of generated tokens, </s> included.
+        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
         finished: False where generation stopped at the length limit.
 
     """
 
     text: str
     score: float
-    token_count: int
+    token_ids: tuple[int, ...] = ()
     finished: bool = True
+
+    @property
+    def token_count(self) -> int:
+        """Number of generated tokens, </s> included."""
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Translator:
 
     def __init__(self, model: "PreTrainedModel", tokenizers: TokenizerPair):
         tokenizers.check_config(model.config)
-        self.model = model
+        self.model: Any = model
         self.tokenizers = tokenizers
 
     @classmethod
@@ -105,7 +111,7 @@ class Translator:
         """
         folder = Path(folder)
         target = resolve_device(device)
-        model = load_model(folder)
+        model: Any = load_model(folder)
         try:
             tokenizers = TokenizerPair.from_pretrained(folder)
             return cls(model.to(target), tokenizers)
@@ -219,7 +225,6 @@ class Translator:
                 f" but is {num_return_sequences} instead."
             )
         config.max_new_tokens = self._length_bound(max_new_tokens)
-        # `max_length` beside `max_new_tokens` makes transformers warn at every batch.
         config.max_length = None
         config.return_dict_in_generate = False
         config.output_scores = config.output_attentions = config.output_hidden_states = False
@@ -245,24 +250,36 @@ class Translator:
         return bound if positions is None else min(bound, positions)
 
     def _translate(self, texts: list[str], settings: _Settings, first_number: int) -> list[list[Translation]]:
-        empty = [Translation("", 0.0, 0)] * settings.returned
+        empty = [Translation("", 0.0)] * settings.returned
         results = [empty[:] for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         encoded = self.tokenizers.encode_source([texts[index] for index in filled], settings.target_language)
         sources = dict(zip(filled, encoded, strict=True))
         self._check_source_lengths(sources, first_number)
-        was_training = self.model.training
+        lengths = {index: len(source) * settings.rows_per_sentence for index, source in sources.items()}
+        with self._prepared_model(settings):
+            for batch in token_batches(lengths, settings.token_budget):
+                translated = self._translate_batch([sources[index] for index in batch], settings)
+                for index, translations in zip(batch, translated, strict=True):
+                    results[index] = translations
+        return results
+
+    @contextmanager
+    def _prepared_model(self, settings: _Settings) -> Iterator[None]:
+        """Put the model into evaluation mode with our generation config, and back.
+
+        Given to `generate()` instead, a generation config whose `max_length` is None gets the model's filled in, and
+        with it a warning at every batch.
+        """
+        was_training, generation_config = self.model.training, self.model.generation_config
         self.model.eval()
+        self.model.generation_config = settings.generation_config
         try:
             with torch.inference_mode():
-                lengths = {index: len(source) * settings.rows_per_sentence for index, source in sources.items()}
-                for batch in token_batches(lengths, settings.token_budget):
-                    translated = self._translate_batch([sources[index] for index in batch], settings)
-                    for index, translations in zip(batch, translated, strict=True):
-                        results[index] = translations
+                yield
         finally:
+            self.model.generation_config = generation_config
             self.model.train(was_training)
-        return results
 
     def _check_source_lengths(self, sources: dict[int, list[int]], first_number: int) -> None:
         positions = position_limit(self.model.config)
@@ -276,14 +293,13 @@ class Translator:
     def _translate_batch(self, sources: list[list[int]], settings: _Settings) -> list[list[Translation]]:
         inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
         config = settings.generation_config
-        sequences = self.model.generate(**inputs, generation_config=config)
+        sequences = self.model.generate(**inputs)
         counts, finished = self._token_counts(sequences, config)
         scores = self._scores(inputs, sequences, counts, settings)
         # The first token is the decoder's start, and what follows </s> is padding.
-        texts = self.tokenizers.decode_target(
-            [row[1 : count + 1] for row, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
-        )
-        translations = [Translation(*fields) for fields in zip(texts, scores, counts.tolist(), finished, strict=True)]
+        generated = [tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
+        texts = self.tokenizers.decode_target(generated)
+        translations = [Translation(*fields) for fields in zip(texts, scores, generated, finished, strict=True)]
         return [
             translations[start : start + settings.returned] for start in range(0, len(translations), settings.returned)
         ]

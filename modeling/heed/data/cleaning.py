@@ -1,0 +1,195 @@
+"""Rules for which sentence pairs are worth training on, and an account of what they dropped."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+REASONS = {
+    "empty": "source or target is empty or only spaces",
+    "too_long": "source or target has more than `max_characters`",
+    "ratio": "one side is more than `max_ratio` times as long as the other",
+    "identical": "source and target are the same text",
+    "overlap": "the source is in held-out data",
+    "duplicate": "the pair came before",
+}
+EXAMPLES_PER_REASON = 3
+
+
+@dataclass(frozen=True)
+class CleaningRules:
+    """Which pairs to drop. A pair that breaks several rules is counted under the first of them.
+
+    Args:
+        drop_empty: drop pairs with a side that is empty or only spaces.
+        max_characters: drop pairs with a longer side; None for no limit.
+        max_ratio: drop pairs one side of which has more than so many times the characters of the other; None for
+            no limit.
+        drop_identical: drop pairs whose source and target are the same text.
+        drop_overlap: drop pairs whose source text is also a source in the held-out data, whatever its translation:
+            a model that has seen a test sentence is not tested by it.
+        drop_duplicates: drop a pair that came before. A source with several translations is no duplicate.
+
+    Texts are compared exactly, but for spaces around them.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    drop_empty: bool = True
+    max_characters: int | None = None
+    max_ratio: float | None = None
+    drop_duplicates: bool = False
+    drop_identical: bool = False
+    drop_overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_characters", "max_ratio"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+
+
+class CleaningReport:
+    """How many pairs were kept, and how many were dropped why.
+
+    Attributes:
+        kept: number of pairs kept.
+        dropped: number of pairs dropped for each reason of `REASONS`.
+        examples: up to three dropped (source, target) for each reason.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start counting anew."""
+        self.kept = 0
+        self.dropped: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.examples: dict[str, list[tuple[str, str]]] = {reason: [] for reason in REASONS}
+
+    def count(self, reason: str | None, source: str, target: str) -> None:
+        """Count one pair: kept, or dropped for a reason."""
+        if reason is None:
+            self.kept += 1
+            return
+        self.dropped[reason] += 1
+        if len(self.examples[reason]) < EXAMPLES_PER_REASON:
+            self.examples[reason].append((source, target))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts and examples as plain data; reasons that never applied are left out."""
+        return {
+            "kept": self.kept,
+            "dropped": {reason: count for reason, count in self.dropped.items() if count},
+            "examples": {reason: list(map(list, pairs)) for reason, pairs in self.examples.items() if pairs},
+        }
+
+    def __str__(self) -> str:
+        total = self.kept + self.dropped.total()
+        counts = [("kept", self.kept, f"of {total:,}")]
+        counts += [(reason, self.dropped[reason], why) for reason, why in REASONS.items() if self.dropped[reason]]
+        lines = []
+        for name, count, note in counts:
+            lines.append(f"{name:<10} {count:>12,}  {note}")
+            for source, target in self.examples.get(name, ()):
+                lines.append(f"{'':<25}{_shortened(source)} → {_shortened(target)}")
+        return "\n".join(lines)
+
+
+def clean_pairs(
+    pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()
+) -> "tuple[Dataset | IterableDataset, CleaningReport]":
+    """Drop the pairs that break a rule.
+
+    Args:
+        pairs: rows with `source` and `target`.
+        rules: the rules.
+        held_out: the rows of validation and test data, for `drop_overlap`.
+
+    Returns:
+        The pairs that are left, in their order, and the report. Of an `IterableDataset` nothing is read yet: its
+        report fills as rows pass, and begins anew with every pass (in a data loader's worker processes it can't be
+        seen).
+
+    Raises:
+        ValueError: if no pair is left; the message holds the report. For an `IterableDataset`, at the end of a pass.
+    """
+    from datasets import IterableDataset
+
+    held_out_sources = frozenset(row["source"].strip() for row in held_out) if rules.drop_overlap else frozenset()
+    report = CleaningReport()
+    if isinstance(pairs, IterableDataset):
+        judge = _Judge(rules, held_out_sources, report)
+        arguments = {"pairs": pairs, "judge": judge}
+        stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
+        return cast("IterableDataset", stream), report
+    judge = _Judge(rules, held_out_sources, report)
+    columns = zip(pairs["source"][:], pairs["target"][:], strict=True)
+    kept = [index for index, (source, target) in enumerate(columns) if judge.keeps(source, target)]
+    judge.check_that_some_are_left()
+    return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
+
+
+def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[str, str]]:
+    judge.begin()
+    for pair in pairs:
+        if judge.keeps(pair["source"], pair["target"]):
+            yield pair
+    judge.check_that_some_are_left()
+
+
+class _Judge:
+    """Applies the rules to one pair after another."""
+
+    def __init__(self, rules: CleaningRules, held_out_sources: frozenset[str], report: CleaningReport):
+        self.rules = rules
+        self.held_out_sources = held_out_sources
+        self.report = report
+        self.begin()
+
+    def begin(self) -> None:
+        self.report.clear()
+        self.seen: set[bytes] = set()
+
+    def keeps(self, source: str, target: str) -> bool:
+        reason = self.reason_to_drop(source.strip(), target.strip())
+        self.report.count(reason, source, target)
+        return reason is None
+
+    def reason_to_drop(self, source: str, target: str) -> str | None:
+        rules = self.rules
+        shorter, longer = sorted((len(source), len(target)))
+        if rules.drop_empty and not shorter:
+            return "empty"
+        if rules.max_characters is not None and longer > rules.max_characters:
+            return "too_long"
+        if rules.max_ratio is not None and longer > rules.max_ratio * shorter:
+            return "ratio"
+        if rules.drop_identical and source == target:
+            return "identical"
+        if source in self.held_out_sources:
+            return "overlap"
+        if rules.drop_duplicates and self.came_before(source, target):
+            return "duplicate"
+        return None
+
+    def came_before(self, source: str, target: str) -> bool:
+        # 16 bytes for each pair instead of its text: a corpus of 100 million pairs can be checked.
+        digest = blake2b(f"{len(source)} {source}{target}".encode(), digest_size=16).digest()
+        if digest in self.seen:
+            return True
+        self.seen.add(digest)
+        return False
+
+    def check_that_some_are_left(self) -> None:
+        if not self.report.kept:
+            raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:59] + "…")

@@ -1,0 +1,249 @@
+"""One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
+
+import contextlib
+import ctypes
+import json
+import logging
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from heed.data.sources import read_pairs
+from heed.inference.translation import Translator
+from heed.training.checkpoints import STATE_FOLDER, Progress, average_weights, newest_whole_checkpoint
+from heed.training.loop import TrainingLoop
+from heed.training.preparation import Corpus, prepare_corpus
+from heed.training.recipe import Recipe, read_recipe
+from heed.training.validation import score_pairs, validation_loss
+
+logger = logging.getLogger(__name__)
+
+MODEL_FOLDER = "model"
+# What a run writes into its folder; `overwrite` deletes these and nothing else.
+RUN_FILES = ("recipe.yaml", "log.jsonl", "checkpoints", "tokenizer", "tokenizer.partial", "trackers", MODEL_FOLDER)
+# A run that changes one of these is another run.
+FIXED_SECTIONS = ("seed", "data", "tokenizer", "model")
+
+
+@dataclass
+class RunResult:
+    """What a run made.
+
+    Attributes:
+        folder: The published model's folder.
+        recipe: The run's recipe.
+        corpus: Its data, with the account of what was dropped.
+        progress: How far it came.
+        metrics: Validation loss and perplexity of the published weights, and scores by test set.
+        parameters: Number of the model's parameters, tied ones once.
+        hardware: What it ran on.
+        processes: Number of processes.
+    """
+
+    folder: Path
+    recipe: Recipe
+    corpus: Corpus
+    progress: Progress
+    metrics: dict[str, Any]
+    parameters: int
+    hardware: str
+    processes: int
+
+
+def train(recipe: Recipe) -> RunResult:
+    """Run a recipe: prepare the data, train, publish the weights, test them.
+
+    Args:
+        recipe: The run. Its folder then holds `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/`.
+
+    Returns:
+        What was made; in every process of a multi-process run, though only the main one writes.
+
+    Raises:
+        FileNotFoundError: If a file of the recipe does not exist.
+        ValueError: If the recipe, the data or the output folder cannot be used.
+        TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
+    """
+    check_output_folder(recipe)
+    accelerator = make_accelerator(recipe)
+    accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+    folder = recipe.folder
+    if accelerator.is_main_process:
+        if recipe.overwrite:
+            _delete_run(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    set_seed(recipe.seed)
+    with accelerator.main_process_first():
+        corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator.is_main_process)
+    logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
+    if recipe.logging.trackers:
+        accelerator.init_trackers(recipe.name)
+    loop = TrainingLoop(recipe, corpus, accelerator)
+    progress = loop.run()
+    model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=False)
+    publish_weights(recipe, model, corpus, loop.publishable(), accelerator)
+    metrics = test_published(recipe, corpus, accelerator)
+    accelerator.log({f"test/{name}": value for name, value in _numbers(metrics).items()}, step=progress.update)
+    accelerator.end_training()
+    return RunResult(
+        folder=folder / MODEL_FOLDER,
+        recipe=recipe,
+        corpus=corpus,
+        progress=progress,
+        metrics=metrics,
+        parameters=model.num_parameters(),
+        hardware=_hardware(accelerator),
+        processes=accelerator.num_processes,
+    )
+
+
+def check_output_folder(recipe: Recipe) -> None:
+    """Check that the run may write into its folder.
+
+    Raises:
+        ValueError: If the folder is not empty and the recipe says neither `resume` nor `overwrite`, or the run in it
+            was another one.
+    """
+    folder = recipe.folder
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`output` must be a folder, but {folder} is a file.")
+    if not folder.is_dir() or not any(folder.iterdir()) or recipe.overwrite:
+        return
+    if not recipe.resume:
+        raise ValueError(
+            f"`output` must be an empty folder, but {folder} is not: continue the run in it with resume=true, "
+            "delete it with overwrite=true, or choose another folder with output=…"
+        )
+    checkpoint = newest_whole_checkpoint(folder / "checkpoints")
+    if checkpoint is None:
+        return
+    earlier = read_recipe(checkpoint / STATE_FOLDER / "recipe.yaml")
+    for name in FIXED_SECTIONS:
+        if getattr(earlier, name) != getattr(recipe, name):
+            raise ValueError(
+                f"`{name}` must be as in the run that is resumed ({getattr(earlier, name)}), "
+                f"but is {getattr(recipe, name)} instead."
+            )
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """Set up devices, processes, precision and trackers.
+
+    Raises:
+        ValueError: If the recipe asks for a GPU or a precision that is not there.
+    """
+    settings = recipe.optimization
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise ValueError("`optimization.device` must be cpu or auto where there is no GPU, but is cuda instead.")
+    on_cpu = settings.device == "cpu" or (settings.device == "auto" and not has_gpu)
+    if on_cpu and settings.mixed_precision == "fp16":
+        raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
+    if on_cpu:
+        keep_freed_memory()
+    return Accelerator(
+        cpu=on_cpu,
+        mixed_precision=settings.mixed_precision,
+        log_with=recipe.logging.trackers or None,
+        project_dir=str(recipe.folder / "trackers"),
+    )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next step: giving it back costs a fifth to a third of a step on the CPU.
+
+    By default glibc maps every large tensor anew, and the kernel fills it with zeros, page by page.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library: it has its own ways
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(mmap_threshold, 1 << 30)
+        library.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def publish_weights(recipe: Recipe, model, corpus: Corpus, checkpoints: list[Path], accelerator: Accelerator) -> None:
+    """Write the final folder: averaged weights, tokenizer, generation config and recipe.
+
+    Args:
+        recipe: The run.
+        model: The model; it holds the published weights afterwards.
+        corpus: The run's data.
+        checkpoints: Whose weights are averaged.
+        accelerator: The run's processes.
+    """
+    logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
+    weights = average_weights(checkpoints)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = set(model.all_tied_weights_keys)
+    assert set(missing) <= tied, missing
+    assert not unexpected, unexpected
+    decoding = recipe.decoding
+    model.generation_config.update(
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
+        max_length=decoding.max_length,
+        early_stopping=False,
+    )
+    if accelerator.is_main_process:
+        folder = recipe.folder / MODEL_FOLDER
+        model.save_pretrained(folder)
+        corpus.tokenizers.save_pretrained(folder)
+        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    accelerator.wait_for_everyone()
+
+
+def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
+    """Load the published folder as a stranger would, and measure it on validation and test pairs.
+
+    Returns:
+        `validation` with loss and perplexity, and the scores of each test set; also written to `metrics.json`.
+    """
+    folder = recipe.folder / MODEL_FOLDER
+    translator = Translator.from_pretrained(folder, device=accelerator.device)
+    pad, budget = translator.model.config.pad_token_id, recipe.token_budget
+    loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
+    metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
+    scoring = {"bootstrap": recipe.decoding.bootstrap, "tokenize": recipe.decoding.bleu_tokenizer}
+    language = corpus.languages[0] if corpus.languages else None
+    for name, where in recipe.data.test.items():
+        location = recipe.data.location(where)
+        pairs = list(read_pairs(location, source=recipe.data.source, target=recipe.data.target, split=name))
+        metrics[name] = score_pairs(
+            translator, pairs, accelerator, scoring, target_language=language, token_budget=budget
+        )
+    if accelerator.is_main_process:
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+    return metrics
+
+
+def _delete_run(folder: Path) -> None:
+    for name in RUN_FILES:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{name}/{key}": value
+        for name, values in metrics.items()
+        for key, value in values.items()
+        if isinstance(value, int | float)
+    }
+
+
+def _hardware(accelerator: Accelerator) -> str:
+    if accelerator.device.type == "cuda":
+        return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
+    return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"

@@ -1,0 +1,15 @@
+"""No test reaches for the network or for a second core."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_one_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

@@ -1,0 +1,244 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heed.data.batching import UpdateBatches, collate, padding_share, split_update, stream_updates
+
+lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
+several = settings(max_examples=60, deadline=None)
+
+
+def padded_tokens(rows, source, target):
+    return len(rows) * (max(source[row] for row in rows) + max(target[row] for row in rows)) if rows else 0
+
+
+def rows_of(update):
+    return sorted(row for bucket in update for row in bucket)
+
+
+def natural_lengths(rows, seed=0):
+    generator = np.random.default_rng(seed)
+    source = np.maximum(1, generator.lognormal(np.log(15) - 0.125, 0.5, rows).round()).astype(int)
+    target = np.maximum(1, (source * generator.lognormal(0, 0.2, rows)).round()).astype(int)
+    return source.tolist(), target.tolist()
+
+
+@several
+@given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
+def test_an_epoch_holds_every_row_once_and_keeps_the_budget(rows, tokens, buckets, seed, epoch):
+    source, target = zip(*rows, strict=True)
+    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    updates = batches.epoch(epoch)
+    assert sorted(row for update in updates for row in rows_of(update)) == list(range(len(rows)))
+    assert all(len(update) == buckets for update in updates[:-1])
+    assert 1 <= len(updates[-1]) <= buckets
+    for update in updates:
+        for bucket in update:
+            assert bucket
+            assert len(bucket) == 1 or padded_tokens(bucket, source, target) <= tokens // buckets
+
+
+@several
+@given(lengths, st.integers(0, 2**40), st.integers(0, 1000))
+def test_two_instances_agree(rows, seed, epoch):
+    source, target = zip(*rows, strict=True)
+    first = UpdateBatches(source, target, tokens_per_update=100, buckets_per_update=2, seed=seed)
+    second = UpdateBatches(np.array(source), np.array(target), tokens_per_update=100, buckets_per_update=2, seed=seed)
+    second.epoch(epoch + 1)
+    assert first.epoch(epoch) == second.epoch(epoch)
+
+
+def test_the_order_is_the_same_on_every_platform():
+    batches = UpdateBatches([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], tokens_per_update=12, seed=7)
+    assert batches.epoch(3) == [[[6]], [[4, 1]], [[3, 0]], [[2, 5]]]
+
+
+def test_epochs_and_seeds_differ_in_order_and_in_company():
+    source, target = natural_lengths(500)
+
+    def epoch(seed, number):
+        return UpdateBatches(source, target, tokens_per_update=512, seed=seed).epoch(number)
+
+    def companies(updates):
+        return {frozenset(bucket) for update in updates for bucket in update}
+
+    assert epoch(0, 0) != epoch(0, 1)
+    assert epoch(0, 1) != epoch(1, 0)
+    assert companies(epoch(0, 0)) != companies(epoch(0, 1))
+
+
+def test_a_row_longer_than_the_budget_is_alone():
+    updates = UpdateBatches([2, 50, 2, 2], [2, 50, 2, 2], tokens_per_update=16).epoch(0)
+    assert [[1]] in updates
+    assert len(updates) == 2
+
+
+def test_hardly_anything_is_padding():
+    source, target = natural_lengths(100_000)
+    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    buckets = [bucket for update in updates for bucket in update]
+    assert padding_share(buckets, source, target) < 0.05
+    shuffled = random.Random(0).sample(range(len(source)), len(source))
+    unsorted = [shuffled[start : start + 200] for start in range(0, len(shuffled), 200)]
+    assert padding_share(unsorted, source, target) > 0.5
+
+
+def test_a_small_corpus_is_padded_less_than_by_sorting_sources_alone():
+    source, target = natural_lengths(5000)
+    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    buckets = [bucket for update in updates for bucket in update]
+    by_source = sorted(range(len(source)), key=lambda row: (source[row], target[row]))
+    size = len(source) // len(buckets)
+    plain = [by_source[start : start + size] for start in range(0, len(source), size)]
+    assert padding_share(buckets, source, target) < 0.8 * padding_share(plain, source, target)
+
+
+def test_padding_share_counts_both_sides():
+    assert padding_share([[0, 1], []], [4, 2], [4, 2]) == pytest.approx(0.25)
+    assert padding_share([], [], []) == 0
+
+
+def test_an_empty_corpus_has_no_updates():
+    assert UpdateBatches([], [], tokens_per_update=10).epoch(0) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens_per_update": 0}, "`tokens_per_update` must be a whole number of at least 1, but is 0"),
+        ({"tokens_per_update": 10.5}, "`tokens_per_update` must be a whole number"),
+        ({"tokens_per_update": 3, "buckets_per_update": 4}, "`tokens_per_update` must be .* at least 4"),
+        ({"tokens_per_update": 3, "buckets_per_update": 0}, "`buckets_per_update` must be"),
+        ({"tokens_per_update": 3, "seed": -1}, "`seed` must be"),
+    ],
+)
+def test_numbers_out_of_range_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        UpdateBatches([1], [1], **settings)
+
+
+def test_lengths_must_fit_each_other():
+    with pytest.raises(ValueError, match="have 2 and 1 instead"):
+        UpdateBatches([1, 2], [1], tokens_per_update=9)
+    with pytest.raises(ValueError, match="`target_lengths` must not be negative"):
+        UpdateBatches([1], [-1], tokens_per_update=9)
+    with pytest.raises(ValueError, match="`epoch` must be"):
+        UpdateBatches([1], [1], tokens_per_update=9).epoch(-1)
+
+
+@several
+@given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
+def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
+    source, target = zip(*rows, strict=True)
+    batches = UpdateBatches(source, target, tokens_per_update=tokens * buckets, buckets_per_update=buckets)
+    for update in batches.epoch(0):
+        for world_size in (1, 2, 3):
+            processes = split_update(update, source, target, token_budget, world_size)
+            assert len(processes) == world_size
+            assert len({len(process) for process in processes}) == 1
+            assert sorted(row for process in processes for batch in process for row in batch) == rows_of(update)
+            for batch in (batch for process in processes for batch in process):
+                assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
+
+
+def test_one_process_with_room_gets_every_bucket_whole():
+    source, target = natural_lengths(2000)
+    for update in UpdateBatches(source, target, tokens_per_update=4096, buckets_per_update=4).epoch(0):
+        (process,) = split_update(update, source, target, 1024, 1)
+        assert sorted(map(sorted, process)) == sorted(map(sorted, update))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("buckets", [1, 2, 4])
+def test_processes_get_the_same_work(world_size, buckets):
+    source, target = natural_lengths(20_000)
+    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
+    for update in batches.epoch(0)[:10]:
+        processes = split_update(update, source, target, 8192, world_size)
+        loads = [sum(padded_tokens(batch, source, target) for batch in process) for process in processes]
+        assert max(loads) < 1.15 * sum(loads) / world_size
+
+
+def test_more_processes_than_rows_leave_some_without():
+    processes = split_update([[4]], {4: 5}, {4: 5}, 100, 3)
+    assert sorted(processes) == [[[]], [[]], [[4]]]
+
+
+def test_a_split_needs_a_budget_and_a_process():
+    with pytest.raises(ValueError, match="`token_budget` must be"):
+        split_update([[0]], [1], [1], 0, 1)
+    with pytest.raises(ValueError, match="`world_size` must be"):
+        split_update([[0]], [1], [1], 1, 0)
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([{"input_ids": [5, 6], "labels": [7]}, {"input_ids": [8], "labels": [9, 9, 2]}], pad_token_id=3)
+    assert batch["input_ids"].tolist() == [[5, 6], [8, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[7, -100, -100], [9, 9, 2]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def test_collate_refuses_nothing():
+    with pytest.raises(ValueError, match="at least one row"):
+        collate([], 0)
+
+
+def token_rows(count, seed=0):
+    source, target = natural_lengths(count, seed)
+    return [{"input_ids": [i] * s, "labels": [i] * t} for i, (s, t) in enumerate(zip(source, target, strict=True))]
+
+
+@pytest.mark.parametrize(("count", "pool_size"), [(1000, 100), (1000, 1000), (999, 5000), (50, 1), (0, 10)])
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_stream_gives_every_row_once_in_full_updates(count, pool_size, buckets):
+    rows = token_rows(count)
+
+    def updates(epoch):
+        return list(
+            stream_updates(
+                iter(rows), pool_size=pool_size, tokens_per_update=600, buckets_per_update=buckets, epoch=epoch
+            )
+        )
+
+    flat = [row for update in updates(0) for bucket in update for row in bucket]
+    assert sorted(row["input_ids"][0] for row in flat) == list(range(count))
+    for update in updates(0)[:-1]:
+        assert len(update) == buckets
+        for bucket in update:
+            source, target = [len(row["input_ids"]) for row in bucket], [len(row["labels"]) for row in bucket]
+            assert len(bucket) == 1 or padded_tokens(range(len(bucket)), source, target) <= 600 // buckets
+    assert updates(0) == updates(0)
+    assert not count or updates(0) != updates(1)
+
+
+def test_a_stream_needs_little_more_than_a_pool_at_a_time():
+    taken = 0
+
+    def rows():
+        nonlocal taken
+        for row in token_rows(3000):
+            taken += 1
+            yield row
+
+    next(stream_updates(rows(), pool_size=200, tokens_per_update=600))
+    assert taken == 200
+
+
+def test_pools_of_a_stream_have_different_orders():
+    same = [{"input_ids": [i], "labels": [1]} for i in range(40)]
+    updates = list(stream_updates(same, pool_size=20, tokens_per_update=40, seed=1))
+    first, second = (
+        [row["input_ids"][0] % 20 for update in half for bucket in update for row in bucket]
+        for half in (updates[:1], updates[1:])
+    )
+    assert first != second
+
+
+def test_a_stream_needs_a_pool():
+    with pytest.raises(ValueError, match="`pool_size` must be"):
+        next(stream_updates([], pool_size=0, tokens_per_update=9))

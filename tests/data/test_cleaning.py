@@ -1,0 +1,129 @@
+import pytest
+from datasets import Dataset, IterableDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heed.data.cleaning import CleaningRules, clean_pairs
+
+EVERYTHING = CleaningRules(max_characters=20, max_ratio=3, drop_duplicates=True, drop_identical=True)
+
+
+def rows(*pairs):
+    return [{"source": source, "target": target} for source, target in pairs]
+
+
+def clean(pairs, rules, held_out=()):
+    """Clean a corpus at once and as a stream, which must give the same."""
+    data = Dataset.from_list(rows(*pairs))
+    cleaned, report = clean_pairs(data, rules, rows(*held_out))
+    stream, stream_report = clean_pairs(data.to_iterable_dataset(), rules, iter(rows(*held_out)))
+    assert isinstance(stream, IterableDataset)
+    assert stream_report.kept == 0
+    for _ in range(2):
+        assert list(stream) == list(cleaned)
+        assert stream_report.to_dict() == report.to_dict()
+    return [(row["source"], row["target"]) for row in cleaned], report
+
+
+def test_good_pairs_pass_untouched():
+    pairs = [("a", "b"), (" a ", "b\t"), ("c", "d")]
+    kept, report = clean(pairs, CleaningRules())
+    assert kept == pairs
+    assert report.to_dict() == {"kept": 3, "dropped": {}, "examples": {}}
+
+
+def test_an_empty_target_is_dropped_and_counted():
+    kept, report = clean([("a", "b"), ("c", " \t\u3000"), ("", "d")], CleaningRules())
+    assert kept == [("a", "b")]
+    assert report.dropped["empty"] == 2
+    assert clean([("a", "")], CleaningRules(drop_empty=False))[0] == [("a", "")]
+
+
+def test_a_side_with_too_many_characters_is_dropped():
+    kept, report = clean([("a" * 20, "b"), ("a", "b" * 21), ("a" * 21, "b")], CleaningRules(max_characters=20))
+    assert kept == [("a" * 20, "b")]
+    assert report.dropped["too_long"] == 2
+
+
+def test_a_pair_of_very_different_lengths_is_dropped():
+    pairs = [("a", "bbb"), ("aaa", "b"), ("a", "bbbb"), ("aaaa", "b"), ("", "b")]
+    kept, report = clean(pairs, CleaningRules(max_ratio=3, drop_empty=False))
+    assert kept == pairs[:2]
+    assert report.dropped["ratio"] == 3
+
+
+def test_identical_sides_are_dropped_on_demand():
+    pairs = [("same", "same "), ("a", "b")]
+    kept, report = clean(pairs, CleaningRules(drop_identical=True))
+    assert kept == [("a", "b")]
+    assert report.dropped["identical"] == 1
+    assert clean(pairs, CleaningRules())[0] == pairs
+
+
+def test_a_pair_that_came_before_is_dropped_on_demand():
+    pairs = [("a", "b"), ("a", "c"), ("a", "b"), ("a ", "b"), ("ab", ""), ("", "ab")]
+    kept, report = clean(pairs, CleaningRules(drop_duplicates=True, drop_empty=False))
+    assert kept == [("a", "b"), ("a", "c"), ("ab", ""), ("", "ab")]
+    assert report.dropped["duplicate"] == 2
+    assert clean(pairs, CleaningRules(drop_empty=False))[0] == pairs
+
+
+def test_a_held_out_source_is_dropped_whatever_its_translation():
+    pairs, held_out = [("a", "b"), ("a ", "c"), ("b", "a"), ("A", "b")], [("a", "b"), ("x", "y")]
+    kept, report = clean(pairs, CleaningRules(), held_out)
+    assert kept == [("b", "a"), ("A", "b")]
+    assert report.dropped["overlap"] == 2
+    assert clean(pairs, CleaningRules(drop_overlap=False), held_out)[0] == pairs
+
+
+def test_a_pair_is_counted_under_one_reason_only():
+    _, report = clean([("a" * 50, ""), ("b" * 50, "c"), ("x", "y"), ("d", "d")], EVERYTHING, [("d", "d")])
+    assert report.to_dict()["dropped"] == {"empty": 1, "too_long": 1, "identical": 1}
+
+
+texts = st.sampled_from(["", " ", "a", "ab", "a ", "abcdefgh", "x" * 25, "한국어"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(texts, texts), min_size=1), st.lists(st.tuples(texts, texts), max_size=2))
+def test_every_pair_is_kept_or_counted(pairs, held_out):
+    data = Dataset.from_list([*rows(*pairs), {"source": "always", "target": "kept"}])
+    cleaned, report = clean_pairs(data, EVERYTHING, rows(*held_out))
+    assert report.kept == len(cleaned)
+    assert report.kept + sum(report.dropped.values()) == len(data)
+    again, second = clean_pairs(cleaned, EVERYTHING, rows(*held_out))
+    assert list(again) == list(cleaned)
+    assert second.to_dict()["dropped"] == {}
+
+
+def test_the_report_is_a_readable_table():
+    _, report = clean([("good", "gut"), *(("x" * 100, str(number)) for number in range(1200))], EVERYTHING)
+    assert str(report).splitlines()[:3] == [
+        "kept                  1  of 1,201",
+        "too_long          1,200  source or target has more than `max_characters`",
+        f"{'':25}'{'x' * 59}…' → '0'",
+    ]
+    assert len(report.examples["too_long"]) == 3
+    assert "duplicate" not in str(report)
+
+
+def test_a_corpus_of_which_nothing_is_left_is_refused_with_the_report():
+    pairs = Dataset.from_list(rows(("a", ""), ("", "b")))
+    with pytest.raises(ValueError, match=r"must leave at least one pair, but leave none:\nkept +0  of 2\nempty +2"):
+        clean_pairs(pairs, CleaningRules())
+    stream, _ = clean_pairs(pairs.to_iterable_dataset(), CleaningRules())
+    with pytest.raises(ValueError, match="must leave at least one pair"):
+        list(stream)
+
+
+def test_cleaning_writes_no_files_and_shows_no_progress(capfd):
+    cleaned, _ = clean_pairs(Dataset.from_list(rows(("a", "b"), ("", "c"), ("d", "e"))), CleaningRules())
+    assert cleaned.cache_files == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("setting", [{"max_ratio": 0.5}, {"max_characters": 0}])
+def test_a_limit_below_one_is_refused(setting):
+    ((name, value),) = setting.items()
+    with pytest.raises(ValueError, match=f"`{name}` must be at least 1, but is {value} instead."):
+        CleaningRules(**setting)

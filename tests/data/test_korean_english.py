@@ -1,0 +1,386 @@
+import unicodedata
+from collections import Counter
+from itertools import combinations, islice, pairwise, product
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.data import korean_english as corpus
+from heed.data import korean_english_conjugation as conjugation
+from heed.data.korean_english import BUILTIN_SPLITS, LARGEST_COUNTS, count_pairs, is_held_out, korean_english_pairs
+from heed.data.korean_english_inflection import add_ed, add_ing, add_s
+from heed.data.korean_english_patterns import patterns
+from heed.data.korean_english_phrases import PLAIN, POLITE, copula_forms, korean_forms, lexicon
+
+NOUNS, VERBS, ADJECTIVES = lexicon()
+
+# dictionary form: 아/어, plain present, plain past, (으)ㄹ, question in 니
+VERB_FORMS = {
+    "먹다": ("먹어", "먹는다", "먹었다", "먹을", "먹니"),
+    "가다": ("가", "간다", "갔다", "갈", "가니"),
+    "오다": ("와", "온다", "왔다", "올", "오니"),
+    "보다": ("봐", "본다", "봤다", "볼", "보니"),
+    "마시다": ("마셔", "마신다", "마셨다", "마실", "마시니"),
+    "주다": ("줘", "준다", "줬다", "줄", "주니"),
+    "배우다": ("배워", "배운다", "배웠다", "배울", "배우니"),
+    "보내다": ("보내", "보낸다", "보냈다", "보낼", "보내니"),
+    "켜다": ("켜", "켠다", "켰다", "켤", "켜니"),
+    "쉬다": ("쉬어", "쉰다", "쉬었다", "쉴", "쉬니"),
+    "되다": ("돼", "된다", "됐다", "될", "되니"),
+    "춤추다": ("춤춰", "춤춘다", "춤췄다", "춤출", "춤추니"),
+    "공부하다": ("공부해", "공부한다", "공부했다", "공부할", "공부하니"),
+    "듣다": ("들어", "듣는다", "들었다", "들을", "듣니"),
+    "걷다": ("걸어", "걷는다", "걸었다", "걸을", "걷니"),
+    "받다": ("받아", "받는다", "받았다", "받을", "받니"),
+    "닫다": ("닫아", "닫는다", "닫았다", "닫을", "닫니"),
+    "돕다": ("도와", "돕는다", "도왔다", "도울", "돕니"),
+    "굽다": ("구워", "굽는다", "구웠다", "구울", "굽니"),
+    "입다": ("입어", "입는다", "입었다", "입을", "입니"),
+    "잡다": ("잡아", "잡는다", "잡았다", "잡을", "잡니"),
+    "짓다": ("지어", "짓는다", "지었다", "지을", "짓니"),
+    "붓다": ("부어", "붓는다", "부었다", "부을", "붓니"),
+    "씻다": ("씻어", "씻는다", "씻었다", "씻을", "씻니"),
+    "웃다": ("웃어", "웃는다", "웃었다", "웃을", "웃니"),
+    "쓰다": ("써", "쓴다", "썼다", "쓸", "쓰니"),
+    "끄다": ("꺼", "끈다", "껐다", "끌", "끄니"),
+    "모으다": ("모아", "모은다", "모았다", "모을", "모으니"),
+    "잠그다": ("잠가", "잠근다", "잠갔다", "잠글", "잠그니"),
+    "따르다": ("따라", "따른다", "따랐다", "따를", "따르니"),
+    "고르다": ("골라", "고른다", "골랐다", "고를", "고르니"),
+    "부르다": ("불러", "부른다", "불렀다", "부를", "부르니"),
+    "기르다": ("길러", "기른다", "길렀다", "기를", "기르니"),
+    "만들다": ("만들어", "만든다", "만들었다", "만들", "만드니"),
+    "알다": ("알아", "안다", "알았다", "알", "아니"),
+    "놀다": ("놀아", "논다", "놀았다", "놀", "노니"),
+    "열다": ("열어", "연다", "열었다", "열", "여니"),
+    "놓다": ("놓아", "놓는다", "놓았다", "놓을", "놓니"),
+    "읽다": ("읽어", "읽는다", "읽었다", "읽을", "읽니"),
+}
+# dictionary form: 아/어, plain past, before a noun, question in 니
+ADJECTIVE_FORMS = {
+    "크다": ("커", "컸다", "큰", "크니"),
+    "작다": ("작아", "작았다", "작은", "작니"),
+    "길다": ("길어", "길었다", "긴", "기니"),
+    "예쁘다": ("예뻐", "예뻤다", "예쁜", "예쁘니"),
+    "바쁘다": ("바빠", "바빴다", "바쁜", "바쁘니"),
+    "무겁다": ("무거워", "무거웠다", "무거운", "무겁니"),
+    "아름답다": ("아름다워", "아름다웠다", "아름다운", "아름답니"),
+    "좁다": ("좁아", "좁았다", "좁은", "좁니"),
+    "빠르다": ("빨라", "빨랐다", "빠른", "빠르니"),
+    "게으르다": ("게을러", "게을렀다", "게으른", "게으르니"),
+    "빨갛다": ("빨개", "빨갰다", "빨간", "빨갛니"),
+    "하얗다": ("하얘", "하얬다", "하얀", "하얗니"),
+    "좋다": ("좋아", "좋았다", "좋은", "좋니"),
+    "친절하다": ("친절해", "친절했다", "친절한", "친절하니"),
+    "맛있다": ("맛있어", "맛있었다", "맛있는", "맛있니"),
+    "달다": ("달아", "달았다", "단", "다니"),
+    "넓다": ("넓어", "넓었다", "넓은", "넓니"),
+    "느리다": ("느려", "느렸다", "느린", "느리니"),
+}
+
+EXPECTED_FIRST = [
+    {"ko": "과학자들은 왜 새로운 선풍기를 껐어요?", "en": "Why did the scientists turn off the new fan?"},
+    {"ko": "너는 그들의 녹차를 좋아하니?", "en": "Do you like their green tea?"},
+    {"ko": "소녀 다섯 명이 부엌에서 울 것이다.", "en": "Five girls will cry in the kitchen."},
+]
+
+
+@pytest.fixture(scope="module")
+def train():
+    return list(korean_english_pairs("train", 100_000))
+
+
+@pytest.fixture(scope="module")
+def others():
+    return {split: list(korean_english_pairs(split, 3000)) for split in BUILTIN_SPLITS[1:]}
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    return count_pairs()
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Return sentences of all splits, before they are told apart."""
+    return list(islice(corpus._sentences(Random(3).random), 50_000))
+
+
+@pytest.mark.parametrize("verb", VERB_FORMS)
+def test_a_verb_is_conjugated_as_in_the_table(verb):
+    forms = (
+        conjugation.infinitive(verb),
+        conjugation.plain_present(verb),
+        conjugation.past_stem(verb) + "다",
+        conjugation.prospective(verb),
+        conjugation.question(verb),
+    )
+    assert forms == VERB_FORMS[verb]
+
+
+@pytest.mark.parametrize("adjective", ADJECTIVE_FORMS)
+def test_an_adjective_is_conjugated_as_in_the_table(adjective):
+    forms = (
+        conjugation.infinitive(adjective),
+        conjugation.past_stem(adjective) + "다",
+        conjugation.attributive(adjective),
+        conjugation.question(adjective),
+    )
+    assert forms == ADJECTIVE_FORMS[adjective]
+
+
+def test_tense_negation_and_style_are_built_on_the_stems():
+    assert korean_forms("읽다", "progressive", "negative") == ("읽고 있지 않다", "읽고 있지 않아요")
+    assert korean_forms("돕다", "future", "question") == ("도울 거니", "도울 거예요")
+    assert korean_forms("크다", "present", "negative", adjective=True) == ("크지 않다", "크지 않아요")
+    assert korean_forms("놀다", "can", "negative") == ("놀 수 없다", "놀 수 없어요")
+    assert copula_forms("의사", "present", "statement") == ("의사다", "의사예요")
+    assert copula_forms("학생", "present", "statement") == ("학생이다", "학생이에요")
+    assert copula_forms("의사", "past", "statement") == ("의사였다", "의사였어요")
+    assert copula_forms("학생", "past", "negative") == ("학생이 아니었다", "학생이 아니었어요")
+
+
+@given(st.sampled_from("가각간강낮배벌소솥읽칼") | st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3))
+def test_a_syllable_comes_apart_and_together_again(syllable):
+    initial, vowel, final = conjugation.split_syllable(syllable)
+    assert conjugation.join_syllable(initial, vowel, final) == syllable
+    decomposed = unicodedata.normalize("NFD", syllable)
+    assert (len(decomposed) == 3) == (final != "")
+
+
+@given(st.sampled_from(NOUNS))
+def test_particles_follow_the_final_consonant(noun):
+    letters = unicodedata.normalize("NFD", noun.korean[-1])
+    closed = len(letters) == 3
+    for particle, forms in {"topic": "은는", "subject": "이가", "object": "을를", "and": "과와"}.items():
+        assert conjugation.attach(noun.korean, particle) == noun.korean + forms[0 if closed else 1]
+    after_consonant = closed and letters[2] != "\u11af"  # ㄹ
+    assert conjugation.attach(noun.korean, "toward") == noun.korean + ("으로" if after_consonant else "로")
+
+
+def test_a_word_that_is_not_korean_is_refused():
+    with pytest.raises(ValueError, match=r"`syllable` must be one Hangul syllable, but is 'k' instead"):
+        conjugation.attach("book", "object")
+    with pytest.raises(ValueError, match=r"`dictionary_form` must end in 다, but is '먹어' instead"):
+        conjugation.infinitive("먹어")
+
+
+def test_english_inflection_follows_spelling():
+    assert [add_s(word) for word in ("box", "city", "toy", "go", "watch", "have")] == [
+        "boxes",
+        "cities",
+        "toys",
+        "goes",
+        "watches",
+        "has",
+    ]
+    assert [add_ed(word) for word in ("hug", "study", "play", "like", "open", "fix")] == [
+        "hugged",
+        "studied",
+        "played",
+        "liked",
+        "opened",
+        "fixed",
+    ]
+    assert [add_ing(word) for word in ("cut", "make", "read", "draw", "visit")] == [
+        "cutting",
+        "making",
+        "reading",
+        "drawing",
+        "visiting",
+    ]
+
+
+def test_the_lexicon_is_large_and_no_word_is_ambiguous():
+    assert (len(NOUNS) >= 200, len(VERBS) >= 60, len(ADJECTIVES) >= 40) == (True, True, True)
+    words = [*NOUNS, *VERBS, *ADJECTIVES]
+    for language in ("korean", "english"):
+        counts = Counter(getattr(word, language) for word in words)
+        assert [word for word, count in counts.items() if count > 1] == []
+
+
+def test_no_two_predicates_share_a_conjugated_form():
+    owners: dict[str, set[str]] = {}
+    for adjective, words in ((False, VERBS), (True, ADJECTIVES)):
+        for word in words:
+            for tense in ("present", "past", "future"):
+                for form in ("statement", "question"):
+                    for text in korean_forms(word.korean, tense, form, adjective=adjective):
+                        owners.setdefault(text, set()).add(word.korean)
+    assert {text: words for text, words in owners.items() if len(words) > 1} == {}
+
+
+def test_every_class_that_a_word_asks_for_has_nouns():
+    known = set().union(*(noun.classes for noun in NOUNS))
+    asked = [name for verb in VERBS for names in (verb.objects, *verb.combines.values()) for name in names]
+    asked += [name for adjective in ADJECTIVES for name in adjective.describes]
+    assert set(asked) - known == set()
+
+
+def test_the_same_arguments_give_the_same_pairs_and_another_seed_gives_others():
+    first = list(korean_english_pairs("test", 200, seed=7))
+    assert first == list(korean_english_pairs("test", 200, seed=7))
+    assert first != list(korean_english_pairs("test", 200, seed=8))
+
+
+def test_the_first_pairs_never_change():
+    # A change here changes every result that was measured on the corpus.
+    assert list(korean_english_pairs("train", 3)) == EXPECTED_FIRST
+
+
+@pytest.mark.parametrize("split", BUILTIN_SPLITS)
+def test_a_smaller_count_is_a_prefix_of_a_larger_one(split):
+    assert list(korean_english_pairs(split, 100)) == list(korean_english_pairs(split, 300))[:100]
+
+
+def test_pairs_are_distinct(train):
+    assert len({pair["ko"] for pair in train}) == len(train) == 100_000
+
+
+def test_no_sentence_is_in_two_splits_in_either_language(train, others):
+    for language in ("ko", "en"):
+        texts = [{pair[language] for pair in pairs} for pairs in (train, *others.values())]
+        assert all(one.isdisjoint(other) for one, other in combinations(texts, 2))
+
+
+def test_a_korean_sentence_has_one_english_and_an_english_one_at_most_one_korean_in_a_style(drawn):
+    english_of: dict[str, str] = {}
+    korean_of: dict[tuple[str, int], str] = {}
+    for pattern, choices in drawn:
+        korean, english = corpus._korean(pattern, choices), corpus._english(pattern, choices)
+        assert english_of.setdefault(korean, english) == english
+        assert korean_of.setdefault((english, choices[-1]), korean) == korean
+
+
+def test_text_is_tidy(train):
+    for pair in train[:20_000]:
+        for text in pair.values():
+            assert unicodedata.is_normalized("NFC", text)
+            assert text.split(" ") == text.split()
+            assert text[-1] in ".?"
+            assert text[:-1].isprintable()
+        assert pair["ko"][-1] == pair["en"][-1]
+        assert 2 <= len(pair["ko"].split()) <= 10
+        assert 3 <= len(pair["en"].split()) <= 14
+
+
+def test_every_pattern_and_both_styles_occur(drawn):
+    assert {pattern.name for pattern, _ in drawn} == {pattern.name for pattern in patterns()}
+    assert {choices[-1] for _, choices in drawn} == {PLAIN, POLITE}
+
+
+def test_every_sentence_is_in_the_split_of_its_combinations(drawn):
+    assert any(is_held_out(*pair) for _, choices in drawn for pair in corpus.combinations_of(choices))
+    held_out = Counter()
+    for pattern, choices in drawn:
+        split = corpus._split(corpus._hash(corpus._english(pattern, choices)), choices)
+        held_out[any(is_held_out(*pair) for pair in corpus.combinations_of(choices)), split] += 1
+    assert {split for (found, split) in held_out if found} == {"compositional"}
+    assert {split for (found, split) in held_out if not found} == {"train", "validation", "test"}
+
+
+def test_no_held_out_combination_is_in_the_training_text(train):
+    # Read from the text, not from the grammar.
+    drawing = {form for tense in ("present", "past", "future") for form in korean_forms("그리다", tense, "statement")}
+    drawn_words: set[str] = set()
+    neighbours: set[tuple[str, str]] = set()
+    for pair in train:
+        words = pair["ko"][:-1].split()
+        neighbours.update(pairwise(words))
+        if words[-1] in drawing or " ".join(words[-2:]) in drawing:
+            drawn_words.update(words)
+    objects = {noun.korean: conjugation.attach(noun.korean, "object") for noun in NOUNS}
+    held_out = {objects[noun] for noun in objects if is_held_out(noun, "그리다")}
+    assert len(held_out) >= 3
+    assert len(drawn_words & set(objects.values())) > 20
+    assert drawn_words & held_out == set()
+    described = {True: 0, False: 0}  # by whether the combination is held out
+    for adjective in ADJECTIVES:
+        for noun in NOUNS:
+            marked = {conjugation.attach(noun.korean, particle) for particle in ("topic", "subject", "object")}
+            found = {(conjugation.attributive(adjective.korean), word) for word in marked} & neighbours
+            described[is_held_out(noun.korean, adjective.korean)] += len(found)
+    assert described[True] == 0
+    assert described[False] > 1000
+
+
+def test_every_word_of_compositional_sentences_is_in_training(train, others):
+    known = {word for pair in train for word in pair["en"][:-1].lower().split()}
+    words = {word for pair in others["compositional"] for word in pair["en"][:-1].lower().split()}
+    assert words - known == set()
+    # Korean words carry particles, so it is the noun or the stem that must be known.
+    text = " " + " ".join(pair["ko"] for pair in train)
+    words = {word for pair in others["compositional"] for word in pair["ko"][:-1].split()}
+    nouns = sorted((noun.korean for noun in NOUNS), key=len, reverse=True)
+    for word in words:
+        if f" {word}" not in text:
+            assert any(word.startswith(noun) and f" {noun}" in text for noun in nouns), word
+
+
+def test_every_word_of_the_lexicon_is_frequent_in_training(train):
+    known: Counter[str] = Counter()
+    for pair in train:
+        words = pair["en"][:-1].lower().replace("'s", "").split()
+        known.update(words)
+        known.update(" ".join(two) for two in pairwise(words))
+    forms = [{word.english} for word in (*NOUNS, *ADJECTIVES)] + [{verb.english, verb.past} for verb in VERBS]
+    assert [words for words in forms if sum(known[word] for word in words) < 50] == []
+
+
+def test_there_are_more_than_a_billion_pairs(sizes):
+    assert set(sizes) == {pattern.name for pattern in patterns()}
+    assert sum(sizes.values()) > 1_000_000_000
+
+
+def test_the_count_is_exact_where_it_can_be_enumerated(sizes):
+    for pattern in patterns():
+        if pattern.name in ("being", "belonging", "lacking", "adjective negative"):
+            sentences = set()
+            for row in pattern.rows:
+                for choices in _all_choices(row):
+                    nouns = [noun for leaf in choices[:-1] for noun in leaf.nouns]
+                    if len(nouns) == len(set(nouns)):
+                        sentences.add(corpus._korean(pattern, choices))
+            assert len(sentences) == sizes[pattern.name]
+
+
+def test_different_choices_make_different_sentences():
+    # Slot by slot: the leaves of a slot differ, and any two rows of a pattern differ in some slot altogether.
+    texts: dict[int, frozenset] = {}
+    for pattern in patterns():
+        for row in pattern.rows:
+            for tree in row[:-1]:
+                leaves = list(_all_leaves(tree)) if id(tree) not in texts else []
+                if leaves:
+                    texts[id(tree)] = frozenset(leaf.korean for leaf in leaves)
+                    assert len(texts[id(tree)]) == len(leaves)
+        for one, other in combinations(pattern.rows, 2):
+            pairs = zip(one[-2::-1], other[-2::-1], strict=True)
+            assert any(texts[id(a)].isdisjoint(texts[id(b)]) for a, b in pairs), pattern.name
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "message"),
+    [
+        ("dev", 1, r"`split` must be one of train, validation, test, compositional, but is 'dev' instead"),
+        ("train", 0, r"`count` must be between 1 and 5,000,000 for the split 'train', but is 0 instead"),
+        ("test", LARGEST_COUNTS["test"] + 1, r"`count` must be between 1 and 500,000 .* but is 500001 instead"),
+    ],
+)
+def test_a_wrong_argument_is_named_at_once(split, count, message):
+    with pytest.raises(ValueError, match=message):
+        korean_english_pairs(split, count)
+
+
+def _all_leaves(tree):
+    if type(tree) is tuple:
+        for child in tree:
+            yield from _all_leaves(child)
+    else:
+        yield tree
+
+
+def _all_choices(row):
+    return product(*(list(_all_leaves(tree)) for tree in row))

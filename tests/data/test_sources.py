@@ -1,0 +1,296 @@
+import gzip
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from heed.data.sources import read_pairs
+
+ROWS = [
+    {"source": "NA", "target": 'a "quoted" \'word'},
+    {"source": '"open quote', "target": "null"},
+    {"source": "line\u2028separator\x0bhere\x85", "target": "  spaces kept  "},
+    {"source": "", "target": "-1e5"},
+]
+
+
+def write(path, text):
+    data = text if isinstance(text, bytes) else text.encode("utf-8")
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def rows_in_both_ways(location, source="source", target="target", **options):
+    """Read a corpus at once and as a stream, which must give the same."""
+    from datasets import Dataset, IterableDataset
+
+    at_once = read_pairs(location, source, target, **options)
+    stream = read_pairs(location, source, target, streaming=True, **options)
+    assert isinstance(at_once, Dataset)
+    assert isinstance(stream, IterableDataset)
+    assert at_once.column_names == stream.column_names == ["source", "target"]
+    rows = list(at_once)
+    assert list(stream) == list(stream) == rows
+    return rows
+
+
+def check_refused(location, message, source="source", target="target", error=ValueError):
+    for streaming in (False, True):
+        with pytest.raises(error, match=message):
+            list(read_pairs(location, source, target, streaming=streaming))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json_lines_with_flat_columns(tmp_path, suffix):
+    assert rows_in_both_ways(write(tmp_path / f"c.jsonl{suffix}", json_lines(ROWS))) == ROWS
+
+
+def test_json_lines_with_a_translation_column(tmp_path):
+    rows = [{"id": 1, "translation": {"en": row["source"], "ko": row["target"], "de": "x"}} for row in ROWS]
+    location = write(tmp_path / "c.jsonl", "\n" + json_lines(rows).replace("\n", "\r\n\n"))
+    assert rows_in_both_ways(location, "en", "ko") == ROWS
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_tab_separated_lines_are_taken_literally(tmp_path, suffix, end):
+    lines = ["en\tnote\tde", *(f"{row['source']}\t-\t{row['target']}" for row in ROWS)]
+    location = write(tmp_path / f"c.tsv{suffix}", "\ufeff" + end.join(lines))
+    assert rows_in_both_ways(location, "en", "de") == ROWS
+
+
+def test_comma_separated_values_may_be_quoted(tmp_path):
+    text = 'source,target\nNA,"a ""quoted"" word"\n"two\nlines",\u2028\n"a,b",\n'
+    assert rows_in_both_ways(write(tmp_path / "c.csv", text)) == [
+        {"source": "NA", "target": 'a "quoted" word'},
+        {"source": "two\nlines", "target": "\u2028"},
+        {"source": "a,b", "target": ""},
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet(tmp_path, nested):
+    from datasets import Dataset
+
+    rows = [{"translation": {"en": row["source"], "ko": row["target"]}} for row in ROWS]
+    flat = [{"en": row["source"], "ko": row["target"], "n": 1} for row in ROWS]
+    Dataset.from_list(rows if nested else flat).to_parquet(str(tmp_path / "c.parquet"))
+    assert rows_in_both_ways(str(tmp_path / "c.parquet"), "ko", "en") == [
+        {"source": row["target"], "target": row["source"]} for row in ROWS
+    ]
+
+
+@pytest.mark.parametrize("suffixes", [("", ""), (".gz", ".en")])
+def test_line_aligned_files(tmp_path, suffixes):
+    files = [
+        write(tmp_path / f"{column}{suffix}", "".join(row[column] + "\r\n" for row in ROWS))
+        for column, suffix in zip(("source", "target"), suffixes, strict=True)
+    ]
+    assert rows_in_both_ways(files, "en", "ko") == ROWS
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])), min_size=1))
+def test_any_line_stays_one_row(tmp_path, lines):
+    from unicodedata import normalize
+
+    files = [write(tmp_path / name, "".join(line + "\n" for line in lines)) for name in ("a", "b")]
+    if not lines[0].startswith("\ufeff"):
+        assert list(read_pairs(files, "en", "ko")["source"]) == [normalize("NFC", line) for line in lines]
+
+
+def test_text_is_composed(tmp_path):
+    location = write(tmp_path / "c.jsonl", json_lines([{"source": "\u1112\u1161\u11ab", "target": "e\u0301"}]))
+    assert rows_in_both_ways(location) == [{"source": "한", "target": "é"}]
+
+
+def test_a_pattern_reads_files_in_order(tmp_path, monkeypatch):
+    for name in ("b", "a", "c"):
+        write(tmp_path / f"part-{name}.jsonl", json_lines([{"source": name, "target": name}]))
+    assert [row["source"] for row in rows_in_both_ways(str(tmp_path / "part-*.jsonl"))] == ["a", "b", "c"]
+    monkeypatch.chdir(tmp_path)
+    assert [row["source"] for row in rows_in_both_ways("part-[bc].jsonl")] == ["b", "c"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
+    location = write(tmp_path / "part[1].jsonl", json_lines(ROWS))
+    assert rows_in_both_ways(location) == ROWS
+
+
+def test_many_rows_stay_in_order(tmp_path):
+    rows = [{"source": str(number), "target": "x"} for number in range(25_000)]
+    assert list(read_pairs(write(tmp_path / "c.jsonl", json_lines(rows)), "source", "target")) == rows
+
+
+def test_a_changed_file_is_seen_and_nothing_is_left_behind(tmp_path):
+    location = write(tmp_path / "c.jsonl", json_lines(ROWS))
+    assert rows_in_both_ways(location) == ROWS
+    write(tmp_path / "c.jsonl", json_lines(ROWS[:1]))
+    assert rows_in_both_ways(location) == ROWS[:1]
+    assert read_pairs(location, "source", "target").cache_files == []
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_reading_shows_no_progress(tmp_path, capfd):
+    rows_in_both_ways(write(tmp_path / "c.jsonl", json_lines(ROWS)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_missing_files_are_named(tmp_path):
+    path = str(tmp_path / "no.jsonl")
+    check_refused(path, r"no\.jsonl does not", error=FileNotFoundError)
+    check_refused("no.tsv.gz", r"no\.tsv\.gz does not", error=FileNotFoundError)
+    check_refused("./corpus", r"\./corpus does not", error=FileNotFoundError)
+    check_refused([path, path], r"two text files that exist, but .*no\.jsonl does not", error=FileNotFoundError)
+    check_refused(str(tmp_path / "*.jsonl"), r"\*\.jsonl matches none", error=FileNotFoundError)
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
+    nested = write(tmp_path / "nested.jsonl", json_lines([{"translation": {"en": "a", "de": "b"}}] * 2))
+    check_refused(nested, "must have the language or column 'ko', but has en, de instead", "en", "ko")
+    table = write(tmp_path / "table.tsv", "english\tgerman\na\tb\n")
+    check_refused(table, r"table\.tsv must have .* 'en', but has english, german instead", "en", "de")
+
+
+def test_a_language_that_is_none_in_some_rows_is_counted(tmp_path):
+    rows = [{"translation": {"en": "a", "cs": cs}} for cs in ("x", None, "y", None)] + [{"translation": {"en": "a"}}]
+    location = write(tmp_path / "c.jsonl", json_lines(rows))
+    with pytest.raises(ValueError, match=r"`cs` must be text .* None in row 2 of .*c\.jsonl instead, and in 2 more\."):
+        read_pairs(location, "en", "cs")
+    with pytest.raises(ValueError, match=r"`cs` must be text .* None in row 2 of .*c\.jsonl instead\."):
+        list(read_pairs(location, "en", "cs", streaming=True))
+
+
+def test_a_value_that_is_no_text_is_named(tmp_path):
+    location = write(tmp_path / "c.jsonl", json_lines([*ROWS, {"source": "a", "target": 5}]))
+    check_refused(location, r"`target` must be text, but is 5 instead in row 5 of .*c\.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"source": "a", ', "must hold JSON, but line 2 is broken"),
+        ('["a", "b"]', "must hold a JSON object in every line, but line 2 holds another value"),
+        ('{"source": "\\ud83d", "target": "b"}', "line 2 is broken: .*surrogates"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, message):
+    location = write(tmp_path / "c.jsonl", json_lines(ROWS[:1]) + line + "\n")
+    check_refused(location, r"c\.jsonl " + message if message.startswith("must") else message)
+
+
+def test_a_whole_surrogate_pair_is_fine(tmp_path):
+    location = write(tmp_path / "c.jsonl", '{"source": "\\ud83d\\ude00", "target": "b"}')
+    assert rows_in_both_ways(location) == [{"source": "😀", "target": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.tsv", "source\ttarget\na\tb\nc\n", r"c\.tsv must have 2 cells in every line, .* has 1 in line 3"),
+        ("c.csv", "source,target\na,b,c\n", r"c\.csv must have 2 cells .* has 3 in line 2"),
+        ("c.csv", 'source,target\na,b\n"a,b\n', r"c\.csv must be well-formed CSV, but line 3 is not"),
+        ("c.tsv", "source\tsource\na\tb\n", "must have different column names, but has source, source"),
+        ("c.jsonl", b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n', r"must be UTF-8 text, but line 2 is not"),
+        ("c.parquet", "nothing", r"c\.parquet must be a whole Parquet file"),
+        ("c.txt", "a\n", r"must be a file of a known kind .*, but is .*c\.txt"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path, name, text, message):
+    check_refused(write(tmp_path / name, text), message)
+
+
+def test_a_cut_off_gzip_file_is_told(tmp_path):
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(json_lines(ROWS * 1000).encode())[:-20])
+    check_refused(str(path), r"c\.jsonl\.gz must be a whole gzip file, but breaks after line \d+")
+    path.write_bytes(json_lines(ROWS).encode())
+    check_refused(str(path), r"must be a whole gzip file, but breaks after line 0")
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.csv", "c.tsv", "c.jsonl.gz"])
+@pytest.mark.parametrize("text", ["", "source\ttarget\n"])
+def test_an_empty_file_is_refused(tmp_path, name, text):
+    if text and "jsonl" not in name:
+        check_refused(write(tmp_path / name, text), "must hold at least one row, but is empty instead")
+    check_refused(write(tmp_path / name, ""), "must hold at least one row, but is empty instead")
+
+
+@pytest.mark.parametrize(("source", "target", "shorter"), [(3, 5, "a.txt"), (4, 2, "b.txt"), (0, 1, "a.txt")])
+def test_files_of_different_length_are_refused(tmp_path, source, target, shorter):
+    files = [write(tmp_path / "a.txt", "x\n" * source), write(tmp_path / "b.txt", "y\n" * target)]
+    end = min(source, target)
+    check_refused(files, rf"but have {source} and {target} instead: .*{shorter} ends at line {end}\.")
+
+
+def test_two_files_must_be_two_files_of_text(tmp_path):
+    empty = write(tmp_path / "a", "")
+    check_refused([empty, empty], "must hold at least one line, but is empty instead")
+    check_refused([empty], r"two text files \[source, target\]")
+    check_refused([empty, write(tmp_path / "c.jsonl", "")], r"plain text, but has .*c\.jsonl")
+
+
+def test_a_folder_is_refused(tmp_path):
+    check_refused(str(tmp_path), r"but is the folder")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A stand-in for the Hub: the dataset me/corpus with the config en-ko and the splits train and test."""
+    import datasets
+
+    load = datasets.load_dataset
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    for split, rows in (("train", ROWS), ("test", ROWS[:1])):
+        pairs = [{"translation": {"en": row["source"], "ko": row["target"]}, "n": 1} for row in rows]
+        write(folder / f"{split}.jsonl", json_lines(pairs))
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: en-ko\n  data_files:\n"
+        "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
+    )
+
+    def load_from_folder(name, *arguments, **options):
+        assert name == "me/corpus"
+        return load(str(folder), *arguments, cache_dir=str(tmp_path / "cache"), **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_from_folder)
+
+
+def test_a_dataset_on_the_hub(hub, capfd):
+    assert rows_in_both_ways("me/corpus", "en", "ko") == ROWS
+    assert rows_in_both_ways("me/corpus:en-ko", "en", "ko") == ROWS
+    assert rows_in_both_ways("me/corpus:en-ko:test", "en", "ko") == ROWS[:1]
+    assert rows_in_both_ways("me/corpus::test", "en", "ko") == ROWS[:1]
+    assert rows_in_both_ways("me/corpus", "en", "ko", split="test") == ROWS[:1]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_wrong_with_a_dataset_on_the_hub_is_told(hub):
+    check_refused("me/corpus:en-ko:dev", "'me/corpus' with config 'en-ko' and split 'dev' can't be loaded: .*dev")
+    check_refused("me/corpus:en-de", "config 'en-de' and split 'train' can't be loaded: .*en-de")
+    check_refused("me/corpus", "must have the language or column 'fr', but has .*en.* instead", "en", "fr")
+
+
+def test_the_built_in_corpus():
+    pairs = rows_in_both_ways("builtin:train:20", "ko", "en")
+    assert len({row["source"] for row in pairs}) > 10
+    turned = rows_in_both_ways("builtin:train:20", "en", "ko")
+    assert [(row["target"], row["source"]) for row in turned] == [(row["source"], row["target"]) for row in pairs]
+    assert rows_in_both_ways("builtin:test:20", "ko", "en") != pairs
+
+
+@pytest.mark.parametrize(
+    "location", ["builtin:", "builtin:dev:5", "builtin:train", "builtin:train:0", "builtin:train:5:5"]
+)
+def test_the_built_in_corpus_has_splits_and_a_count(location):
+    check_refused(location, "must be builtin:SPLIT:COUNT with a split of train, .*, but is 'builtin:", "ko", "en")
+
+
+def test_the_built_in_corpus_has_two_languages():
+    check_refused("builtin:train:5", "`target` must be ko or en for the built-in corpus, but is 'de'", "ko", "de")

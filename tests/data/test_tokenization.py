@@ -1,0 +1,312 @@
+import json
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
+
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+
+
+def sentences(stems, endings, count=400):
+    """Texts of many different words, some of them frequent."""
+    words = [stem + ending for stem in stems.split() for ending in endings.split()]
+    generator = random.Random(0)
+    return [" ".join(words[int(len(words) * generator.random() ** 2)] for _ in range(6)) + "." for _ in range(count)]
+
+
+KOREAN = sentences("책 물 편지 학교 친구 사람 나무 하늘 바다 노래", "은 을 에게 에서 처럼 보다 까지")
+ENGLISH = sentences("read drink send walk talk sing jump paint open climb", "s ing ed er able less ish")
+LOOKS_LIKE_CONTROL = ["<s>", "a </s> b", "<2en> hello", "<pad><unk><s></s>", " <s> ", "<2ko><2ko>"]
+HARD = [
+    *LOOKS_LIKE_CONTROL,
+    *("", " ", "  two  spaces\tand\n lines\r\n", "\u2028\x0b\x85\x00\x7f", "a\xa0b\u3000c"),
+    *("\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000", "don 't , stop ."),
+]
+BYTES = 256
+
+
+def train(algorithm="bpe", vocab_size=300, **options):
+    return train_tokenizers(KOREAN, ENGLISH, algorithm=algorithm, vocab_size=vocab_size, **options)
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def trained(request):
+    return train(request.param, languages=["ko", "en"])
+
+
+@pytest.fixture(scope="module", params=["as trained", "loaded", "loaded twice"])
+def lossless(request, trained, tmp_path_factory):
+    pair = trained
+    for _ in range(["as trained", "loaded", "loaded twice"].index(request.param)):
+        folder = tmp_path_factory.mktemp("tokenizer")
+        pair.save_pretrained(folder)
+        pair = TokenizerPair.from_pretrained(folder)
+    return pair
+
+
+def test_hard_texts_come_back_exactly(lossless):
+    assert lossless.decode_target(lossless.encode_target(HARD)) == HARD
+    assert lossless.decode_target(lossless.encode_source(HARD, "ko")) == HARD
+    assert lossless.decode_target(lossless.encode_target(KOREAN)) == KOREAN
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text())
+def test_any_text_comes_back_in_composed_form(trained, text):
+    assert trained.decode_target(trained.encode_target([text])) == [unicodedata.normalize("NFC", text)]
+
+
+def test_text_that_looks_like_a_control_token_is_text(lossless):
+    for ids in lossless.encode_target(LOOKS_LIKE_CONTROL):
+        assert ids[-1] == 2
+        assert min(ids[:-1]) >= 6
+
+
+def test_auto_tokenizer_loads_what_was_saved(trained, tmp_path):
+    trained.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    encoded = tokenizer(HARD, text_target=KOREAN[: len(HARD)])
+    assert encoded["labels"] == trained.encode_target(KOREAN[: len(HARD)])
+    assert set(encoded) == {"input_ids", "attention_mask", "labels"}
+    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded["input_ids"]] == HARD
+    assert tokenizer.padding_side == "right"
+
+
+def test_saved_settings_name_the_class_old_versions_know_and_nothing_local(trained, tmp_path):
+    trained.save_pretrained(tmp_path / "first")
+    TokenizerPair.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
+    first, second = ((tmp_path / name / "tokenizer_config.json").read_text("utf-8") for name in ("first", "second"))
+    assert first == second
+    saved = json.loads(second)
+    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert saved["split_special_tokens"] is True
+    assert not {"local_files_only", "is_local", "name_or_path", "backend"} & set(saved)
+    assert str(tmp_path) not in second
+    assert (tmp_path / "first/tokenizer.json").read_bytes() == (tmp_path / "second/tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
+def test_special_tokens_and_tags_come_first(algorithm):
+    pair = train(algorithm, vocab_size=None if algorithm == "word" else 290, languages=["ko", "zh-Hans"])
+    assert pair.source.convert_ids_to_tokens(range(6)) == ["<pad>", "<s>", "</s>", "<unk>", "<2ko>", "<2zh-Hans>"]
+    assert pair.languages == ("ko", "zh-Hans")
+    assert pair.special_ids() == {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
+def test_the_same_texts_give_the_same_tokenizer(algorithm):
+    size = 20 if algorithm == "word" else 300
+    states = {train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(4)}
+    assert len(states) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+@pytest.mark.parametrize("size", [BYTES + 5, 263, 300])
+def test_the_vocabulary_has_exactly_the_size_asked_for(algorithm, size):
+    pair = train(algorithm, size)
+    assert len(pair.source) == size
+    assert sorted(pair.source.get_vocab().values()) == list(range(size))
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_the_vocabulary_can_not_be_larger_than_the_texts_allow(algorithm):
+    with pytest.raises(
+        ValueError, match=r"`vocab_size` must not be larger than the texts allow, which is (\d+),"
+    ) as told:
+        train(algorithm, 5000)
+    possible = int(str(told.value).split("which is ")[1].split(",")[0])
+    assert len(train(algorithm, possible).source) == possible
+
+
+def test_the_vocabulary_can_not_be_smaller_than_the_bytes():
+    with pytest.raises(ValueError, match=r"`vocab_size` must be at least 261 for bpe .* but is 260 instead"):
+        train("bpe", 260, languages=["ko"])
+    with pytest.raises(ValueError, match="`target_vocab_size` must be at least 260"):
+        train("bpe", 300, joint=False, target_vocab_size=100)
+    with pytest.raises(ValueError, match="`vocab_size` must be a number for bpe, but is None"):
+        train("bpe", None)
+
+
+def test_generators_are_as_good_as_lists():
+    pair = train_tokenizers(iter(KOREAN), (text for text in ENGLISH), vocab_size=300)
+    assert pair.source.get_vocab() == train().source.get_vocab()
+
+
+def test_words_are_what_stands_between_spaces():
+    commands, actions = ["jump twice", "walk and  jump"], ["JUMP JUMP", "WALK JUMP"]
+    pair = train_tokenizers(commands, actions, algorithm="word", vocab_size=None)
+    assert len(pair.source) == 4 + len({"jump", "twice", "walk", "and", "JUMP", "WALK"})
+    assert pair.decode_target(pair.encode_target(actions)) == actions
+    assert pair.decode_target(pair.encode_source([" walk\tand jump "])) == ["walk and jump"]
+    assert len(pair.encode_source(["jump and walk"])[0]) == 4
+    assert pair.encode_source(["run"]) == [[3, 2]]
+
+
+def test_the_word_that_looks_like_a_control_token_is_a_word():
+    pair = train_tokenizers(["a <s> b"], ["</s>"], algorithm="word", vocab_size=None, languages=["ko"])
+    ids = pair.encode_target(["<s> </s>", "<2ko> <pad>"])
+    assert min(ids[0][:-1]) > 4
+    assert ids[1] == [3, 3, 2]
+    assert pair.decode_target(ids[:1]) == ["<s> </s>"]
+
+
+def test_a_word_vocabulary_keeps_the_most_frequent():
+    pair = train_tokenizers(["a a a b b c"], ["a b"], algorithm="word", vocab_size=6)
+    assert pair.decode_target(pair.encode_target(["a b c"])) == ["a b"]
+
+
+def test_separate_tokenizers_lie_in_two_folders(tmp_path):
+    pair = train(joint=False, target_vocab_size=280, languages=["en", "de"])
+    assert (len(pair.source), len(pair.target), pair.is_joint) == (300, 280, False)
+    pair.save_pretrained(tmp_path)
+    assert (tmp_path / "target_tokenizer" / "tokenizer.json").is_file()
+    loaded = TokenizerPair.from_pretrained(str(tmp_path))
+    assert not loaded.is_joint
+    assert loaded.languages == ("en", "de")
+    assert loaded.encode_source(KOREAN, "de") == pair.encode_source(KOREAN, "de")
+    assert loaded.encode_target(ENGLISH) == pair.encode_target(ENGLISH)
+    assert loaded.decode_target(loaded.encode_target(HARD)) == HARD
+
+
+def test_a_joint_tokenizer_is_not_saved_over_two(tmp_path):
+    train(joint=False).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="must not hold a `target_tokenizer`"):
+        train().save_pretrained(tmp_path)
+
+
+def test_each_side_learns_from_its_own_texts():
+    pair = train(joint=False)
+    assert len(pair.encode_source(KOREAN[:1])[0]) < len(pair.encode_target(KOREAN[:1])[0])
+
+
+def test_the_tag_of_the_target_language_comes_first():
+    pair = train(languages=["ko", "en"])
+    plain = pair.encode_target(["hello"])[0]
+    assert pair.encode_source(["hello"], "en") == [[5, *plain]]
+    assert pair.encode_source(["hello"], target_language="ko") == [[4, *plain]]
+
+
+def test_the_target_language_must_be_known_and_told():
+    pair = train(languages=["ko", "en"])
+    with pytest.raises(ValueError, match=r"`target_language` must be .* \(ko, en\), but is 'fr' instead"):
+        pair.encode_source(["hello"], "fr")
+    with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is None"):
+        pair.encode_source(["hello"])
+    with pytest.raises(ValueError, match=r"\(none\), but is 'ko'"):
+        train().encode_source(["hello"], "ko")
+    assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])
+
+
+def test_long_texts_are_not_truncated(trained):
+    text = "물을 마신다 " * 20_000
+    assert trained.decode_target(trained.encode_source([text], "ko")) == [text]
+
+
+def test_encoding_nothing_gives_nothing(trained):
+    assert trained.encode_source([], "ko") == trained.encode_target([]) == trained.decode_target([]) == []
+
+
+def test_one_string_is_not_a_list_of_strings(trained):
+    with pytest.raises(ValueError, match="`texts` must be a list of strings"):
+        trained.encode_target("hello")
+    with pytest.raises(ValueError, match="`source_texts` must be several texts"):
+        train_tokenizers("hello", ["hello"], vocab_size=300)
+    with pytest.raises(ValueError, match="`languages` must be a list"):
+        train(languages="ko")
+
+
+def test_labels_with_padding_can_be_decoded(trained):
+    import torch
+
+    ids = trained.encode_target(["hello"])[0]
+    assert trained.decode_target(torch.tensor([[*ids, -100, -100], [1, *ids, 0]])) == ["hello", "hello"]
+
+
+@pytest.mark.parametrize("languages", [["ko", "ko"], ["k o"], [""], ["ko>"]])
+def test_languages_must_be_different_codes(languages):
+    with pytest.raises(ValueError, match="`languages` must be different codes"):
+        train(languages=languages)
+
+
+def test_a_setting_that_would_be_ignored_is_refused():
+    with pytest.raises(ValueError, match="`target_vocab_size` must be None for a joint vocabulary, but is 280"):
+        train(target_vocab_size=280)
+    with pytest.raises(ValueError, match="`algorithm` must be bpe, unigram or word, but is 'sentencepiece'"):
+        train("sentencepiece")
+
+
+def config(**changes):
+    fields = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    return MarianConfig(**{**fields, "decoder_vocab_size": None, **changes})
+
+
+def test_a_fitting_config_passes():
+    train().check_config(config())
+    train().check_config(config(decoder_vocab_size=300))
+    train(joint=False, target_vocab_size=280).check_config(config(decoder_vocab_size=280))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": 301, "decoder_vocab_size": 300},
+        {"decoder_vocab_size": 299},
+        {"pad_token_id": 1},
+        {"bos_token_id": None},
+        {"eos_token_id": 0},
+        {"decoder_start_token_id": 0},
+    ],
+)
+def test_a_config_that_disagrees_is_refused(change):
+    (name, value), *_ = change.items()
+    with pytest.raises(
+        ValueError, match=rf"does not fit the tokenizers: `{name}` must be \d+, but is {value} instead"
+    ):
+        train().check_config(config(**change))
+
+
+def test_a_config_without_a_target_vocabulary_needs_one_of_the_same_size():
+    with pytest.raises(ValueError, match="`decoder_vocab_size` must be 280, but is 300"):
+        train(joint=False, target_vocab_size=280).check_config(config())
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must hold a tokenizer, but has no tokenizer_config.json"):
+        TokenizerPair.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a tokenizer, but does not exist"):
+        TokenizerPair.from_pretrained(tmp_path / "nowhere")
+
+
+def strangers_tokenizer(**special_tokens):
+    backend = train().source.backend_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)
+
+
+def test_somebody_elses_tokenizer_can_be_used(tmp_path):
+    strangers_tokenizer(pad_token="<pad>", eos_token="</s>").save_pretrained(tmp_path)
+    pair = TokenizerPair.from_pretrained(tmp_path)
+    assert pair.is_joint
+    assert pair.languages == ()
+    assert pair.special_ids() == {
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    assert pair.decode_target(pair.encode_source(ENGLISH)) == ENGLISH
+
+
+def test_a_tokenizer_without_padding_or_end_is_refused():
+    whole, no_end = strangers_tokenizer(pad_token="<pad>", eos_token="</s>"), strangers_tokenizer(pad_token="<pad>")
+    with pytest.raises(ValueError, match="`eos_token_id` of the target tokenizer must be set"):
+        TokenizerPair(whole, no_end)
+    with pytest.raises(ValueError, match=r"`pad_token_id` must be the same in both tokenizers, but is 0 .* and 3"):
+        TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>", eos_token="</s>"))

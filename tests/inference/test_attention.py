@@ -1,0 +1,234 @@
+"""Attention maps: the weights of the model, labels that people can read, pictures with Korean letters."""
+
+import importlib.util
+import subprocess
+import sys
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib import font_manager, image
+from transformers import BartConfig, BartForConditionalGeneration
+
+from heed.data.tokenization import train_tokenizers
+from heed.inference import attention
+from heed.inference.attention import AttentionMap, attention_map, attention_of_ids, draw_attention, token_labels
+from heed.inference.translation import Translator
+
+SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
+
+
+@pytest.fixture
+def small_map() -> AttentionMap:
+    weights = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]], dtype=np.float32)
+    return AttentionMap(["고양이", "▁café", "</s>"], ["$x$", "▁cat"], weights)
+
+
+def drawn_warnings(*arguments):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        draw_attention(*arguments)
+    return [str(warning.message) for warning in record]
+
+
+def test_the_weights_are_those_of_the_model(model, tokenizers):
+    labels = torch.tensor(tokenizers.encode_target([TARGET]))
+    outputs = model(input_ids=torch.tensor(tokenizers.encode_source([SOURCE])), labels=labels, output_attentions=True)
+    for kind in ("cross", "encoder", "decoder"):
+        expected = outputs[f"{kind}_attentions"][0][0]
+        one = attention_map(model, tokenizers, SOURCE, TARGET, layer=0, head=2, kind=kind)
+        mean = attention_map(model, tokenizers, SOURCE, TARGET, layer=-2, kind=kind)
+        np.testing.assert_allclose(one.weights, expected[2].detach(), atol=1e-6)
+        np.testing.assert_allclose(mean.weights, expected.mean(dim=0).detach(), atol=1e-6)
+
+
+def test_layers_and_heads_differ(model, tokenizers):
+    maps = [
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=layer, head=head).weights
+        for layer, head in ((0, 0), (0, 1), (1, 0), (1, None))
+    ]
+    for index, one in enumerate(maps):
+        for other in maps[index + 1 :]:
+            assert np.abs(one - other).max() > 1e-3
+
+
+def test_rows_are_predicted_tokens_and_columns_what_they_look_at(model, tokenizers):
+    cross = attention_map(model, tokenizers, SOURCE, TARGET)
+    assert cross.source_tokens == token_labels(tokenizers.source, tokenizers.encode_source([SOURCE])[0])
+    assert cross.target_tokens == token_labels(tokenizers.target, tokenizers.encode_target([TARGET])[0])
+    assert cross.target_tokens[-1] == cross.source_tokens[-1] == "</s>"
+    decoder = attention_map(model, tokenizers, SOURCE, TARGET, kind="decoder")
+    assert decoder.target_tokens == cross.target_tokens
+    assert decoder.source_tokens == ["<s>", *cross.target_tokens[:-1]]
+    encoder = attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
+    assert encoder.source_tokens == encoder.target_tokens == cross.source_tokens
+
+
+def test_rows_sum_to_one_and_the_decoder_never_looks_ahead(model, tokenizers):
+    for kind in ("cross", "encoder", "decoder"):
+        found = attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
+        assert found.kind == kind
+        assert found.weights.shape == (len(found.target_tokens), len(found.source_tokens))
+        np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
+    assert np.triu(attention_map(model, tokenizers, SOURCE, TARGET, kind="decoder").weights, k=1).max() == 0
+
+
+def test_without_a_target_the_models_own_translation_is_followed(model, tokenizers):
+    translation = Translator(model, tokenizers).translate([SOURCE])[0][0]
+    own = attention_map(model, tokenizers, SOURCE)
+    assert own.target_tokens == token_labels(tokenizers.target, translation.token_ids)
+    followed = attention_of_ids(model, tokenizers, tokenizers.encode_source([SOURCE])[0], translation.token_ids)
+    np.testing.assert_array_equal(own.weights, followed.weights)
+
+
+def test_the_model_stays_in_training_mode_but_dropout_is_off(model, tokenizers):
+    before = attention_map(model, tokenizers, SOURCE, TARGET).weights
+    model.train()
+    during = attention_map(model, tokenizers, SOURCE, TARGET).weights
+    assert model.training
+    model.eval()
+    np.testing.assert_array_equal(before, during)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": 2}, "`layer` must be between -2 and 1, but is 2 instead"),
+        ({"layer": -3}, "`layer` must be between -2 and 1, but is -3 instead"),
+        ({"head": 4}, "`head` must be between 0 and 3, but is 4 instead"),
+        ({"head": -1}, "`head` must be between 0 and 3, but is -1 instead"),
+        ({"kind": "self"}, "`kind` must be cross, encoder or decoder, but is 'self'"),
+    ],
+)
+def test_wrong_arguments_are_named(model, tokenizers, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_map(model, tokenizers, SOURCE, TARGET, **arguments)
+
+
+def test_an_empty_source_is_named(model, tokenizers):
+    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
+        attention_map(model, tokenizers, " ")
+    with pytest.raises(ValueError, match="target must have at least one token"):
+        attention_of_ids(model, tokenizers, [5, 2], [])
+
+
+def _bart(tokenizers, **options):
+    config = BartConfig(
+        **{"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16},
+        **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+        **{"max_position_embeddings": 20, **tokenizers.special_ids(), **options},
+    )
+    return BartForConditionalGeneration(config).eval()
+
+
+def test_a_model_that_hides_its_attention_is_named(tokenizers):
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        attention_map(_bart(tokenizers, attn_implementation="sdpa"), tokenizers, SOURCE, TARGET)
+    assert attention_map(_bart(tokenizers, attn_implementation="eager"), tokenizers, SOURCE, TARGET).weights.any()
+
+
+def test_a_sentence_beyond_learned_positions_is_named(tokenizers):
+    model = _bart(tokenizers, attn_implementation="eager")
+    with pytest.raises(ValueError, match=r"source must have at most 20 tokens.* but has 26"):
+        attention_map(model, tokenizers, "x" * 25, "y")
+    with pytest.raises(ValueError, match=r"target must have at most 20 tokens.* but has 26"):
+        attention_map(model, tokenizers, "x", "y" * 25)
+
+
+def test_byte_pieces_are_shown_as_the_characters_that_begin_in_them(tokenizers):
+    pieces = tokenizers.source.convert_ids_to_tokens(tokenizers.source("네.").input_ids)
+    assert len(pieces) == 5  # three bytes of 네, the full stop, </s>
+    assert token_labels(tokenizers.source, tokenizers.source("네.").input_ids) == ["네", "…", "…", ".", "</s>"]
+
+
+def test_spaces_control_characters_and_stray_bytes_are_visible(tokenizers):
+    tokenizer = tokenizers.source
+    assert token_labels(tokenizer, tokenizer("a\tb").input_ids)[1] == "\\t"
+    first_byte_of_a_character = tokenizer("네").input_ids[0]
+    assert token_labels(tokenizer, [first_byte_of_a_character, 1]) == ["‹EB›", "<s>"]
+    assert "▁" in token_labels(tokenizer, tokenizer("x y").input_ids)
+
+
+def test_words_and_tags_keep_their_names():
+    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en"])
+    ids = words.encode_source(["개가 뭐"], target_language="en")[0]
+    assert token_labels(words.source, ids) == ["<2en>", "▁개가", "<unk>", "</s>"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20))
+def test_labels_put_together_are_the_text(tokenizers, text):
+    encoding = tokenizers.source(text)
+    labels = token_labels(tokenizers.source, encoding.input_ids)[:-1]
+    expected = tokenizers.source.decode(encoding.input_ids, skip_special_tokens=True)
+    assert "".join(labels).replace("…", "") == expected.replace("…", "")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG"])
+def test_a_picture_is_written(small_map, tmp_path, suffix):
+    path = draw_attention(small_map, tmp_path / f"map{suffix}", title="제목 $5")
+    start = path.read_bytes()[:200]
+    assert start.startswith((b"\x89PNG", b"%PDF", b"<?xml"))
+    assert path.suffix == suffix
+
+
+def test_darker_cells_have_more_weight(small_map, tmp_path):
+    pixels = image.imread(draw_attention(small_map, tmp_path / "map.png"))[..., :3]
+    darkest_blue = np.array(matplotlib.colormaps["Blues"](0.9)[:3])
+    assert (np.abs(pixels - darkest_blue).max(axis=2) < 0.02).sum() > 1000
+
+
+def test_korean_letters_have_shapes(small_map, tmp_path):
+    assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("koreanize_matplotlib") is None, reason="the extra's own font")
+def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "WIDE_FONTS", ())
+    assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
+
+
+def test_letters_without_any_font_name_the_extra(small_map, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "WIDE_FONTS", ())
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    messages = drawn_warnings(small_map, tmp_path / "map.png")
+    assert len(messages) == 1
+    assert "3 of the letters to draw (고양이)" in messages[0]
+    assert "heed[plots]" in messages[0]
+
+
+def test_drawing_leaves_matplotlib_as_it_was(small_map, tmp_path):
+    before = dict(matplotlib.rcParams)
+    draw_attention(small_map, tmp_path / "map.png")
+    assert dict(matplotlib.rcParams) == before
+    assert font_manager.findfont("DejaVu Sans").endswith("DejaVuSans.ttf")
+
+
+def test_drawing_imports_neither_pyplot_nor_the_font_package(tmp_path):
+    code = f"""
+import sys
+import numpy as np
+from heed.inference.attention import AttentionMap, draw_attention
+assert "matplotlib" not in sys.modules
+draw_attention(AttentionMap(["고"], ["a"], np.ones((1, 1), dtype=np.float32)), {str(tmp_path / "map.png")!r})
+assert "matplotlib.pyplot" not in sys.modules
+assert "koreanize_matplotlib" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
+
+
+def test_wrong_paths_are_named(small_map, tmp_path):
+    with pytest.raises(ValueError, match=r"`path` must end in one of \.png, \.svg, \.pdf, but is .*map\.jpg"):
+        draw_attention(small_map, tmp_path / "map.jpg")
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
+        draw_attention(small_map, tmp_path / "nowhere" / "map.png")
+
+
+def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"heed\[plots\]"):
+        draw_attention(small_map, tmp_path / "map.png")

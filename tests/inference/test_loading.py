@@ -1,0 +1,127 @@
+"""Models from folders: what a user can get wrong, said in one sentence."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from heed.inference.loading import load_model, resolve_device
+from heed.inference.translation import Translator
+
+
+@pytest.fixture
+def folder(model, tokenizers, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_model_translates_as_before(folder, model, tokenizers, pairs):
+    loaded = Translator.from_pretrained(folder, device="cpu")
+    assert not loaded.model.training
+    assert loaded.translate(list(pairs)) == Translator(model, tokenizers).translate(list(pairs))
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere must be a folder with a model.*snapshot_download"):
+        Translator.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_folder_without_config_is_named(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model must hold a model, but has no config\.json"):
+        Translator.from_pretrained(folder)
+
+
+def test_a_folder_without_weights_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has none of model\.safetensors"):
+        Translator.from_pretrained(folder)
+
+
+def test_a_folder_without_tokenizers_is_named(folder):
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="tokenizer"):
+        Translator.from_pretrained(folder)
+
+
+def test_broken_tokenizers_are_named(folder):
+    (folder / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"tokenizers in {folder} cannot be used"):
+        Translator.from_pretrained(folder)
+
+
+def test_tokenizers_of_another_model_are_named(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"eos_token_id": 3}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizers in .*`eos_token_id` must be 2, but is 3"):
+        Translator.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 20_000])
+def test_truncated_weights_are_named(folder, kept):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=rf"The model in {folder} cannot be loaded: \w+"):
+        Translator.from_pretrained(folder)
+
+
+def test_missing_weights_are_not_made_up(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in sorted(weights) if "q_proj" in name)
+    del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"weights in .* lack {name}"):
+        load_model(folder)
+
+
+def test_unknown_weights_are_not_dropped(folder):
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"extra.weight": torch.zeros(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"unknown to the model, extra\.weight"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "has no `model_type`"),
+        ('{"model_type": "no-such-model"}', "cannot be loaded: .*no-such-model"),
+    ],
+)
+def test_a_wrong_config_is_named(folder, text, message):
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_a_model_without_an_encoder_is_named(tmp_path):
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"The model in {tmp_path} cannot be loaded: .*GPT2Config"):
+        load_model(tmp_path)
+
+
+def test_a_device_that_is_not_here_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"'cuda' instead .*0 cuda devices"):
+        resolve_device("cuda")
+    assert resolve_device().type == "cpu"
+
+
+def test_a_gpu_beyond_the_last_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(ValueError, match=r"'cuda:1' instead .*1 cuda devices"):
+        resolve_device("cuda:1")
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "cpu:x"])
+def test_a_device_of_no_known_name_is_named(name):
+    with pytest.raises(ValueError, match=f"`device` must be cpu, cuda, cuda:N or mps, but is '{name}'"):
+        resolve_device(name)

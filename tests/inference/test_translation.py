@@ -1,0 +1,261 @@
+"""Translations: their order, scores, limits, and independence of the batch they ran in."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BartConfig, BartForConditionalGeneration
+
+from heed.inference.translation import Translation, Translator, pad_sources, position_limit, token_batches
+
+
+@pytest.fixture
+def translator(model, tokenizers) -> Translator:
+    return Translator(model, tokenizers)
+
+
+@pytest.fixture(scope="module")
+def learned_positions_model(model):
+    """The model's config with 12 learned positions, and weights that have learned nothing."""
+    torch.manual_seed(1)
+    config = copy.deepcopy(model.config)
+    config.position_encoding, config.max_position_embeddings = "learned", 12
+    return type(model)(config).eval()
+
+
+def texts_of(results):
+    return [[translation.text for translation in translations] for translations in results]
+
+
+def test_translations_come_in_the_order_of_the_sentences(translator, pairs):
+    assert texts_of(translator.translate(list(pairs))) == [[text] for text in pairs.values()]
+    backwards = list(reversed(pairs))
+    assert texts_of(translator.translate(backwards)) == [[pairs[text]] for text in backwards]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_results_do_not_depend_on_the_batch(translator, pairs, num_beams):
+    together = translator.translate(list(pairs), num_beams=num_beams)
+    alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
+    for one, other in zip(together, alone, strict=True):
+        assert one[0].text == other[0].text
+        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+
+
+def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkeypatch):
+    for length_penalty in (1.0, 0.6):
+        monkeypatch.setattr(translator.model.generation_config, "length_penalty", length_penalty)
+        results = translator.translate(list(pairs), num_beams=3, num_return_sequences=2)
+        for source, translations in zip(pairs, results, strict=True):
+            inputs = pad_sources(tokenizers.encode_source([source]), 0, translator.model.device)
+            output = translator.model.generate(
+                **inputs,
+                **{"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 60, "max_length": None},
+                **{"output_scores": True, "return_dict_in_generate": True},
+            )
+            scores = [translation.score for translation in translations]
+            assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
+
+
+def test_several_translations_come_best_first(translator, pairs):
+    for translations in translator.translate(list(pairs), num_beams=4, num_return_sequences=3):
+        assert len(translations) == 3
+        assert [t.score for t in translations] == sorted((t.score for t in translations), reverse=True)
+
+
+def test_greedy_search_has_scores_too(translator, model, tokenizers):
+    translation = translator.translate(["네."], num_beams=1)[0][0]
+    labels = torch.tensor(tokenizers.encode_target(["Yes."]))
+    logits = model(input_ids=torch.tensor(tokenizers.encode_source(["네."])), labels=labels).logits
+    expected = logits.log_softmax(dim=-1).gather(2, labels[..., None]).mean().item()
+    assert translation.token_count == labels.shape[1]
+    assert translation.score == pytest.approx(expected, abs=1e-5)
+
+
+def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
+    whole = translator.translate(list(pairs))
+    monkeypatch.setattr("heed.inference.translation.LOGITS_BUDGET", 1)
+    for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
+        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+
+
+def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
+    results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
+    assert results[0] == results[2] == [Translation("", 0.0)] * 2
+    assert results[1][0].text == pairs["네."]
+    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
+    assert translator.translate([""]) == [[Translation("", 0.0)]]
+    assert translator.translate([]) == []
+
+
+def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator):
+    with pytest.warns(UserWarning, match="2 sentences were cut off at 7 tokens") as record:
+        results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
+    assert len(record) == 1
+    assert [result[0].finished for result in results] == [False, True, False]
+    assert [result[0].token_count for result in results] == [7, 5, 7]
+
+
+def test_a_finished_translation_does_not_warn(translator, pairs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = translator.translate(list(pairs))
+    assert all(result[0].finished for result in results)
+
+
+def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "forced_eos_token_id", 2)
+    with pytest.warns(UserWarning, match="1 sentence was cut off"):
+        results = translator.translate(["비가 온다."], max_new_tokens=7)
+    assert not results[0][0].finished
+
+
+def test_the_default_length_comes_from_the_generation_config(translator, monkeypatch):
+    config = translator.model.generation_config
+    bounds = []
+    for max_length, max_new_tokens in ((512, None), (20, None), (None, None), (512, 30)):
+        monkeypatch.setattr(config, "max_length", max_length)
+        monkeypatch.setattr(config, "max_new_tokens", max_new_tokens)
+        bounds.append(translator._length_bound(None))
+    assert bounds == [511, 256, 256, 30]
+    assert translator._length_bound(7) == 7
+
+
+def test_translating_leaves_the_model_as_it_was(translator):
+    before = translator.model.generation_config.to_dict()
+    translator.model.train()
+    translator.translate(["네."], num_beams=2, max_new_tokens=9)
+    assert translator.model.training
+    assert translator.model.generation_config.to_dict() == before
+    translator.model.eval()
+
+
+def test_dropout_is_off_while_translating(translator, pairs):
+    translator.model.train()
+    results = translator.translate(list(pairs))
+    translator.model.eval()
+    assert texts_of(results) == [[text] for text in pairs.values()]
+
+
+def test_samples_may_be_more_than_beams(translator, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "do_sample", True)
+    results = translator.translate(["네."], num_return_sequences=3, num_beams=1)
+    assert len(results[0]) == 3
+
+
+def test_learned_positions_limit_source_and_target(learned_positions_model, tokenizers):
+    translator = Translator(learned_positions_model, tokenizers)
+    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
+        translator.translate(["네.", "x" * 30])
+    with pytest.raises(ValueError, match="`max_new_tokens` must be at most 12"):
+        translator.translate(["네."], max_new_tokens=13)
+    with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
+        translator.translate(["네."])
+    with pytest.warns(UserWarning, match="12 tokens"):
+        translator.translate(["네."], max_new_tokens=12)
+
+
+def test_lines_of_a_stream_are_numbered_through(learned_positions_model, tokenizers):
+    translator = Translator(learned_positions_model, tokenizers)
+    stream = translator.translate_lines(["", "", "x" * 30], chunk_size=2)
+    with pytest.raises(ValueError, match="Sentence 3 "):
+        list(stream)
+
+
+def test_only_learned_positions_are_limited(model, learned_positions_model):
+    assert position_limit(model.config) is None
+    assert position_limit(learned_positions_model.config) == 12
+    assert position_limit(BartConfig(max_position_embeddings=77)) == 77
+
+
+def test_a_stream_of_lines_is_translated_in_order(translator, pairs):
+    lines = [f"{source}\n" for source in pairs]
+    results = list(translator.translate_lines(iter(lines), chunk_size=3, num_beams=2))
+    assert texts_of(results) == [[text] for text in pairs.values()]
+
+
+def test_a_stream_reads_no_further_than_its_chunk(translator, pairs):
+    taken = []
+    lines = (taken.append(source) or source for source in pairs)
+    stream = translator.translate_lines(lines, chunk_size=2)
+    assert next(stream)[0].text == next(iter(pairs.values()))
+    assert len(taken) == 2
+
+
+def test_a_stream_warns_once_for_all_its_chunks(translator):
+    with pytest.warns(UserWarning, match="3 sentences were cut off") as record:
+        list(translator.translate_lines(["비가 온다."] * 3, chunk_size=1, max_new_tokens=5))
+    assert len(record) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_return_sequences": 2}, r"`num_return_sequences` must be at most `num_beams` \(1\), but is 2"),
+        ({"num_beams": 0}, "`num_beams` must be at least 1, but is 0"),
+        ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
+        ({"token_budget": 0}, "`token_budget` must be at least 1"),
+        ({"target_language": "xx"}, "`target_language`"),
+    ],
+)
+def test_wrong_settings_are_named(translator, settings, message):
+    with pytest.raises(ValueError, match=message):
+        translator.translate(["네."], **settings)
+    if "target_language" not in settings:
+        with pytest.raises(ValueError, match=message):
+            translator.translate_lines(["네."], **settings)
+
+
+def test_a_stream_refuses_unknown_settings_at_once(translator):
+    with pytest.raises(ValueError, match="`beams` must be a keyword"):
+        translator.translate_lines(["네."], beams=3)
+    with pytest.raises(ValueError, match="`chunk_size` must be at least 1"):
+        translator.translate_lines(["네."], chunk_size=0)
+
+
+@pytest.mark.parametrize(("texts", "message"), [("네.", "must be a list"), (["네.", 3], r"`texts\[1\]` must be")])
+def test_what_is_not_a_list_of_strings_is_named(translator, texts, message):
+    with pytest.raises(ValueError, match=message):
+        translator.translate(texts)
+
+
+def test_tokenizers_of_another_vocabulary_are_refused(tokenizers):
+    model = BartForConditionalGeneration(
+        BartConfig(
+            **{"vocab_size": 50, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
+            **{"encoder_attention_heads": 1, "decoder_attention_heads": 1},
+        )
+    )
+    with pytest.raises(ValueError, match="vocab_size"):
+        Translator(model, tokenizers)
+
+
+def test_other_encoder_decoders_translate_too(tokenizers):
+    torch.manual_seed(0)
+    config = BartConfig(
+        **{"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16},
+        **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+        **{"max_position_embeddings": 40, "forced_eos_token_id": None, **tokenizers.special_ids()},
+    )
+    translator = Translator(BartForConditionalGeneration(config), tokenizers)
+    with pytest.warns(UserWarning, match="cut off at 9 tokens"):
+        results = translator.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
+    assert [result[0].token_count for result in results] == [9, 9]
+
+
+@given(st.dictionaries(st.integers(0, 1000), st.integers(1, 200), max_size=60), st.integers(1, 500))
+def test_every_sentence_is_in_one_batch_within_the_budget(lengths, budget):
+    batches = list(token_batches(lengths, budget))
+    assert sorted(number for batch in batches for number in batch) == sorted(lengths)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[number] for number in batch) <= budget
+
+
+def test_padding_is_masked():
+    inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
+    assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]

@@ -1,0 +1,199 @@
+"""Attention: its equations, its masks, its kernels and its recorded weights (section 3.2)."""
+
+import math
+
+import pytest
+import torch
+from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
+
+from heed import HeedForConditionalGeneration
+from heed.modeling_heed import HeedAttention
+
+KERNELS = ["eager", "sdpa", "flex_attention"]
+
+
+def attention_by_loops(attention, queries, states, scoring, visible):
+    """Equation 1 one query, one key and one head at a time, in float64."""
+    heads = attention.q_proj.out_features // attention.d_k
+    groups = attention.num_key_value_groups
+    split = {"q": attention.d_k, "k": attention.d_k, "v": attention.d_v}
+    q, k, v = (
+        (getattr(attention, f"{name}_proj")(read)).double().unflatten(-1, (-1, width))
+        for (name, width), read in zip(split.items(), (queries, states, states), strict=True)
+    )
+    output = torch.zeros(len(queries), heads, attention.d_v, dtype=torch.float64)
+    for head in range(heads):
+        shared = head // groups
+        for i in range(len(queries)):
+            seen = [j for j in range(len(states)) if visible(i, j)]
+            if scoring == "additive":
+                weight = attention.additive_score.weight[head].double()
+                scores = [(weight * torch.tanh(q[i, head] + k[j, shared])).sum().item() for j in seen]
+            else:
+                scale = 1 / math.sqrt(attention.d_k) if scoring == "scaled_dot" else 1.0
+                scores = [(q[i, head] * k[j, shared]).sum().item() * scale for j in seen]
+            exponentials = [math.exp(score) for score in scores]
+            for j, exponential in zip(seen, exponentials, strict=True):
+                output[i, head] += exponential / sum(exponentials) * v[j, shared]
+    return attention.out_proj(output.flatten(1).float())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("scoring", "kernel"),
+    [("scaled_dot", "eager"), ("scaled_dot", "sdpa"), ("dot", "eager"), ("dot", "sdpa"), ("additive", "eager")],
+)
+@pytest.mark.parametrize("key_value_heads", [4, 2, 1])
+def test_attention_is_equation_1_head_by_head(scoring, kernel, key_value_heads):
+    config = tiny_config(attention_scoring=scoring, d_k=6, d_v=10, encoder_key_value_heads=key_value_heads)
+    attention = HeedAttention(config, "encoder").eval()
+    shake(attention)
+    queries, states = 0.5 * torch.randn(3, 32), 0.5 * torch.randn(5, 32)
+    visible = torch.tensor([[1, 1, 0, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    mask = torch.zeros(3, 5).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
+    output, _ = attention(queries[None], mask, states[None], positions=None, attn_implementation=kernel)
+    assert_near(output[0], attention_by_loops(attention, queries, states, scoring, lambda i, j: visible[i, j]), 2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values(kernel):
+    grouped = tiny_model(seed=1, attention=kernel, encoder_key_value_heads=2, decoder_key_value_heads=1)
+    full = tiny_model(seed=2, attention=kernel)
+    weights = {}
+    for name, value in grouped.state_dict().items():
+        if "k_proj" in name or "v_proj" in name:
+            repeats = 2 if "encoder" in name else 4
+            value = value.unflatten(0, (-1, 8)).repeat_interleave(repeats, dim=0).flatten(0, 1)
+        weights[name] = value
+    full.load_state_dict(weights)
+    source, target = torch.randint(3, 99, (2, 7)), torch.randint(3, 99, (2, 5))
+    assert_near(grouped(source, decoder_input_ids=target).logits, full(source, decoder_input_ids=target).logits)
+
+
+def test_keys_and_values_have_widths_of_their_own():
+    attention = HeedAttention(tiny_config(d_k=6, d_v=10, encoder_key_value_heads=2), "encoder")
+    shapes = {name: tuple(module.weight.shape) for name, module in attention.named_children() if name != "rotary"}
+    assert shapes == {"q_proj": (24, 32), "k_proj": (12, 32), "v_proj": (20, 32), "out_proj": (32, 40)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("radius", [1, 3])
+def test_an_encoder_neighbourhood_reaches_exactly_its_radius(kernel, radius):
+    encoder = tiny_model(attention=kernel, encoder_layers=1, encoder_neighbourhood=radius).model.encoder
+    ids = torch.randint(3, 99, (1, 10))
+    before = encoder(ids).last_hidden_state
+    for changed in range(10):
+        other = ids.clone()
+        other[0, changed] = 3 + (ids[0, changed] - 2) % 96
+        moved = (encoder(other).last_hidden_state - before).abs().amax(-1)[0] > 1e-6
+        assert moved.tolist() == [abs(i - changed) <= radius for i in range(10)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("radius", [1, 3])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_decoder_neighbourhood_reaches_exactly_its_radius_backwards(kernel, radius, cached):
+    decoder = tiny_model(attention=kernel, decoder_layers=1, decoder_neighbourhood=radius).model.decoder
+
+    def decode(ids):
+        source = torch.ones(1, 4, 32)
+        if not cached:
+            return decoder(ids, encoder_hidden_states=source).last_hidden_state
+        states, cache = [], None
+        for step in range(ids.shape[1]):
+            outputs = decoder(ids[:, [step]], encoder_hidden_states=source, past_key_values=cache, use_cache=True)
+            cache = outputs.past_key_values
+            states.append(outputs.last_hidden_state)
+        return torch.cat(states, 1)
+
+    ids = torch.randint(3, 99, (1, 8))
+    before = decode(ids)
+    for changed in (0, 3, 7):
+        other = ids.clone()
+        other[0, changed] = 3 + (ids[0, changed] - 2) % 96
+        moved = (decode(other) - before).abs().amax(-1)[0] > 1e-6
+        assert moved.tolist() == [0 <= i - changed <= radius for i in range(8)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_decoder_sees_no_later_token_and_no_padding(variant):
+    model = tiny_model(**VARIANTS[variant])
+    source, source_mask = padded(sentences(6, 3))
+    target, target_mask = padded(sentences(6, 4), "left")
+    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    before = model(source, decoder_input_ids=target, **masks).logits
+    disturbed = model(
+        source.masked_fill(source_mask == 0, 50),
+        decoder_input_ids=torch.cat([target.masked_fill(target_mask == 0, 50)[:, :-1], torch.tensor([[50], [51]])], 1),
+        **masks,
+    ).logits
+    seen = target_mask[:, :-1] == 1
+    assert_near(disturbed[:, :-1][seen], before[:, :-1][seen])
+    assert (disturbed[:, -1] - before[:, -1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "additive"])
+def test_sdpa_computes_what_eager_computes(variant):
+    source, mask = padded(sentences(7, 3), "left")
+    target = torch.randint(3, 71, (2, 5))
+    logits = [
+        tiny_model(attention=kernel, **VARIANTS[variant])(source, attention_mask=mask, decoder_input_ids=target).logits
+        for kernel in ("eager", "sdpa")
+    ]
+    assert_near(logits[1], logits[0], 2e-5)
+
+
+def assert_weights_are_attention(weights, query_length, key_mask):
+    assert [tuple(layer.shape) for layer in weights] == [(2, 4, query_length, key_mask.shape[1])] * 2
+    for layer in weights:
+        # A padded query may look anywhere; it has no meaning.
+        assert_near(layer.sum(-1), torch.ones(2, 4, query_length))
+        assert not layer.masked_select(key_mask[:, None, None] == 0).any()
+        assert layer.std() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_output_attentions_gives_real_weights_under_every_kernel(kernel):
+    model = tiny_model(attention=kernel)
+    source, mask = padded(sentences(7, 4))
+    target = torch.randint(3, 99, (2, 5))
+    outputs = model(source, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
+    assert_weights_are_attention(outputs.encoder_attentions, 7, mask)
+    assert_weights_are_attention(outputs.cross_attentions, 5, mask)
+    assert_weights_are_attention(outputs.decoder_attentions, 5, torch.ones(2, 5))
+    for layer in outputs.decoder_attentions:
+        assert not layer.triu(1).any()
+    assert model.config._attn_implementation == kernel
+    if kernel != "flex_attention":
+        silent = model(source, attention_mask=mask, decoder_input_ids=target)
+        assert silent.encoder_attentions is None
+        assert_near(silent.logits, outputs.logits)
+
+
+@torch.no_grad()
+def test_output_attentions_of_the_config_is_heard_too():
+    outputs = tiny_model(output_attentions=True)(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[7]]))
+    assert [layer.shape for layer in outputs.cross_attentions] == [(1, 4, 1, 2)] * 2
+
+
+@torch.no_grad()
+def test_output_hidden_states_are_the_embeddings_and_every_layer():
+    outputs = tiny_model()(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[7]]), output_hidden_states=True)
+    assert [state.shape for state in outputs.encoder_hidden_states] == [(1, 2, 32)] * 3
+    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    assert [state.shape for state in outputs.decoder_hidden_states] == [(1, 1, 32)] * 3
+
+
+def test_additive_scoring_chooses_eager_and_refuses_sdpa():
+    config = tiny_config(attention_scoring="additive")
+    assert HeedForConditionalGeneration(config).config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+        HeedForConditionalGeneration._from_config(
+            tiny_config(attention_scoring="additive"), attn_implementation="sdpa"
+        )

@@ -1,0 +1,149 @@
+"""The config: the paper's defaults, its checks, and the number of parameters of Table 3."""
+
+import pytest
+import torch
+from helpers import tiny_config
+from huggingface_hub.errors import StrictDataclassError
+
+from heed import HeedConfig, HeedForConditionalGeneration
+
+JOINT_VOCABULARY = 37000
+PUBLISHED_BASE, PUBLISHED_BIG = 65e6, 213e6
+BIG = {
+    **{"d_model": 1024, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
+    **{"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+}
+
+
+def test_the_defaults_are_the_base_model_of_the_paper():
+    paper = {
+        **{"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048},
+        **{"encoder_attention_heads": 8, "decoder_attention_heads": 8, "d_k": None, "d_v": None},
+        **{"encoder_key_value_heads": None, "decoder_key_value_heads": None, "attention_scoring": "scaled_dot"},
+        **{"activation_function": "relu", "attention_bias": False, "feed_forward_bias": True},
+        **{"encoder_neighbourhood": None, "decoder_neighbourhood": None, "position_encoding": "sinusoidal"},
+        **{"sinusoid_layout": "interleaved", "scale_embedding": True, "norm_placement": "post"},
+        **{"norm_type": "layernorm", "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0},
+        **{"label_smoothing": 0.1, "vocab_size": JOINT_VOCABULARY, "decoder_vocab_size": JOINT_VOCABULARY},
+        **{"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "tie_output_embeddings": True},
+    }
+    config = HeedConfig()
+    assert {name: getattr(config, name) for name in paper} == paper
+
+
+WRONG = [
+    *[({name: 0}, name) for name in ("vocab_size", "d_model", "encoder_layers", "decoder_layers")],
+    *[({name: 0}, name) for name in ("encoder_attention_heads", "decoder_attention_heads", "d_k", "d_v")],
+    *[({name: -1}, name) for name in ("encoder_key_value_heads", "decoder_key_value_heads", "decoder_vocab_size")],
+    *[({name: 0}, name) for name in ("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings")],
+    *[({name: 0}, name) for name in ("encoder_neighbourhood", "decoder_neighbourhood")],
+    *[({name: 1.0}, name) for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")],
+    ({"dropout": -0.1}, "dropout"),
+    ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+    ({"d_model": 33, "d_k": 8, "d_v": 8}, "d_model"),
+    ({"activation_function": "rellu"}, "activation_function.*relu"),
+    ({"encoder_attention_heads": 5}, "d_model.*encoder_attention_heads.*32 and 5"),
+    ({"decoder_attention_heads": 5, "d_k": 8}, "d_model.*decoder_attention_heads.*d_v"),
+    ({"encoder_key_value_heads": 3}, "encoder_attention_heads.*encoder_key_value_heads.*4 and 3"),
+    ({"decoder_key_value_heads": 8}, "decoder_attention_heads.*decoder_key_value_heads"),
+    ({"position_encoding": "rotary", "d_k": 7}, "d_k"),
+    ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
+    ({"pad_token_id": 99}, "pad_token_id.*below 99, but is 99"),
+    ({"bos_token_id": -1}, "bos_token_id"),
+    ({"eos_token_id": [2, 99]}, "eos_token_id"),
+    ({"decoder_start_token_id": 99}, "decoder_start_token_id"),
+    ({"decoder_start_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "decoder_start_token_id"),
+    ({"pad_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "pad_token_id"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[", ".join(map(str, changes)) for changes, _ in WRONG])
+def test_a_wrong_value_is_refused_with_the_name_of_its_field(changes, message):
+    with pytest.raises(ValueError, match=f"`{message}"):
+        tiny_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("d_model", "512"),
+        ("dropout", "0.1"),
+        ("attention_bias", 1),
+        ("attention_scoring", "cosine"),
+        ("position_encoding", "relative"),
+        ("sinusoid_layout", "halves"),
+        ("norm_placement", "sandwich"),
+        ("norm_type", "batchnorm"),
+    ],
+)
+def test_a_wrong_type_or_choice_is_refused_with_the_name_of_its_field(field, value):
+    with pytest.raises(StrictDataclassError, match=f"'{field}'"):
+        tiny_config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [("droput", "dropout"), ("encoder_layer", "encoder_layers"), ("decoder_neighborhood", "decoder_neighbourhood")],
+)
+def test_a_misspelt_key_is_refused_with_the_nearest_field(key, field):
+    with pytest.raises(ValueError, match=f"`{key}` is not a field of HeedConfig; did you mean `{field}`"):
+        tiny_config(**{key: 1})
+
+
+def test_keys_of_other_libraries_are_kept():
+    config = tiny_config(quantization_config={"bits": 8}, torch_dtype="float32", _commit_hash="x", num_beams=None)
+    assert config.quantization_config == {"bits": 8}
+
+
+def test_a_config_stays_the_same_through_its_file(tmp_path):
+    config = tiny_config(d_k=6, dropout=0.25, eos_token_id=[2, 5], decoder_vocab_size=71, tie_word_embeddings=False)
+    config.save_pretrained(tmp_path)
+    assert HeedConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+
+
+def test_a_config_made_wrong_by_assignment_is_not_saved(tmp_path):
+    config = tiny_config()
+    config.decoder_attention_heads = 5
+    with pytest.raises((ValueError, StrictDataclassError), match="decoder_attention_heads"):
+        config.save_pretrained(tmp_path)
+
+
+def count_parameters(**changes) -> int:
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(HeedConfig(**changes))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parameters_of_the_paper(layers, d_model, d_ff, d_k, d_v, heads):
+    """Count what sections 3.1 to 3.4 describe: one embedding matrix, projections without and networks with bias."""
+    attention = 2 * d_model * heads * d_k + 2 * d_model * heads * d_v
+    network = 2 * d_model * d_ff + d_ff + d_model
+    norm = 2 * d_model
+    encoder_layer = attention + network + 2 * norm
+    decoder_layer = 2 * attention + network + 3 * norm
+    return JOINT_VOCABULARY * d_model + layers * (encoder_layer + decoder_layer)
+
+
+def test_base_and_big_have_as_many_parameters_as_the_paper_describes():
+    base, big = count_parameters(), count_parameters(**BIG)
+    assert base == parameters_of_the_paper(6, 512, 2048, 64, 64, 8) == 63_045_632
+    assert big == parameters_of_the_paper(6, 1024, 4096, 64, 64, 16) == 214_171_648
+    assert abs(base / PUBLISHED_BASE - 1) < 0.031
+    assert abs(big / PUBLISHED_BIG - 1) < 0.006
+
+
+TABLE_3 = {
+    "d_k_16": ({"d_k": 16, "d_v": 64}, 58e6),
+    "d_k_32": ({"d_k": 32, "d_v": 64}, 60e6),
+    "N_2": ({"encoder_layers": 2, "decoder_layers": 2}, 36e6),
+    "N_4": ({"encoder_layers": 4, "decoder_layers": 4}, 50e6),
+    "N_8": ({"encoder_layers": 8, "decoder_layers": 8}, 80e6),
+    "d_ff_1024": ({"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}, 53e6),
+    "d_ff_4096": ({"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}, 90e6),
+}
+
+
+@pytest.mark.parametrize(("changes", "published"), TABLE_3.values(), ids=TABLE_3)
+def test_rows_of_table_3_differ_from_the_base_as_published(changes, published):
+    ours = count_parameters(**changes) - parameters_of_the_paper(6, 512, 2048, 64, 64, 8)
+    assert abs(ours - (published - PUBLISHED_BASE)) < 1e6

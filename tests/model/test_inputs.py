@@ -1,0 +1,127 @@
+"""Roads that lead to the same result, and wrong input that is refused by name."""
+
+import pytest
+import torch
+from helpers import assert_near, padded, sentences, tiny_model
+
+SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
+
+
+@pytest.fixture
+def model():
+    return tiny_model()
+
+
+@torch.no_grad()
+def test_embeddings_given_by_hand_equal_token_ids(model):
+    source, mask = padded(sentences(6, 3), "left")
+    by_ids = model(source, attention_mask=mask, decoder_input_ids=TARGET).logits
+    by_embeddings = model(
+        inputs_embeds=model.model.encoder.embed_tokens(source),
+        attention_mask=mask,
+        decoder_inputs_embeds=model.model.decoder.embed_tokens(TARGET),
+    ).logits
+    assert torch.equal(by_embeddings, by_ids)
+
+
+@torch.no_grad()
+def test_encoder_outputs_given_by_hand_equal_the_source_as_a_tuple_too(model):
+    encoded = model.model.encoder(SOURCE)
+    expected = model(SOURCE, decoder_input_ids=TARGET).logits
+    for given in (encoded, encoded.to_tuple()):
+        assert torch.equal(model(encoder_outputs=given, decoder_input_ids=TARGET).logits, expected)
+
+
+@torch.no_grad()
+def test_return_dict_false_gives_the_same_in_a_tuple(model):
+    outputs = model(SOURCE, labels=TARGET)
+    loss, logits, *_ = model(SOURCE, labels=TARGET, return_dict=False)
+    assert torch.equal(loss, outputs.loss)
+    assert torch.equal(logits, outputs.logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [1, 2, torch.tensor([0, 2])])
+def test_logits_to_keep_gives_those_positions_of_all_logits(model, kept):
+    every = model(SOURCE, decoder_input_ids=TARGET).logits
+    some = model(SOURCE, decoder_input_ids=TARGET, logits_to_keep=kept).logits
+    assert_near(some, every[:, -kept:] if isinstance(kept, int) else every[:, kept])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "learned"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_bfloat16_stays_near_float32(encoding, attention):
+    full = tiny_model(position_encoding=encoding, attention=attention)
+    half = tiny_model(position_encoding=encoding, attention=attention).to(torch.bfloat16)
+    source, mask = padded(sentences(6, 3))
+    logits = half(source, attention_mask=mask, decoder_input_ids=TARGET).logits
+    assert logits.dtype == torch.bfloat16
+    expected = full(source, attention_mask=mask, decoder_input_ids=TARGET).logits
+    assert (logits.float() - expected).abs().mean() < 0.1 * expected.std()
+
+
+@torch.no_grad()
+def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(model):
+    assert model.to(torch.bfloat16)(SOURCE, labels=TARGET).loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": SOURCE, "attention_mask": torch.ones(2, 5)}, "must cover 4 tokens, but it covers 5"),
+        (
+            {"input_ids": SOURCE, "decoder_attention_mask": torch.ones(2, 2)},
+            "must cover 3 tokens, but it covers 2",
+        ),
+        (
+            {"encoder_outputs": (torch.zeros(2, 4, 32),), "attention_mask": torch.ones(2, 5)},
+            "must cover 4 tokens of the source, but it covers 5",
+        ),
+        ({"input_ids": SOURCE + 90}, "below 99, but one is 102"),
+        ({"input_ids": SOURCE - 6}, "at least 0 and below 99, but one is -1"),
+        ({"input_ids": SOURCE, "decoder_input_ids": TARGET + 90}, "below 99, but one is 106"),
+        ({"input_ids": SOURCE, "inputs_embeds": torch.zeros(2, 4, 32)}, "`input_ids` and `inputs_embeds`.* both"),
+        ({}, "`input_ids` and `inputs_embeds`.* neither"),
+        ({"input_ids": SOURCE, "decoder_input_ids": None}, "neither"),
+        ({"input_ids": SOURCE, "decoder_inputs_embeds": torch.zeros(2, 3, 32)}, "both"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_is_expected_and_what_is_given(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model(**{"decoder_input_ids": TARGET, **arguments})
+
+
+def test_a_target_id_is_checked_against_the_target_vocabulary():
+    model = tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    model(torch.tensor([[90]]), decoder_input_ids=torch.tensor([[70]]))
+    with pytest.raises(ValueError, match="below 71, but one is 71"):
+        model(SOURCE, decoder_input_ids=torch.tensor([[71], [1]]))
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused_beside_a_cache(model):
+    cache = model(SOURCE, decoder_input_ids=TARGET, use_cache=True).past_key_values
+    new = {"decoder_input_ids": TARGET[:, :1], "past_key_values": cache}
+    with pytest.raises(ValueError, match="must cover 4 tokens, but it covers 1"):
+        model(SOURCE, decoder_attention_mask=torch.ones(2, 1), **new)
+
+
+def test_labels_that_are_all_ignored_are_refused(model):
+    with pytest.raises(ValueError, match="at least one label other than -100"):
+        model(SOURCE, labels=torch.full((2, 3), -100))
+
+
+def test_labels_of_another_length_than_the_decoder_input_are_refused(model):
+    with pytest.raises(ValueError, match=r"`labels` must have the shape of the logits, \(2, 3\), but have \(2, 2\)"):
+        model(SOURCE, decoder_input_ids=TARGET, labels=TARGET[:, 1:])
+
+
+@torch.no_grad()
+def test_learned_positions_refuse_a_longer_sequence_with_both_numbers():
+    model = tiny_model(position_encoding="learned", max_position_embeddings=4)
+    cache = model(SOURCE, decoder_input_ids=TARGET, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"at most 4 tokens .*`max_position_embeddings`.* has 5"):
+        model(torch.full((1, 5), 9), decoder_input_ids=TARGET[:1])
+    with pytest.raises(ValueError, match="at most 4 tokens .* has 6"):
+        model(SOURCE, decoder_input_ids=TARGET, past_key_values=cache)

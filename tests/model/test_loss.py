@@ -1,0 +1,150 @@
+"""The loss (section 5.4), and that it and its gradient do not depend on how an update is split."""
+
+import copy
+
+import pytest
+import torch
+from helpers import PAD, assert_near, padded, sentences, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SOURCE_LENGTHS = (3, 9, 5, 2, 7, 4, 6, 8)
+TARGET_LENGTHS = (6, 1, 9, 3, 2, 8, 4, 5)
+LABELS = sum(TARGET_LENGTHS)
+
+
+def rows():
+    torch.manual_seed(0)
+    return list(zip(sentences(*SOURCE_LENGTHS), sentences(*TARGET_LENGTHS), strict=True))
+
+
+def collated(pairs, side="right", extra=0):
+    """Return model inputs; `extra` adds that much padding behind the longest row."""
+    source, mask = padded([source for source, _ in pairs], side)
+    target, tokens = padded([target for _, target in pairs])
+    labels = target.masked_fill(tokens == 0, -100)
+    extend = torch.nn.functional.pad
+    return {
+        "input_ids": extend(source, (0, extra), value=PAD),
+        "attention_mask": extend(mask, (0, extra)),
+        "labels": extend(labels, (0, extra), value=-100),
+    }
+
+
+def training_model():
+    return tiny_model(label_smoothing=0.1).train()
+
+
+def loss_and_gradient(model, batches, **kwargs):
+    model.zero_grad()
+    total = sum(model(**batch, **kwargs).loss for batch in batches)
+    total.backward()
+    return total.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def assert_same(ours, theirs):
+    assert_near(ours[0], theirs[0])
+    assert_near(ours[1], theirs[1], 2e-5)
+
+
+SPLITS = {"4x2": [2, 4, 6], "2x4": [4], "1x8": [1, 2, 3, 4, 5, 6, 7], "uneven": [1, 6]}
+
+
+@pytest.mark.parametrize("cuts", SPLITS.values(), ids=SPLITS)
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches(cuts):
+    model, pairs = training_model(), rows()
+    whole = loss_and_gradient(model, [collated(pairs)])
+    pieces = [pairs[start:stop] for start, stop in zip([0, *cuts], [*cuts, 8], strict=True)]
+    split = loss_and_gradient(model, [collated(piece) for piece in pieces], num_items_in_batch=LABELS)
+    assert_same(split, whole)
+
+
+@given(order=st.permutations(range(8)), cuts=st.sets(st.integers(1, 7)), as_tensor=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tensor):
+    model, pairs = training_model(), rows()
+    whole = loss_and_gradient(model, [collated(pairs)])
+    shuffled, edges = [pairs[index] for index in order], [0, *sorted(cuts), 8]
+    pieces = [collated(shuffled[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
+    count = torch.tensor(LABELS) if as_tensor else LABELS
+    assert_same(loss_and_gradient(model, pieces, num_items_in_batch=count), whole)
+
+
+@pytest.mark.parametrize(("side", "extra"), [("left", 0), ("right", 5), ("left", 3)])
+def test_loss_and_gradient_do_not_depend_on_padding(side, extra):
+    model, pairs = training_model(), rows()
+    assert_same(
+        loss_and_gradient(model, [collated(pairs, side, extra)]), loss_and_gradient(model, [collated(pairs)])
+    )
+
+
+def test_num_items_in_batch_is_the_divisor():
+    model, batch = training_model(), collated(rows())
+    assert_near(model(**batch, num_items_in_batch=2 * LABELS).loss * 2, model(**batch).loss)
+
+
+@torch.no_grad()
+def test_the_training_loss_is_smoothed_and_the_evaluation_loss_is_the_likelihood():
+    model, batch = training_model(), collated(rows())
+    outputs = model(**batch)
+    log_probabilities = outputs.logits.double().log_softmax(-1)
+    real = batch["labels"] != -100
+    chosen = log_probabilities.gather(-1, batch["labels"].clamp(min=0)[..., None])[..., 0]
+    likelihood = -chosen[real].mean()
+    uniform = -log_probabilities.mean(-1)[real].mean()
+    assert_near(outputs.loss.double(), 0.9 * likelihood + 0.1 * uniform)
+    assert_near(model.eval()(**batch).loss.double(), likelihood)
+
+
+def test_the_decoder_reads_start_and_the_labels_before():
+    labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
+    model = tiny_model()
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6], [1, 7, 2]]
+    labels = torch.tensor([[7, 2, -100, -100]])
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 7, 2, PAD]]
+    source = torch.tensor([[8, 9]])
+    given = model(source, decoder_input_ids=torch.tensor([[1, 7, 2, PAD]]), labels=labels)
+    assert torch.equal(model(source, labels=labels).loss, given.loss)
+    assert given.past_key_values is None
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    model, batch = training_model(), collated(rows())
+    plain = loss_and_gradient(model, [batch])
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    calls = []
+    model.model.decoder.layers[0].feed_forward.fc1.register_forward_hook(lambda *_: calls.append(1))
+    checkpointed = loss_and_gradient(model, [batch])
+    assert len(calls) == 2
+    assert_same(checkpointed, plain)
+
+
+def test_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    weights = []
+    pairs = rows()
+    for rows_per_batch, batches in ((8, 1), (2, 4)):
+        model = copy.deepcopy(training_model())
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            max_steps=1,
+            per_device_train_batch_size=rows_per_batch,
+            gradient_accumulation_steps=batches,
+            optim="sgd",
+            learning_rate=1.0,
+            max_grad_norm=0.0,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model=model, args=arguments, train_dataset=pairs, data_collator=collated)
+        assert trainer.model_accepts_loss_kwargs
+        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        trainer.train()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
+    assert weights[0].abs().max() > 1e-3
+    assert_near(weights[1], weights[0], 2e-5)

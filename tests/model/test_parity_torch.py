@@ -1,0 +1,139 @@
+"""With copied weights, Heed computes what `torch.nn.Transformer` computes."""
+
+import pytest
+import torch
+from helpers import assert_near, padded, shake, tiny_config
+from torch import nn
+
+from heed import HeedModel
+from heed.modeling_heed import HeedAttention, HeedDecoderLayer, HeedEncoderLayer
+
+KERNELS = ["eager", "sdpa"]
+PLACEMENTS = ["post", "pre"]
+SETTINGS = {"d_model": 32, "nhead": 4, "dim_feedforward": 64, "dropout": 0.0, "batch_first": True}
+TOKENS = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+HIDDEN_SOURCE = TOKENS == 0
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
+
+
+def config_like_torch(**changes):
+    return tiny_config(attention_bias=True, position_encoding="none", scale_embedding=False, **changes)
+
+
+def added_mask():
+    return HIDDEN_SOURCE[:, None, None].float() * torch.finfo(torch.float32).min
+
+
+@torch.no_grad()
+def copy_attention(ours, theirs):
+    for name, weight, bias in zip("qkv", theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
+        getattr(ours, f"{name}_proj").weight.copy_(weight)
+        getattr(ours, f"{name}_proj").bias.copy_(bias)
+    ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+
+
+def copy_layer(ours, theirs):
+    copy_attention(ours.self_attn, theirs.self_attn)
+    norms = [ours.self_attn_residual.norm, ours.feed_forward_residual.norm]
+    if isinstance(ours, HeedDecoderLayer):
+        copy_attention(ours.cross_attn, theirs.multihead_attn)
+        norms.insert(1, ours.cross_attn_residual.norm)
+    for number, norm in enumerate(norms, start=1):
+        norm.load_state_dict(getattr(theirs, f"norm{number}").state_dict())
+    ours.feed_forward.fc1.load_state_dict(theirs.linear1.state_dict())
+    ours.feed_forward.fc2.load_state_dict(theirs.linear2.state_dict())
+
+
+def copy_stack(ours, theirs):
+    for our_layer, their_layer in zip(ours.layers, theirs.layers, strict=True):
+        copy_layer(our_layer, their_layer)
+    if theirs.norm is not None:
+        ours.norm.load_state_dict(theirs.norm.state_dict())
+
+
+def shaken(module):
+    shake(module)
+    return module.eval()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("crosses", [False, True])
+def test_attention_equals_torch_multihead_attention(kernel, crosses):
+    theirs = shaken(nn.MultiheadAttention(32, 4, batch_first=True))
+    ours = HeedAttention(config_like_torch(), "encoder").eval()
+    copy_attention(ours, theirs)
+    source = torch.randn(2, 6, 32)
+    queries = torch.randn(2, 5, 32) if crosses else source
+    expected, expected_weights = theirs(
+        queries, source, source, key_padding_mask=HIDDEN_SOURCE, average_attn_weights=False
+    )
+    read = source if crosses else None
+    output, weights = ours(queries, added_mask(), read, positions=None, attn_implementation=kernel)
+    assert_near(output, expected)
+    if kernel == "eager":
+        assert_near(weights, expected_weights)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_encoder_layer_equals_torch(kernel, placement):
+    theirs = shaken(nn.TransformerEncoderLayer(**SETTINGS, norm_first=placement == "pre"))
+    ours = HeedEncoderLayer(config_like_torch(norm_placement=placement), 0).eval()
+    copy_layer(ours, theirs)
+    states = torch.randn(2, 6, 32)
+    output = ours(states, added_mask(), positions=None, attn_implementation=kernel)
+    assert_near(output[TOKENS == 1], theirs(states, src_key_padding_mask=HIDDEN_SOURCE)[TOKENS == 1])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_decoder_layer_equals_torch(kernel, placement):
+    theirs = shaken(nn.TransformerDecoderLayer(**SETTINGS, norm_first=placement == "pre"))
+    ours = HeedDecoderLayer(config_like_torch(norm_placement=placement), 0).eval()
+    copy_layer(ours, theirs)
+    source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
+    output = ours(
+        target,
+        CAUSAL[None, None].expand(2, 1, -1, -1),
+        source,
+        encoder_attention_mask=added_mask(),
+        positions=None,
+        attn_implementation=kernel,
+    )
+    expected = theirs(target, source, tgt_mask=CAUSAL, memory_key_padding_mask=HIDDEN_SOURCE)
+    assert_near(output, expected)
+
+
+def torch_transformer(placement):
+    """Torch ends each stack in a norm; the paper's post-norm stacks have none, which torch allows by hand."""
+    settings = {**SETTINGS, "norm_first": placement == "pre"}
+    ends = [nn.LayerNorm(32) if placement == "pre" else None for _ in range(2)]
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**settings), 2, ends[0], enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), 2, ends[1])
+    return shaken(nn.Transformer(32, 4, custom_encoder=encoder, custom_decoder=decoder, batch_first=True))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_whole_stacks_equal_torch_transformer_with_padding_on_both_sides(kernel, placement):
+    theirs = torch_transformer(placement)
+    ours = HeedModel._from_config(config_like_torch(norm_placement=placement), attn_implementation=kernel).eval()
+    copy_stack(ours.encoder, theirs.encoder)
+    copy_stack(ours.decoder, theirs.decoder)
+    source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
+    _, target_tokens = padded([torch.ones(3), torch.ones(5)])
+    outputs = ours(
+        inputs_embeds=source,
+        attention_mask=TOKENS,
+        decoder_inputs_embeds=target,
+        decoder_attention_mask=target_tokens,
+    )
+    expected = theirs(
+        source,
+        target,
+        tgt_mask=CAUSAL,
+        src_key_padding_mask=HIDDEN_SOURCE,
+        memory_key_padding_mask=HIDDEN_SOURCE,
+        tgt_key_padding_mask=torch.zeros(2, 5).masked_fill(target_tokens == 0, float("-inf")),
+    )
+    assert_near(outputs.last_hidden_state[target_tokens == 1], expected[target_tokens == 1])

@@ -1,0 +1,240 @@
+"""Model cards: every fact is in, nothing is left to fill in, the metadata is what the Hub reads, the code runs."""
+
+import dataclasses
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from heed.evaluation.metrics import score_translations
+from heed.publishing.model_card import RunFacts, card_metadata, render_model_card, write_model_card
+
+ROOT = Path(__file__).parents[2]
+
+PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "It rains."] * 4
+REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "It rains."] * 4
+
+FACTS = {
+    "name": "heed-tiny-ko-en",
+    "source_language": "ko",
+    "target_language": "en",
+    "license": "Apache-2.0",
+    "datasets": ["builtin:train:1000", "someone/pairs:news:train", "/home/me/secret/more.jsonl", "local.tsv"],
+    "pairs": {"train": 98765, "validation": 432},
+    "cleaning": {"kept": 98765, "dropped": {"empty": 31, "overlap": 7}, "examples": {"empty": [["", "x"]]}},
+    "parameters": 1234567,
+    "architecture": "An encoder-decoder of 2+2 pre-norm layers, d_model 48.",
+    "vocabulary": "290 byte-level BPE pieces for both languages",
+    "joint_vocabulary": True,
+    "recipe": {"learning_rate": 0.0007, "schedule": {"name": "inverse_sqrt", "warmup": 400}, "note": "a|b\nc"},
+    "updates": 20000,
+    "target_tokens": 3456789,
+    "seconds": 7384.2,
+    "hardware": "2 CPU cores",
+    "scores": {
+        "built-in test": score_translations(PREDICTIONS, REFERENCES, bootstrap=40),
+        "news": score_translations(PREDICTIONS[:5], REFERENCES[:5], metrics=("chrf",)),
+    },
+    "validation_loss": 1.2345,
+    "versions": {"heed": "0.1.0", "transformers": "5.23.0", "torch": "2.13.0"},
+    "example_source": '그는 "네"라고 한다.',
+    "example_translation": 'He says "yes".',
+}
+
+
+def changed(**changes) -> dict:
+    return FACTS | changes
+
+
+def body_of(card: str) -> str:
+    return card.split("\n---\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        *("# heed-tiny-ko-en", "ko → en", "1,234,567", "290 byte-level", "2+2 pre-norm", "Apache-2.0"),
+        *("`builtin:train:1000`", "`someone/pairs:news:train`", "`more.jsonl`", "`local.tsv`"),
+        *("| train | 98,765 |", "| validation | 432 |", "kept 98,765", "| empty | 31 |", "| overlap | 7 |"),
+        *("| learning_rate | 0.0007 |", "| schedule.name | inverse_sqrt |", r"| note | a\|b c |"),
+        *("20,000", "3,456,789", "2 h 3 min", "2 CPU cores", "1.2345 (perplexity 3.44)"),
+        *("heed 0.1.0, transformers 5.23.0, torch 2.13.0", 'He says "yes".'),
+    ],
+)
+def test_every_fact_is_in_the_card(fact):
+    assert fact in body_of(render_model_card(FACTS))
+
+
+def test_every_field_changes_the_card():
+    others = {
+        **{"name": "other", "source_language": "de", "target_language": "fr", "license": "mit", "datasets": ["o/o"]},
+        **{"pairs": {"train": 5}, "cleaning": {"kept": 5}, "parameters": 7, "architecture": "Other."},
+        **{"vocabulary": "other", "joint_vocabulary": False, "recipe": {"other": 1}, "updates": 3},
+        **{"target_tokens": 9, "seconds": 4.0, "hardware": "other", "scores": {"other": {"count": 1, "bleu": 2.0}}},
+        **{"validation_loss": 2.0, "versions": {"heed": "9", "transformers": "9", "torch": "9"}},
+        **{"example_source": "other", "example_translation": "other", "repository": "other/other"},
+        **{"description": "Other.", "intended_use": "Other.", "limits": ["Other."], "citation": "Other."},
+        "tags": ["other"],
+    }
+    assert set(others) == {field.name for field in dataclasses.fields(RunFacts)}
+    card = render_model_card(FACTS)
+    for name, value in others.items():
+        assert render_model_card(changed(**{name: value})) != card, name
+
+
+def test_nothing_is_left_to_fill_in():
+    for facts in (FACTS, changed(scores={"x": {"count": 1}}, cleaning={"kept": 3}, example_translation="")):
+        card = render_model_card(facts)
+        assert not re.search(r"\{\{|\}\}|\{%|%\}|TODO|More Information Needed|None\b|Undefined", card)
+        assert "\n\n\n" not in card
+        assert card.endswith("\n")
+        assert not card.endswith("\n\n")
+
+
+def test_tables_are_whole():
+    for table in re.findall(r"(?:^\|.*\n)+", body_of(render_model_card(FACTS)), re.MULTILINE):
+        rows = [re.sub(r"\\\|", "", row).count("|") for row in table.splitlines()]
+        assert len(rows) > 2
+        assert len(set(rows)) == 1, table
+
+
+def test_scores_come_with_intervals_and_signatures():
+    card = render_model_card(FACTS)
+    scores = FACTS["scores"]["built-in test"]
+    low, high = scores["bleu_interval"]
+    assert f"| {scores['bleu']:.2f} [{low:.2f}, {high:.2f}] |" in card
+    assert f"built-in test, BLEU: `{scores['bleu_signature']}`" in card
+    assert f"| news | 5 | – | {FACTS['scores']['news']['chrf']:.2f} | – | – |" in card
+    assert "95 % intervals" in card
+    assert "95 % intervals" not in render_model_card(changed(scores={"news": FACTS["scores"]["news"]}))
+
+
+def test_the_metadata_is_what_the_hub_reads():
+    data = ModelCard(render_model_card(FACTS)).data
+    assert data.language == ["ko", "en"]
+    assert data.license == "apache-2.0"
+    assert data.library_name == "transformers"
+    assert data.pipeline_tag == "translation"
+    assert data.datasets == ["someone/pairs"]
+    assert data.metrics == ["bleu", "chrf", "ter", "exact_match"]
+    assert "heed" in data.tags
+    results = {(result.dataset_name, result.metric_type): result for result in data.eval_results}
+    scores = FACTS["scores"]["built-in test"]
+    assert len(results) == 5
+    assert results["built-in test", "bleu"].metric_value == round(scores["bleu"], 2)
+    assert results["built-in test", "bleu"].metric_args == {"signature": scores["bleu_signature"]}
+    assert results["built-in test", "bleu"].dataset_type == "built-in-test"
+    assert {result.task_type for result in results.values()} == {"translation"}
+
+
+def test_a_license_that_the_hub_does_not_know_keeps_its_name():
+    data = card_metadata(RunFacts.from_mapping(changed(license="My Own License")))
+    assert (data.license, data.license_name) == ("other", "my-own-license")
+
+
+def test_the_builtin_corpus_is_named_as_a_limit():
+    warning = "no translator of real text"
+    assert warning in render_model_card(FACTS)
+    assert warning not in render_model_card(changed(datasets=["someone/pairs"]))
+
+
+def test_paths_of_the_training_machine_stay_there():
+    assert "/home" not in render_model_card(changed(recipe={"output": "/home/me/runs/one"}))
+
+
+def test_text_in_the_facts_is_never_taken_for_a_template():
+    assert "{{ 7 * 7 }}" in render_model_card(changed(hardware="{{ 7 * 7 }}"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(5.4, "| 5 s |"), (125, "| 2 min 5 s |"), (3599.9, "| 1 h 0 min |"), (90000, "| 25 h 0 min |")],
+)
+def test_durations_are_readable(seconds, shown):
+    assert f"| Time {shown}" in render_model_card(changed(seconds=seconds))
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RunFacts) if field.name in FACTS])
+def test_a_missing_fact_is_named(name):
+    facts = dict(FACTS)
+    del facts[name]
+    with pytest.raises(ValueError, match=f"`facts` must have `{name}`, but has not"):
+        render_model_card(facts)
+    with pytest.raises(ValueError, match=f"`{name}` must be given, but is None"):
+        render_model_card(changed(**{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nmae": "x"}, "no other fields than RunFacts, but has `nmae`"),
+        ({"name": ""}, "`name` must not be empty"),
+        ({"scores": {}}, "`scores` must not be empty"),
+        ({"datasets": "someone/pairs"}, "`datasets` must be a list"),
+        ({"source_language": "Korean"}, "`source_language` must be a language's code such as ko, but is 'Korean'"),
+        ({"updates": 0}, "`updates` must be a number above 0, but is 0"),
+        ({"parameters": "many"}, "`parameters` must be a number above 0, but is 'many'"),
+        ({"validation_loss": float("nan")}, "`validation_loss` must be a number above 0, but is nan"),
+        ({"versions": {"heed": "1", "torch": "2"}}, "`versions` must have `transformers`"),
+        ({"cleaning": {"dropped": {}}}, "`cleaning` must have `kept`"),
+        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`"),
+    ],
+)
+def test_a_wrong_fact_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        render_model_card(changed(**changes))
+
+
+def test_the_card_lies_in_the_models_folder(tmp_path):
+    path = write_model_card(tmp_path, RunFacts(**FACTS))
+    assert path == tmp_path / "README.md"
+    assert path.read_text(encoding="utf-8") == render_model_card(FACTS)
+    assert ModelCard.load(path).data.model_name == "heed-tiny-ko-en"
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere must be the folder of a model"):
+        write_model_card(tmp_path / "nowhere", FACTS)
+
+
+def test_the_template_at_the_top_of_the_repository_is_the_packages_own():
+    packaged = resources.files("heed.publishing").joinpath("model_card_template.md").read_text(encoding="utf-8")
+    assert (ROOT / "model_card.md").read_text(encoding="utf-8") == packaged
+
+
+def _code_blocks(card: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_code_in_the_card_runs(tmp_path, capsys, monkeypatch, joint):
+    import huggingface_hub
+    import torch
+
+    from heed import HeedConfig, HeedForConditionalGeneration, Translator
+    from heed.data.tokenization import train_tokenizers
+
+    sources, targets = ["고양이가 잔다.", "네."], ["The cat sleeps.", "Yes."]
+    tokenizers = train_tokenizers(sources, targets, vocab_size=260, joint=joint)
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 12}
+    model = HeedForConditionalGeneration(
+        HeedConfig(
+            vocab_size=260, share_encoder_decoder_embeddings=joint, **sizes, **heads, **tokenizers.special_ids()
+        )
+    )
+    model.save_pretrained(tmp_path)
+    tokenizers.save_pretrained(tmp_path)
+    facts = changed(repository=str(tmp_path), joint_vocabulary=joint, example_source="고양이가 잔다.")
+    with_transformers, with_heed = _code_blocks(render_model_card(facts))
+    exec(with_transformers, {})
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda folder: folder)
+    with pytest.warns(UserWarning, match="cut off"):
+        exec(with_heed, {})
+    printed = capsys.readouterr().out.splitlines()
+    with pytest.warns(UserWarning, match="cut off"):
+        expected = Translator(model, tokenizers).translate(["고양이가 잔다."], num_beams=4)[0][0].text
+    assert expected in "\n".join(printed)

@@ -373,20 +373,31 @@ class HeedPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module):
         """Draw matrices from Glorot's uniform distribution, and embeddings so that, scaled, they have variance 1."""
         super()._init_weights(module)
-        if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
             init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
         elif isinstance(module, AdditiveScore):
             init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
-        elif isinstance(module, HeedForConditionalGeneration) and not self.config.shares_target_and_output_embeddings:
-            init.normal_(module.lm_head.weight, std=self.config.d_model**-0.5)
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        """Resize as transformers does; a joint vocabulary keeps one size for source and target."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        if self.config.shares_source_and_target_embeddings:
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Resize as transformers does: source and target where their vocabularies have one size, else the source."""
+        has_one_size = self.config.decoder_vocab_size == self.config.vocab_size
+        head, decoder = self.get_output_embeddings(), self.get_decoder()
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if has_one_size and not self.config.shares_source_and_target_embeddings and decoder is not self:
+            decoder.resize_token_embeddings(self.config.vocab_size, mean_resizing=mean_resizing)
+        if has_one_size:
             self.config.decoder_vocab_size = self.config.vocab_size
+            self.tie_weights()
+        elif head is not None:
+            # transformers resizes the output with the source.
+            self.set_output_embeddings(head)
         return embeddings
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -759,8 +770,8 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
         """Return the decoder's `(batch, length)` mask as it is.
 
-        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood, leaves
-        no padding to count positions by, and may not be of the kind that the attention function takes.
+        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
+        leaves no padding to count positions by, and may not be of the kind that the attention function takes.
         """
         return attention_mask
 

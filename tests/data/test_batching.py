@@ -229,14 +229,15 @@ def test_a_stream_needs_little_more_than_a_pool_at_a_time():
     assert taken == 200
 
 
-def test_pools_of_a_stream_have_different_orders():
-    same = [{"input_ids": [i], "labels": [1]} for i in range(40)]
-    updates = list(stream_updates(same, pool_size=20, tokens_per_update=40, seed=1))
-    first, second = (
-        [row["input_ids"][0] % 20 for update in half for bucket in update for row in bucket]
-        for half in (updates[:1], updates[1:])
-    )
-    assert first != second
+def test_each_pool_of_a_stream_has_its_own_order():
+    rows = [{"input_ids": [number], "labels": [1]} for number in range(40)]
+    updates = list(stream_updates(rows, pool_size=20, tokens_per_update=2))
+    order = [row["input_ids"][0] for ((row,),) in updates]
+    (carried_over,) = set(range(20)) - set(order[:19])
+    second_pool = [carried_over, *range(20, 40)]
+    first_order = UpdateBatches([1] * 21, [1] * 21, tokens_per_update=2).epoch(0)
+    assert sorted(order[19:39]) != order[19:39]
+    assert order[19:39] != [second_pool[row] for ((row,),) in first_order[:20]]
 
 
 def test_a_stream_needs_a_pool():

@@ -82,6 +82,13 @@ def test_the_interval_is_the_one_that_sacrebleu_prints():
     assert f"μ = {(low + high) / 2:.3f} ± {(high - low) / 2:.3f}" in printed
 
 
+def test_an_interval_stays_within_the_scale():
+    predictions, references = ["a b c d e f"] * 9 + ["x"], ["a b c d e f"] * 10
+    mean_and_width = BLEU().corpus_score(predictions, [references], n_bootstrap=100)
+    assert mean_and_width._mean + mean_and_width._ci > 100
+    assert score_translations(predictions, references, bootstrap=100)["bleu_interval"][1] == 100.0
+
+
 def test_an_interval_of_nothing_right_is_zero():
     scores = score_translations(["x"] * 5, ["a b c d e"] * 5, bootstrap=40)
     assert scores["bleu_interval"] == (0.0, 0.0)

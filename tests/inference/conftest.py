@@ -50,5 +50,15 @@ def model(tokenizers) -> HeedForConditionalGeneration:
 
 
 @pytest.fixture
+def training_model(model, monkeypatch):
+    """The same model in training mode, with dropout strong enough to be seen."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            monkeypatch.setattr(module, "p", 0.5)
+    yield model.train()
+    model.eval()
+
+
+@pytest.fixture
 def pairs() -> dict[str, str]:
     return PAIRS

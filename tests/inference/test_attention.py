@@ -25,7 +25,7 @@ SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 @pytest.fixture
 def small_map() -> AttentionMap:
     weights = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]], dtype=np.float32)
-    return AttentionMap(["고양이", "▁café", "</s>"], ["$x$", "▁cat"], weights)
+    return AttentionMap(["고양이", "▁café", "</s>"], ["$\\frac$", "▁cat"], weights)
 
 
 def drawn_warnings(*arguments):
@@ -85,13 +85,10 @@ def test_without_a_target_the_models_own_translation_is_followed(model, tokenize
     np.testing.assert_array_equal(own.weights, followed.weights)
 
 
-def test_the_model_stays_in_training_mode_but_dropout_is_off(model, tokenizers):
-    before = attention_map(model, tokenizers, SOURCE, TARGET).weights
-    model.train()
-    during = attention_map(model, tokenizers, SOURCE, TARGET).weights
-    assert model.training
-    model.eval()
-    np.testing.assert_array_equal(before, during)
+def test_the_model_stays_in_training_mode_but_dropout_is_off(training_model, tokenizers):
+    during = attention_map(training_model, tokenizers, SOURCE, TARGET).weights
+    assert training_model.training
+    np.testing.assert_array_equal(during, attention_map(training_model.eval(), tokenizers, SOURCE, TARGET).weights)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +177,19 @@ def test_darker_cells_have_more_weight(small_map, tmp_path):
     pixels = image.imread(draw_attention(small_map, tmp_path / "map.png"))[..., :3]
     darkest_blue = np.array(matplotlib.colormaps["Blues"](0.9)[:3])
     assert (np.abs(pixels - darkest_blue).max(axis=2) < 0.02).sum() > 1000
+
+
+def test_rows_of_the_picture_are_rows_of_the_map(tmp_path):
+    weights = np.zeros((2, 3), dtype=np.float32)
+    weights[0, 2] = 1
+    path = draw_attention(AttentionMap(["a", "b", "c"], ["x", "y"], weights), tmp_path / "map.png")
+    pixels = image.imread(path)[..., :3]
+    height, width = pixels.shape[:2]
+    below, right = np.nonzero(np.abs(pixels - np.array(matplotlib.colormaps["Blues"](1.0)[:3])).max(axis=2) < 0.01)
+    inside = right < 0.8 * width  # the colour bar has the colour, too
+    assert inside.sum() > 1000
+    assert below[inside].max() < 0.7 * height
+    assert right[inside].min() > 0.4 * width
 
 
 def test_korean_letters_have_shapes(small_map, tmp_path):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 from heed import HeedForConditionalGeneration
 from heed.modeling_heed import HeedAttention
+from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 KERNELS = ["eager", "sdpa", "flex_attention"]
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers import tiny_config
 from huggingface_hub.errors import StrictDataclassError
 
 from heed import HeedConfig, HeedForConditionalGeneration
+from helpers import tiny_config
 
 JOINT_VOCABULARY = 37000
 PUBLISHED_BASE, PUBLISHED_BIG = 65e6, 213e6

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from helpers import ENDS, FIRST_WORD, START, VARIANTS, assert_near, padded, sentences, tiny_model
 
 STRATEGIES = {

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from helpers import assert_near, padded, sentences, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -123,5 +124,5 @@ def test_learned_positions_refuse_a_longer_sequence_with_both_numbers():
     cache = model(SOURCE, decoder_input_ids=TARGET, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"at most 4 tokens .*`max_position_embeddings`.* has 5"):
         model(torch.full((1, 5), 9), decoder_input_ids=TARGET[:1])
-    with pytest.raises(ValueError, match="at most 4 tokens .* has 6"):
+    with pytest.raises(ValueError, match=r"at most 4 tokens .* has 6"):
         model(SOURCE, decoder_input_ids=TARGET, past_key_values=cache)

@@ -1,12 +1,14 @@
 """The loss (section 5.4), and that it and its gradient do not depend on how an update is split."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
-from helpers import PAD, assert_near, padded, sentences, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from helpers import PAD, assert_near, padded, sentences, tiny_model
 
 SOURCE_LENGTHS = (3, 9, 5, 2, 7, 4, 6, 8)
 TARGET_LENGTHS = (6, 1, 9, 3, 2, 8, 4, 5)
@@ -65,7 +67,7 @@ def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tenso
     model, pairs = training_model(), rows()
     whole = loss_and_gradient(model, [collated(pairs)])
     shuffled, edges = [pairs[index] for index in order], [0, *sorted(cuts), 8]
-    pieces = [collated(shuffled[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
+    pieces = [collated(shuffled[start:stop]) for start, stop in pairwise(edges)]
     count = torch.tensor(LABELS) if as_tensor else LABELS
     assert_same(loss_and_gradient(model, pieces, num_items_in_batch=count), whole)
 
@@ -73,9 +75,7 @@ def test_loss_and_gradient_do_not_depend_on_order_or_split(order, cuts, as_tenso
 @pytest.mark.parametrize(("side", "extra"), [("left", 0), ("right", 5), ("left", 3)])
 def test_loss_and_gradient_do_not_depend_on_padding(side, extra):
     model, pairs = training_model(), rows()
-    assert_same(
-        loss_and_gradient(model, [collated(pairs, side, extra)]), loss_and_gradient(model, [collated(pairs)])
-    )
+    assert_same(loss_and_gradient(model, [collated(pairs, side, extra)]), loss_and_gradient(model, [collated(pairs)]))
 
 
 def test_num_items_in_batch_is_the_divisor():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import assert_near, padded, shake, tiny_config
 from torch import nn
 
 from heed import HeedModel
 from heed.modeling_heed import HeedAttention, HeedDecoderLayer, HeedEncoderLayer
+from helpers import assert_near, padded, shake, tiny_config
 
 KERNELS = ["eager", "sdpa"]
 PLACEMENTS = ["post", "pre"]

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from helpers import assert_near, padded, sentences, tiny_config, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed import HeedEncoder
 from heed.modeling_heed import HeedAttention, positions_of, sinusoids
+from helpers import assert_near, padded, sentences, tiny_config, tiny_model
 
 
 def sinusoid_of_the_paper(position: int, feature: int, width: int) -> float:

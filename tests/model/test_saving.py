@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SHARINGS, VARIANTS, tiny_config, tiny_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heed
 from heed import HeedConfig, HeedForConditionalGeneration, HeedModel
+from helpers import SHARINGS, VARIANTS, assert_near, tiny_config, tiny_model
 
 SHELF = sorted(Path(heed.__file__).parent.glob("*_heed*.py"))
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
@@ -97,7 +97,7 @@ def test_resizing_keeps_the_old_logits():
     model = tiny_model()
     before = logits_of(model)
     model.resize_token_embeddings(105)
-    assert torch.equal(logits_of(model)[..., :99], before)
+    assert_near(logits_of(model)[..., :99], before)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,7 @@ def test_the_saved_folder_holds_exactly_the_two_files_of_code(folder):
     }
 
 
+# Here heed was imported first, and its models before the Auto classes; new processes try the other orders.
 def test_auto_classes_know_heed_without_remote_code(folder):
     assert type(AutoConfig.for_model("heed")) is HeedConfig
     assert type(AutoConfig.from_pretrained(folder)) is HeedConfig
@@ -142,10 +143,10 @@ assert type(AutoModel.from_config(config)).__name__ == "HeedModel"
 SCRIPTS = {
     "heed_is_imported_before_transformers": "import sys, heed" + AUTO_CLASSES + LOAD,
     "heed_is_imported_after_transformers": "import sys" + AUTO_CLASSES + "import heed" + LOAD,
-    "heed_is_imported_lazily_first": "import sys\nfrom heed import HeedForConditionalGeneration" + AUTO_CLASSES + LOAD,
+    # `None` makes the import fail.
     "heed_is_not_installed": """
 import sys
-sys.modules["heed"] = None  # makes `import heed` fail
+sys.modules["heed"] = None
 """
     + AUTO_CLASSES
     + """
@@ -161,10 +162,6 @@ assert torch.equal(base.encoder.embed_tokens.weight, model.model.encoder.embed_t
 model.save_pretrained(sys.argv[3])
 again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[3], trust_remote_code=True).eval()
 assert torch.equal(again(source, decoder_input_ids=target).logits, logits)
-try:
-    import heed
-except ImportError:
-    print("heed was not there")
 """,
 }
 
@@ -176,7 +173,6 @@ def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folder, tmp_path
     command = [sys.executable, "-c", script + "\nprint('done')", *arguments]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert process.stdout.splitlines()[-1:] == ["done"], process.stderr
-    assert ("heed was not there" in process.stdout) == ("import heed" not in script.split("try:")[0].split("#")[0])
 
 
 @pytest.mark.parametrize("path", SHELF, ids=lambda path: path.name)

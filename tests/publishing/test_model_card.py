@@ -5,6 +5,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+import jinja2
 import pytest
 from huggingface_hub import ModelCard
 
@@ -91,6 +92,14 @@ def test_nothing_is_left_to_fill_in():
         assert "\n\n\n" not in card
         assert card.endswith("\n")
         assert not card.endswith("\n\n")
+
+
+def test_a_name_that_only_the_template_knows_is_an_error(tmp_path, monkeypatch):
+    template = tmp_path / "template.md"
+    template.write_text("{{ unheard_of }}", encoding="utf-8")
+    monkeypatch.setattr("heed.publishing.model_card.TEMPLATE", template)
+    with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
+        render_model_card(FACTS)
 
 
 def test_tables_are_whole():

@@ -279,7 +279,7 @@ def state_at_time() -> Iterator[Row]:
         if adjective.is_state:
             for tense, form in (("past", "statement"), ("future", "statement"), ("past", "negative")):
                 yield {
-                    "time": adverbs(TIMES[tense]),
+                    "time": adverbs(TIMES[tense][:2]),
                     "subject": subjects(("person",), "subject", described=False),
                     "predicate": (adjective_predicate(adjective, tense, form),),
                 }

@@ -1,0 +1,210 @@
+"""The `heed` command: train, evaluate, translate, attention.
+
+Everything heavy is imported by the command that needs it, so that `heed --help` answers at once.
+"""
+
+import io
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="heed",
+    help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
+Beams = Annotated[int | None, typer.Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in tokens. Default: the model's own.")]
+TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")
+    ] = None,
+):
+    """Train a model by a recipe, test it, and save it with its tokenizer and card."""
+    from heed.publishing.run_card import write_run_card
+    from heed.training.recipe import read_recipe
+
+    settings = read_recipe(recipe, overrides)
+    from heed.training.run import train as run_recipe
+
+    _quieten()
+    result = run_recipe(settings)
+    if int(os.environ.get("RANK", "0")) == 0:
+        card = write_run_card(result)
+        for name, values in result.metrics.items():
+            told = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
+            print(f"{name}: {told}")
+        minutes = result.progress.seconds / 60
+        print(
+            f"{result.progress.update:,} updates, {result.progress.target_tokens:,} target tokens, {minutes:.1f} min"
+        )
+        print(f"model: {result.folder}\ncard: {card}")
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[
+        list[str], typer.Option("--data", help="File, Hub dataset or builtin:SPLIT:COUNT; twice for two text files.")
+    ],
+    source: Annotated[str, typer.Option(help="Source language or column.")] = "source",
+    target: Annotated[str, typer.Option(help="Target language or column.")] = "target",
+    num_beams: Beams = None,
+    max_new_tokens: MaxNewTokens = None,
+    to: TargetLanguage = None,
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    bootstrap: Annotated[int, typer.Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
+    token_budget: Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")] = 8192,
+    predictions: Annotated[Path | None, typer.Option(help="Write the translations here, one a line.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    device: Device = None,
+):
+    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match."""
+    from heed.data.sources import read_pairs
+    from heed.evaluation.metrics import score_translations
+
+    pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
+    from heed.inference.translation import Translator
+
+    _quieten()
+    translator = Translator.from_pretrained(model, device=device)
+    settings = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    results = translator.translate([pair["source"] for pair in pairs], token_budget=token_budget, **settings)
+    texts = [best.text for best, *_ in results]
+    if predictions is not None:
+        predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
+    references = [pair["target"] for pair in pairs]
+    scores = score_translations(texts, references, tokenize=tokenize, lowercase=lowercase, bootstrap=bootstrap)
+    if as_json:
+        print(json.dumps(scores, indent=2, ensure_ascii=False))
+        return
+    print(f"{scores['count']} pairs")
+    for name, title in {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}.items():
+        interval = scores.get(f"{name}_interval")
+        spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+        unit = " %" if name == "exact_match" else ""
+        print(f"{title:<12}{scores[name]:6.2f}{unit}{spread}  {scores.get(f'{name}_signature', '')}".rstrip())
+
+
+@app.command()
+def translate(
+    model: Model,
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]…", help="Sentences; else standard input.")
+    ] = None,
+    num_beams: Beams = None,
+    n_best: Annotated[int, typer.Option("--n-best", help="Translations of each sentence, best first.")] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="Print each translation's score before it.")] = False,
+    max_new_tokens: MaxNewTokens = None,
+    to: TargetLanguage = None,
+    token_budget: Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")] = 8192,
+    device: Device = None,
+):
+    """Translate sentences, or standard input line by line; the order is kept."""
+    from heed.inference.translation import Translator
+
+    _quieten()
+    translator = Translator.from_pretrained(model, device=device)
+    lines = text if text else io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n")
+    for translations in translator.translate_lines(
+        lines,
+        num_beams=num_beams,
+        num_return_sequences=n_best,
+        max_new_tokens=max_new_tokens,
+        target_language=to,
+        token_budget=token_budget,
+    ):
+        for translation in translations:
+            score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
+            print(score + translation.text.replace("\n", " "))
+
+
+@app.command()
+def attention(
+    model: Model,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The source sentence.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to draw: .png, .svg or .pdf.")],
+    target: Annotated[str | None, typer.Option(help="Its translation. Default: the model's own.")] = None,
+    layer: Annotated[int, typer.Option(help="Layer, from 0; -1 is the last.")] = -1,
+    head: Annotated[int | None, typer.Option(help="Head, from 0. Default: the mean over all heads.")] = None,
+    kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
+    device: Device = None,
+):
+    """Draw which source tokens each target token looks at, as a heat map."""
+    from heed.inference.attention import attention_map, draw_attention
+    from heed.inference.translation import Translator
+
+    _quieten()
+    translator = Translator.from_pretrained(model, device=device)
+    weights = attention_map(translator.model, translator.tokenizers, text, target, layer, head, kind)
+    print(draw_attention(weights, output))
+
+
+@app.command()
+def version():
+    """Print the versions of Heed and of what it stands on."""
+    from importlib.metadata import version as version_of
+
+    for name in ("heed", "transformers", "torch", "tokenizers", "datasets", "accelerate"):
+        print(f"{name} {version_of(name)}")
+
+
+def _quieten():
+    """Leave the terminal to this program: no progress bars of transformers, no warnings about its own insides."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def main():
+    """Run the command; a user's mistake ends it with one line on standard error and exit code 2."""
+    is_main_process = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("heed").setLevel(logging.INFO if is_main_process else logging.ERROR)
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader of our output has gone; nothing is left to be told.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        print(f"heed: {error}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code of an error that is not ours: 2 for a mistake, 1 for bad luck, 130 for an interruption."""
+    if isinstance(error, ValueError | OSError | ImportError):
+        return 2
+    from huggingface_hub.errors import StrictDataclassError
+
+    if isinstance(error, StrictDataclassError):
+        return 2
+    if isinstance(error, FloatingPointError):
+        return 1
+    return 130 if type(error).__name__ == "TrainingInterrupted" else None
+
+
+if __name__ == "__main__":
+    main()

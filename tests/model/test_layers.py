@@ -1,0 +1,87 @@
+"""Feed-forward networks, residual connections, dropout and initial weights (sections 3.1, 3.3 and 5.4)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from heed import HeedForConditionalGeneration
+from heed.modeling_heed import HeedFeedForward, HeedResidual
+from helpers import assert_near, shake, tiny_config, tiny_model
+
+STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)
+SOURCE, TARGET = torch.tensor([[15, 16, 17]]), torch.tensor([[1, 18, 19]])
+
+
+def test_the_network_is_equation_2():
+    network = HeedFeedForward(tiny_config(), 64)
+    shake(network)
+    inner = (STATES @ network.fc1.weight.T + network.fc1.bias).clamp(min=0)
+    assert_near(network(STATES), inner @ network.fc2.weight.T + network.fc2.bias)
+
+
+@pytest.mark.parametrize(("name", "activation"), [("swiglu", F.silu), ("geglu", F.gelu), ("reglu", F.relu)])
+def test_a_gated_network_multiplies_the_inner_layer_by_its_activated_gate(name, activation):
+    network = HeedFeedForward(tiny_config(activation_function=name, feed_forward_bias=False), 64)
+    shake(network)
+    gate, inner = activation(STATES @ network.fc_gate.weight.T), STATES @ network.fc1.weight.T
+    assert_near(network(STATES), (gate * inner) @ network.fc2.weight.T)
+
+
+@pytest.mark.parametrize("norm_type", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_residual_connection_norms_after_or_before(norm_type, placement):
+    residual = HeedResidual(tiny_config(norm_type=norm_type, norm_placement=placement, layer_norm_eps=0.25))
+    shake(residual)
+    weight = residual.norm.weight
+
+    def norm(x):
+        if norm_type == "rmsnorm":
+            return x / (x.square().mean(-1, keepdim=True) + 0.25).sqrt() * weight
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        return (x - x.mean(-1, keepdim=True)) / (variance + 0.25).sqrt() * weight + residual.norm.bias
+
+    expected = norm(STATES + STATES.exp()) if placement == "post" else STATES + norm(STATES).exp()
+    assert_near(residual(STATES, torch.exp), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts_in_training_and_not_in_evaluation(field, attention):
+    model, plain = tiny_model(attention=attention, **{field: 0.5}), tiny_model(attention=attention)
+    assert torch.equal(model(SOURCE, decoder_input_ids=TARGET).logits, plain(SOURCE, decoder_input_ids=TARGET).logits)
+    model.train()
+    first, second = (model(SOURCE, decoder_input_ids=TARGET).logits for _ in range(2))
+    assert (first - second).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_dropout_is_on_the_embeddings_and_on_every_sublayer():
+    model = HeedForConditionalGeneration(tiny_config(dropout=0.25))
+    probabilities = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
+    assert sum(probability == 0.25 for probability in probabilities.values()) == 2 + 2 * 2 + 2 * 3
+    encoder = model.model.encoder
+    added = encoder.add_positions(torch.full((1, 400, 32), 50.0), torch.arange(400)[None])
+    assert abs((added == 0).float().mean() - 0.25) < 0.03
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"tie_output_embeddings": False}])
+def test_fresh_weights_have_the_documented_spread(changes):
+    model = HeedForConditionalGeneration(tiny_config(vocab_size=999, d_model=64, **changes))
+    for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head):
+        assert abs(embedding.weight.std() * 64**0.5 - 1) < 0.02
+    fc1 = model.model.encoder.layers[0].feed_forward.fc1
+    assert abs(fc1.weight.std() / (2 / (64 + 64)) ** 0.5 - 1) < 0.05
+    assert not fc1.bias.any()
+
+
+def test_every_parameter_is_trained():
+    model = tiny_model(
+        attention_bias=True, position_encoding="learned", norm_placement="pre", activation_function="swiglu"
+    )
+    model(SOURCE, labels=TARGET).loss.backward()
+    # A key's bias moves all scores of a query alike, which softmax does not see.
+    seen = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.abs().max() > 0}
+    assert {name for name, _ in model.named_parameters()} - seen <= {
+        name for name, _ in model.named_parameters() if name.endswith("k_proj.bias")
+    }

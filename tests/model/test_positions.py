@@ -91,6 +91,16 @@ def test_rotary_attention_depends_on_relative_positions_at_all():
     assert (attend(2 * torch.arange(6)[None]) - attend(torch.arange(6)[None])).abs().max() > 1e-3
 
 
+def test_rotary_positions_leave_cross_attention_alone():
+    attention = HeedAttention(tiny_config(position_encoding="rotary"), "decoder").eval()
+    source, target = torch.randn(1, 4, 32), torch.randn(1, 6, 32)
+    one, two = (
+        attention(target, None, source, positions=positions, attn_implementation="eager")[0]
+        for positions in (torch.arange(6)[None], torch.arange(6).flip(0)[None])
+    )
+    assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rotary"])
 def test_swapping_two_source_tokens_changes_the_encoding_of_a_third(encoding):
     model = tiny_model(position_encoding=encoding)

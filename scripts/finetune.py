@@ -1,0 +1,95 @@
+"""Go on training a saved Heed model with transformers' own Seq2SeqTrainer.
+
+    python scripts/finetune.py runs/quickstart/model --train builtin:train:2000 --validation builtin:validation:200 \
+        --source ko --target en --output runs/finetuned
+
+The recipe's loop (`heed train`, `model.start_from`) batches by tokens and is faster; this is the road for those who
+have a Trainer set-up already, and a pattern to copy from.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+
+from heed.data.sources import read_pairs
+from heed.data.tokenization import TokenizerPair
+from heed.evaluation.metrics import score_translations
+from heed.inference.loading import load_model
+
+
+def finetune(
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
+    train: Annotated[str, typer.Option(help="Training pairs: a file, a Hub dataset, builtin:SPLIT:COUNT.")],
+    validation: Annotated[str, typer.Option(help="Validation pairs, likewise.")],
+    source: Annotated[str, typer.Option(help="Source language or column.")],
+    target: Annotated[str, typer.Option(help="Target language or column.")],
+    output: Annotated[Path, typer.Option(help="Folder to save into; it must not hold anything yet.")],
+    epochs: Annotated[float, typer.Option(help="Passes over the training pairs.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(help="Pairs per device and step.")] = 64,
+    accumulation: Annotated[int, typer.Option(help="Steps per update.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the inverse square root schedule.")] = 5e-4,
+    warmup_steps: Annotated[int, typer.Option(help="Updates up to the peak.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of dropout and order.")] = 1,
+):
+    """Fine-tune, validate with BLEU and chrF, save."""
+    if output.exists() and any(output.iterdir()):
+        raise ValueError(f"`--output` must be an empty folder, but {output} is not.")
+    set_seed(seed)
+    network = load_model(model)
+    tokenizers = TokenizerPair.from_pretrained(model)
+    tokenizers.check_config(network.config)
+
+    def encode(pairs):
+        inputs = tokenizers.encode_source(pairs["source"])
+        return {"input_ids": inputs, "labels": tokenizers.encode_target(pairs["target"])}
+
+    def read(location, split):
+        pairs = read_pairs(location, source=source, target=target, split=split)
+        return pairs.map(encode, batched=True, remove_columns=pairs.column_names)
+
+    def scores(results):
+        labels = np.where(results.label_ids < 0, network.config.pad_token_id, results.label_ids)
+        predictions = np.where(results.predictions < 0, network.config.pad_token_id, results.predictions)
+        texts, references = tokenizers.decode_target(predictions), tokenizers.decode_target(labels)
+        values = score_translations(texts, references, metrics=("bleu", "chrf", "exact_match"))
+        return {name: values[name] for name in ("bleu", "chrf", "exact_match")}
+
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(output),
+        num_train_epochs=epochs,
+        per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=learning_rate,
+        lr_scheduler_type="inverse_sqrt",
+        warmup_steps=warmup_steps,
+        adam_beta2=0.98,  # section 5.3 of the paper
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=1,
+        logging_steps=20,
+        predict_with_generate=True,
+        report_to="none",
+        seed=seed,
+    )
+    trainer = Seq2SeqTrainer(
+        model=network,
+        args=arguments,
+        train_dataset=read(train, "train"),
+        eval_dataset=read(validation, "validation"),
+        data_collator=DataCollatorForSeq2Seq(tokenizers.source, model=network),
+        compute_metrics=scores,
+    )
+    trainer.train()
+    print({name: round(value, 3) for name, value in trainer.evaluate().items()})
+    network.save_pretrained(output)
+    tokenizers.save_pretrained(output)
+    print(f"model: {output}")
+
+
+if __name__ == "__main__":
+    typer.run(finetune)

@@ -1,0 +1,52 @@
+"""Watch an encoder-decoder learn Korean to English on the built-in corpus, then use it: `make quickstart`.
+
+Every step is a command of its own, in a process of its own, and is printed before it runs.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from heed.data.korean_english import korean_english_pairs
+
+RECIPE = "configuration/recipes/quickstart.yaml"
+RUN = Path("runs/quickstart")
+MODEL = RUN / "model"
+SENTENCES = 5
+
+
+def heed(*arguments: str) -> str:
+    """Run a `heed` command, its progress shown, and return what it prints."""
+    print(f"\n$ heed {shlex.join(arguments)}", flush=True)
+    command = [sys.executable, "-m", "heed.cli", *arguments]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
+    if finished.returncode:
+        sys.exit(finished.returncode)
+    return finished.stdout.strip()
+
+
+def main():
+    """Train, evaluate, translate, draw."""
+    print(heed("train", RECIPE, f"output={RUN}", "overwrite=true"))
+
+    # The test scores are those of the first 1,000 test sentences; these come after them.
+    unseen = list(korean_english_pairs("test", 1000 + SENTENCES))[-SENTENCES:]
+    translations = heed("translate", str(MODEL), *(pair["ko"] for pair in unseen)).splitlines()
+    for pair, translation in zip(unseen, translations, strict=True):
+        mark = "=" if translation == pair["en"] else "≠"
+        print(f"  {pair['ko']}\n    → {translation}\n    {mark} {pair['en']}")
+
+    heat_map = heed("attention", str(MODEL), unseen[0]["ko"], "-o", str(RUN / "attention.png"))
+
+    metrics = json.loads((MODEL / "metrics.json").read_text(encoding="utf-8"))
+    print("\nExact match on 1,000 unseen sentences each:")
+    print(f"  test           {metrics['test']['exact_match']:5.1f} %")
+    print(f"  compositional  {metrics['compositional']['exact_match']:5.1f} %  (words never seen together)")
+    print(f"\nmodel      {MODEL}/  (AutoModelForSeq2SeqLM.from_pretrained loads it)")
+    print(f"card       {MODEL}/README.md\nheat map   {heat_map}\nrun        {RUN}/  (log.jsonl, checkpoints)")
+
+
+if __name__ == "__main__":
+    main()

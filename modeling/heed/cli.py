@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,6 +25,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by def
 Beams = Annotated[int | None, typer.Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
+Kind = Literal["cross", "encoder", "decoder"]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
 
 
@@ -84,8 +85,13 @@ def evaluate(
 
     _quieten()
     translator = Translator.from_pretrained(model, device=device)
-    settings = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    results = translator.translate([pair["source"] for pair in pairs], token_budget=token_budget, **settings)
+    results = translator.translate(
+        [pair["source"] for pair in pairs],
+        num_beams=num_beams,
+        max_new_tokens=max_new_tokens,
+        target_language=to,
+        token_budget=token_budget,
+    )
     texts = [best.text for best, *_ in results]
     if predictions is not None:
         predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
@@ -143,7 +149,7 @@ def attention(
     target: Annotated[str | None, typer.Option(help="Its translation. Default: the model's own.")] = None,
     layer: Annotated[int, typer.Option(help="Layer, from 0; -1 is the last.")] = -1,
     head: Annotated[int | None, typer.Option(help="Head, from 0. Default: the mean over all heads.")] = None,
-    kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
+    kind: Annotated[Kind, typer.Option(help="Whose attention.")] = "cross",
     device: Device = None,
 ):
     """Draw which source tokens each target token looks at, as a heat map."""

@@ -208,11 +208,12 @@ class HeedConfig(PreTrainedConfig):
                 f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
             )
         end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        target_size = self.decoder_vocab_size or self.vocab_size
         limits = {
-            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, self.decoder_vocab_size)),
-            "bos_token_id": ([self.bos_token_id], self.decoder_vocab_size),
-            "eos_token_id": (end, self.decoder_vocab_size),
-            "decoder_start_token_id": ([self.decoder_start_token_id], self.decoder_vocab_size),
+            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, target_size)),
+            "bos_token_id": ([self.bos_token_id], target_size),
+            "eos_token_id": (end, target_size),
+            "decoder_start_token_id": ([self.decoder_start_token_id], target_size),
         }
         for name, (ids, limit) in limits.items():
             for token_id in ids:

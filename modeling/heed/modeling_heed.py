@@ -43,7 +43,7 @@ IGNORED_LABEL = -100
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
     """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
 
-    Nothing is stored, so the encoding extends to any length and is exact in every dtype of the model.
+    Nothing is stored, so the encoding extends to any length, whatever the dtype of the model.
 
     Args:
         positions: Integer positions of any shape, say `(batch, length)`.
@@ -364,6 +364,11 @@ class HeedPreTrainedModel(PreTrainedModel):
         # Read by transformers before it picks an attention function for this model: never pick one that would
         # silently compute something else.
         if config.attention_scoring == "additive":
+            if config._attn_implementation not in (None, "eager"):
+                raise ValueError(
+                    "`attn_implementation` must be eager where `attention_scoring` is additive, "
+                    f"but is {config._attn_implementation} instead."
+                )
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
         if config.encoder_neighbourhood or config.decoder_neighbourhood or config.d_k != config.d_v:
             self._supports_flash_attn = False
@@ -478,8 +483,12 @@ class HeedStack(HeedPreTrainedModel):
             raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
 
     def _check_lengths(self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None):
-        if torch.compiler.is_compiling() or isinstance(past_length, torch.Tensor):
+        if torch.compiler.is_compiling():
             return
+        if isinstance(past_length, torch.Tensor):  # a static cache
+            if past_length.device.type != "cpu":
+                return
+            past_length = int(past_length)
         total = past_length + length
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != total:
             raise ValueError(

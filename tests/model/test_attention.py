@@ -193,7 +193,7 @@ def test_output_hidden_states_are_the_embeddings_and_every_layer():
 def test_additive_scoring_chooses_eager_and_refuses_sdpa():
     config = tiny_config(attention_scoring="additive")
     assert HeedForConditionalGeneration(config).config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+    with pytest.raises(ValueError, match="`attn_implementation` must be eager"):
         HeedForConditionalGeneration._from_config(
             tiny_config(attention_scoring="additive"), attn_implementation="sdpa"
         )

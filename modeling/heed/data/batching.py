@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 LABEL_PADDING = -100  # the label that torch's cross-entropy ignores
+TokenCounts = Sequence[int] | np.ndarray
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -46,8 +47,8 @@ class UpdateBatches:
 
     def __init__(
         self,
-        source_lengths: Sequence[int],
-        target_lengths: Sequence[int],
+        source_lengths: TokenCounts,
+        target_lengths: TokenCounts,
         *,
         tokens_per_update: int,
         buckets_per_update: int = 1,
@@ -212,9 +213,7 @@ def stream_updates(
         pool_number += 1
 
 
-def padding_share(
-    batches: Iterable[Sequence[int]], source_lengths: Sequence[int], target_lengths: Sequence[int]
-) -> float:
+def padding_share(batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts) -> float:
     """Return the part of all padded tokens that is padding, from 0 to 1.
 
     Args:
@@ -236,7 +235,7 @@ def _check_at_least(name: str, value: int, minimum: int) -> None:
         raise ValueError(f"`{name}` must be a whole number of at least {minimum}, but is {value!r} instead.")
 
 
-def _length_arrays(source_lengths: Sequence[int], target_lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _length_arrays(source_lengths: TokenCounts, target_lengths: TokenCounts) -> tuple[np.ndarray, np.ndarray]:
     if len(source_lengths) != len(target_lengths):
         raise ValueError(
             f"`source_lengths` and `target_lengths` must have the same number of rows, "

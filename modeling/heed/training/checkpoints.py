@@ -164,6 +164,13 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
+def delete_unfinished(folder: Path, update: int) -> None:
+    """Delete half-written checkpoints, and those after an update: damaged ones, where a run resumes from it."""
+    for path in folder.glob("*.partial"):
+        shutil.rmtree(path)
+    prune_checkpoints(folder, {saved for saved, _ in list_checkpoints(folder) if saved <= update})
+
+
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
     """Delete all checkpoints but those of the updates in `keep`."""
     for update, path in list_checkpoints(folder):
@@ -184,11 +191,15 @@ def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
-        if total and weights.keys() != total.keys():
+        if total and _shapes(weights) != _shapes(total):
             raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
         for name, weight in weights.items():
             total[name] = total.get(name, 0) + weight.double()
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def _write_manifest(folder: Path) -> None:

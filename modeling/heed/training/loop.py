@@ -24,6 +24,7 @@ from heed.training.checkpoints import (
     STATE_FOLDER,
     Progress,
     checkpoint_path,
+    delete_unfinished,
     list_checkpoints,
     load_progress,
     load_random_state,
@@ -72,12 +73,16 @@ class TrainingLoop:
             model.gradient_checkpointing_enable()
         optimizer = make_optimizer(model, recipe.optimization)
         self.d_model = model.config.d_model
-        self.pad_token_id = model.config.pad_token_id
+        self.pad_token_id = corpus.tokenizers.source.pad_token_id
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # Every process has drawn the same weights; from here on each draws its own dropout.
         set_seed(recipe.seed, device_specific=True)
         if self._resumed_from is not None:
             self._load_state(self._resumed_from)
+        if accelerator.is_main_process:
+            # What a killed run left half-written would otherwise pass for this run's.
+            delete_unfinished(self.checkpoints, self.progress.update)
+        accelerator.wait_for_everyone()
         self._stop_signal: int | None = None
         self._window = {"loss": 0.0, "tokens": 0, "seconds": 0.0}
 
@@ -96,7 +101,7 @@ class TrainingLoop:
 
         Raises:
             TrainingInterrupted: After Ctrl-C or SIGTERM; everything is saved.
-            FloatingPointError: If the loss is no longer finite; nothing is saved.
+            FloatingPointError: If the loss or a weight is no longer finite; nothing is saved.
         """
         handlers = {number: signal.signal(number, self._note_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         bar = tqdm(
@@ -109,7 +114,7 @@ class TrainingLoop:
         started = time.perf_counter() - self.progress.seconds
         try:
             self.model.train()
-            for update in self._updates():
+            for update in () if self._is_finished() else self._updates():
                 begun = time.perf_counter()
                 self._train_on(update)
                 self.progress.seconds = time.perf_counter() - started
@@ -196,15 +201,18 @@ class TrainingLoop:
         loss = torch.as_tensor(window["loss"], device=self.accelerator.device, dtype=torch.float32)
         loss_per_token = self.accelerator.reduce(loss, reduction="sum").item() / max(1, window["tokens"])
         if not math.isfinite(loss_per_token):
-            raise FloatingPointError(
-                f"The training loss is {loss_per_token} near update {self.progress.update}: the learning rate may be "
-                "too high, or the warm-up too short. The last checkpoint is unharmed."
-            )
+            raise FloatingPointError(self._diverged(f"the training loss is {loss_per_token}"))
         speed = window["tokens"] / max(window["seconds"], 1e-9)
         rate = learning_rate(self.progress.update, self.recipe.optimization, self.d_model)
         self._record({"train/loss": loss_per_token, "train/learning_rate": rate, "train/target_tokens_per_s": speed})
         bar.set_postfix_str(f"loss {loss_per_token:.3f}, {speed:,.0f} target tokens/s")
         self._window = {"loss": 0.0, "tokens": 0, "seconds": 0.0}
+
+    def _diverged(self, what: str) -> str:
+        return (
+            f"Training has diverged near update {self.progress.update} ({what}): the learning rate may be too high, "
+            "or the warm-up too short. The last checkpoint is unharmed."
+        )
 
     def _validate(self) -> bool:
         """Measure loss and scores on the validation pairs; return whether the selected one is the best so far."""
@@ -260,6 +268,8 @@ class TrainingLoop:
         """Write a checkpoint, unless this update has one, and delete what the recipe does not keep."""
         if checkpoint_path(self.checkpoints, self.progress.update).exists():
             return
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            raise FloatingPointError(self._diverged("a weight is not finite"))
         save_random_state(self.checkpoints, self.progress.update, self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:

@@ -17,7 +17,7 @@ from heed.data.tokenization import TokenizerPair, train_tokenizers
 from heed.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from heed.modeling_heed import HeedForConditionalGeneration
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ def prepare_corpus(recipe: Recipe, folder: Path, is_main: bool = True) -> Corpus
         ValueError: If the data are unusable, or nothing is left of them.
     """
     data = recipe.data
-    names = {"source": data.source, "target": data.target}
-    validation = list(read_pairs(data.location(data.validation), **names, split="validation"))
-    tests = [read_pairs(data.location(where), **names, split=name) for name, where in data.test.items()]
-    pairs = read_pairs(data.location(data.train), **names, split="train", streaming=data.streaming)
+    source, target = data.source, data.target
+    validation = list(read_pairs(data.location(data.validation), source, target, split="validation"))
+    tests = [read_pairs(data.location(where), source, target, split=name) for name, where in data.test.items()]
+    pairs = read_pairs(data.location(data.train), source, target, split="train", streaming=data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     languages = (data.target, data.source) if data.both_directions else ()
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
@@ -138,7 +138,7 @@ def load_or_train_tokenizers(recipe: Recipe, pairs, folder: Path, is_main: bool)
     return tokenizers
 
 
-def make_model(recipe: Recipe, tokenizers: TokenizerPair) -> "HeedForConditionalGeneration":
+def make_model(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Make the recipe's model with fresh weights, or load the one it goes on from.
 
     Sizes of vocabularies and special ids come from the tokenizers, so that the two cannot disagree.
@@ -154,10 +154,12 @@ def make_model(recipe: Recipe, tokenizers: TokenizerPair) -> "HeedForConditional
     if recipe.model.start_from is not None:
         model = load_model(recipe.model.start_from)
         tokenizers.check_config(model.config)
+        if recipe.model.attn_implementation is not None:
+            model.set_attn_implementation(recipe.model.attn_implementation)
         return model
     options = read_config(recipe.model.config) if recipe.model.config is not None else {}
     options |= recipe.model.options
-    wired = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    wired: dict[str, int | None] = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
     wired |= tokenizers.special_ids()
     for name in wired.keys() & recipe.model.options.keys():
         if options[name] != wired[name]:
@@ -188,4 +190,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
+    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
+    if kind != "heed":
+        raise ValueError(f"The model config {path} (`model.config`) must be of type heed, but is of {kind} instead.")
     return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}

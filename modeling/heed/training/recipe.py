@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from heed.data.cleaning import CleaningRules
+from heed.evaluation.metrics import SMALLEST_BOOTSTRAP
 
 
 @dataclass
@@ -178,7 +179,10 @@ class DecodingRecipe:
     def __post_init__(self):
         """Check the numbers."""
         _at_least(1, "decoding", self, "num_beams", "max_length")
-        _at_least(0, "decoding", self, "bootstrap")
+        if self.bootstrap != 0 and self.bootstrap < SMALLEST_BOOTSTRAP:
+            raise ValueError(
+                f"`decoding.bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {self.bootstrap} instead."
+            )
 
 
 @dataclass
@@ -296,7 +300,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
     *sections, last = key.split(".")
     for section in sections:
-        tree = tree.setdefault(section, {})
+        if tree.get(section) is None:  # absent, or a section without a key
+            tree[section] = {}
+        tree = tree[section]
         if not isinstance(tree, dict):
             raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
     try:
@@ -318,7 +324,7 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
     values = {}
     for name, value in tree.items():
         hint = hints[name]
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
@@ -379,12 +385,12 @@ def _in_words(choices: tuple[Any, ...]) -> str:
 def _at_least(minimum: int, section: str, values: Any, *names: str) -> None:
     for name in names:
         value = getattr(values, name)
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:
             raise ValueError(f"`{section}.{name}` must be at least {minimum}, but is {value} instead.")
 
 
 def _above(minimum: int, section: str, values: Any, *names: str) -> None:
     for name in names:
         value = getattr(values, name)
-        if value is not None and value <= minimum:
+        if value is not None and not value > minimum:
             raise ValueError(f"`{section}.{name}` must be above {minimum}, but is {value} instead.")

@@ -26,7 +26,16 @@ logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
 # What a run writes into its folder; `overwrite` deletes these and nothing else.
-RUN_FILES = ("recipe.yaml", "log.jsonl", "checkpoints", "tokenizer", "tokenizer.partial", "trackers", MODEL_FOLDER)
+RUN_FILES = (
+    "recipe.yaml",
+    "log.jsonl",
+    "checkpoints",
+    "tokenizer",
+    "tokenizer.partial",
+    "trackers",
+    "model.partial",
+    "model",
+)
 # A run that changes one of these is another run.
 FIXED_SECTIONS = ("seed", "data", "tokenizer", "model")
 
@@ -122,9 +131,11 @@ def check_output_folder(recipe: Recipe) -> None:
             "delete it with overwrite=true, or choose another folder with output=…"
         )
     checkpoint = newest_whole_checkpoint(folder / "checkpoints")
-    if checkpoint is None:
+    # A run that has no checkpoint yet may have its tokenizer.
+    written = folder / "recipe.yaml" if checkpoint is None else checkpoint / STATE_FOLDER / "recipe.yaml"
+    if not written.is_file():
         return
-    earlier = read_recipe(checkpoint / STATE_FOLDER / "recipe.yaml")
+    earlier = read_recipe(written)
     for name in FIXED_SECTIONS:
         if getattr(earlier, name) != getattr(recipe, name):
             raise ValueError(
@@ -195,9 +206,13 @@ def publish_weights(recipe: Recipe, model, corpus: Corpus, checkpoints: list[Pat
     )
     if accelerator.is_main_process:
         folder = recipe.folder / MODEL_FOLDER
-        model.save_pretrained(folder)
-        corpus.tokenizers.save_pretrained(folder)
-        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        partial = folder.with_name(folder.name + ".partial")  # renamed when whole
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial)
+        corpus.tokenizers.save_pretrained(partial)
+        (partial / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
     accelerator.wait_for_everyone()
 
 

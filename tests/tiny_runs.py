@@ -1,0 +1,45 @@
+"""Recipes of runs that take a second, and what several test files do with them."""
+
+import json
+from pathlib import Path
+
+from heed.training.recipe import Recipe, make_recipe
+
+SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+
+
+def tiny_tree(folder: Path, changes: dict | None = None) -> dict:
+    """Return the recipe of six updates on 300 built-in pairs, with `{"section.key": value}` on top."""
+    tree = {
+        "name": "tiny",
+        "output": str(folder),
+        "data": {"train": "builtin:train:300", "validation": "builtin:validation:20", "source": "ko", "target": "en"},
+        "tokenizer": {"vocab_size": 400},
+        "model": {"options": {**SIZES, "dropout": 0.1}},
+        "optimization": {
+            **{"schedule": "constant", "learning_rate": 0.003, "warmup_updates": 2, "max_updates": 6},
+            **{"tokens_per_update": 2000, "device": "cpu"},
+        },
+        "validation": {"every_updates": 100, "sentences": 0},
+        "checkpoints": {"every_updates": 100},
+        "decoding": {"num_beams": 1, "max_length": 24, "bootstrap": 0},
+        "logging": {"every_updates": 1},
+    }
+    for key, value in (changes or {}).items():
+        *sections, last = key.split(".")
+        section = tree
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return tree
+
+
+def tiny_recipe(folder: Path, changes: dict | None = None) -> Recipe:
+    return make_recipe(tiny_tree(folder, changes))
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    """Return all values of one name in a run's log, in order."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]

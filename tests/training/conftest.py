@@ -1,0 +1,52 @@
+"""A corpus that is read and tokenized once, and loops on it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from tiny_runs import tiny_recipe
+
+from heed.training.checkpoints import checkpoint_path
+from heed.training.loop import TrainingLoop
+from heed.training.preparation import prepare_corpus
+from heed.training.run import make_accelerator
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Forget the precision of earlier runs in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
+
+
+@pytest.fixture
+def make_loop(corpus, tmp_path):
+    def make(changes=None, folder=None, data=corpus) -> TrainingLoop:
+        recipe = tiny_recipe(folder or tmp_path / "run", changes)
+        recipe.folder.mkdir(exist_ok=True)
+        return TrainingLoop(recipe, data, make_accelerator(recipe))
+
+    return make
+
+
+@pytest.fixture
+def saved_updates():
+    """List the updates whose checkpoints are there."""
+    return lambda folder: sorted(int(path.name.split("-")[1]) for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.fixture
+def weights_of():
+    """Read the weights of an update's checkpoint."""
+    from safetensors.torch import load_file
+
+    def read(folder: Path, update: int) -> dict[str, torch.Tensor]:
+        return load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+
+    return read

@@ -1,0 +1,327 @@
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from tiny_runs import logged, tiny_recipe
+
+from heed.training.checkpoints import checkpoint_path, find_damage
+from heed.training.loop import TrainingInterrupted
+from heed.training.preparation import prepare_corpus
+from heed.training.validation import validation_loss
+
+NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
+NO_DROPOUT["model.options"] |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+
+
+def equal(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def updates_of_an_epoch(corpus):
+    return len(list(corpus.updates(0)))
+
+
+def test_the_training_loss_falls(make_loop):
+    loop = make_loop({"optimization.max_updates": 40})
+    assert loop.run().update == 40
+    losses = logged(loop.recipe.folder, "train/loss")
+    assert len(losses) == 40
+    assert abs(losses[0] - math.log(400)) < 1.0
+    assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
+
+
+def test_the_learning_rate_of_every_update_is_the_schedules(make_loop):
+    loop = make_loop({"optimization.warmup_updates": 4})
+    loop.run()
+    rates = logged(loop.recipe.folder, "train/learning_rate")
+    assert rates == pytest.approx([0.00075, 0.0015, 0.00225, 0.003, 0.003, 0.003])
+    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
+
+
+def gradient_of_one_update(make_loop, folder, token_budget):
+    # With this epsilon Adam's step is nearly proportional to the gradient.
+    changes = {"optimization.max_updates": 1, "optimization.epsilon": 1e3, "optimization.warmup_updates": 0}
+    changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **NO_DROPOUT}
+    loop = make_loop(changes, folder)
+    before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
+    batches = len(loop._micro_batches(next(iter(loop.corpus.updates(0))))[0])
+    loop.run()
+    change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.model.named_parameters()])
+    return logged(folder, "train/loss")[0], change.detach().double(), batches
+
+
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make_loop, tmp_path):
+    loss, change, batches = gradient_of_one_update(make_loop, tmp_path / "whole", None)
+    assert batches == 1
+    assert change.norm() > 0.01
+    for budget, at_least in ((1000, 2), (300, 7), (1, 40)):
+        other_loss, other_change, batches = gradient_of_one_update(make_loop, tmp_path / str(budget), budget)
+        assert batches >= at_least
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert (other_change - change).norm() / change.norm() < 2e-5
+
+
+def test_weights_after_several_updates_do_not_depend_on_the_micro_batches(make_loop, tmp_path, weights_of):
+    for name, budget in (("whole", None), ("split", 300)):
+        make_loop({"optimization.token_budget": budget, **NO_DROPOUT}, tmp_path / name).run()
+    whole, split = logged(tmp_path / "whole", "train/loss"), logged(tmp_path / "split", "train/loss")
+    assert whole == pytest.approx(split, rel=1e-4)
+    assert whole[-1] < whole[0]
+
+
+@pytest.mark.parametrize("stop", ["mid_epoch", "epoch_end", "after_an_epoch"])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_loop, tmp_path, weights_of, corpus, stop):
+    epoch = updates_of_an_epoch(corpus)
+    assert epoch > 3
+    stop = {"mid_epoch": 2, "epoch_end": epoch, "after_an_epoch": epoch + 1}[stop]
+    end = epoch + 3
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    make_loop({"optimization.max_updates": end}, straight).run()
+    make_loop({"optimization.max_updates": stop}, resumed).run()
+    loop = make_loop({"optimization.max_updates": end, "resume": True}, resumed)
+    assert loop.progress.update == stop
+    loop.run()
+    assert equal(weights_of(resumed, end), weights_of(straight, end))
+    assert not equal(weights_of(resumed, end), weights_of(resumed, stop))
+    assert logged(resumed, "train/loss") == logged(straight, "train/loss")
+    states = [
+        torch.load(checkpoint_path(folder / "checkpoints", end) / "training_state/optimizer.pt")
+        for folder in (straight, resumed)
+    ]
+    for number, state in states[0]["state"].items():
+        assert equal(states[1]["state"][number], state)
+    progress = [json.loads((path.parent / "progress.json").read_text()) for path in _states(straight, resumed, end)]
+    assert {**progress[0], "seconds": 0} == {**progress[1], "seconds": 0}
+
+
+def _states(*arguments):
+    *folders, update = arguments
+    return [checkpoint_path(folder / "checkpoints", update) / "training_state/x" for folder in folders]
+
+
+def test_dropout_is_at_work_in_the_resume_test(make_loop, tmp_path, weights_of):
+    for name, seed in (("one", 1), ("other", 2)):
+        loop = make_loop({"optimization.max_updates": 1}, tmp_path / name)
+        torch.manual_seed(seed)
+        loop.run()
+    assert not equal(weights_of(tmp_path / "one", 1), weights_of(tmp_path / "other", 1))
+
+
+def test_a_finished_run_that_is_resumed_trains_no_further(make_loop, tmp_path, weights_of, saved_updates):
+    folder = tmp_path / "run"
+    make_loop().run()
+    before = weights_of(folder, 6)
+    loop = make_loop({"resume": True})
+    assert loop.run().update == 6
+    assert saved_updates(folder) == [6]
+    assert equal(weights_of(folder, 6), before)
+
+
+def test_resuming_an_empty_folder_begins_the_run(make_loop):
+    assert make_loop({"resume": True, "optimization.max_updates": 1}).run().update == 1
+
+
+def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, tmp_path, weights_of):
+    folder = tmp_path / "run"
+    make_loop({"checkpoints.every_updates": 3}).run()
+    expected = weights_of(folder, 6)
+    damaged = checkpoint_path(folder / "checkpoints", 6)
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-5] ^= 0x40
+    (damaged / "model.safetensors").write_bytes(content)
+    half_written = folder / "checkpoints" / "update-00000007.partial"
+    half_written.mkdir()
+    loop = make_loop({"checkpoints.every_updates": 3, "resume": True})
+    assert loop.progress.update == 3
+    loop.run()
+    assert find_damage(damaged) is None
+    assert equal(weights_of(folder, 6), expected)
+    assert not half_written.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
+    make_loop, tmp_path, weights_of, saved_updates, monkeypatch, number
+):
+    make_loop(folder=tmp_path / "straight").run()
+    loop = make_loop()
+    train_on = loop._train_on
+
+    def train_and_be_told_to_stop(update):
+        train_on(update)
+        if loop.progress.update == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop, "_train_on", train_and_be_told_to_stop)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted, match="after update 2.*resume=true"):
+        loop.run()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert saved_updates(tmp_path / "run") == [2]
+    assert make_loop({"resume": True}).run().update == 6
+    assert equal(weights_of(tmp_path / "run", 6), weights_of(tmp_path / "straight", 6))
+
+
+def test_a_second_signal_stops_at_once(make_loop, monkeypatch, tmp_path):
+    loop = make_loop()
+
+    def be_told_twice(update):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop, "_train_on", be_told_twice)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
+    loop = make_loop({"optimization.max_updates": None, "optimization.max_epochs": 2})
+    progress = loop.run()
+    assert progress.update == sum(len(list(corpus.updates(epoch))) for epoch in (0, 1))
+    labels = sum(len(row["labels"]) for update in corpus.updates(0) for bucket in update for row in bucket)
+    assert progress.target_tokens == 2 * labels
+
+
+def test_max_minutes_ends_the_run_at_the_first_update_past_them(make_loop):
+    loop = make_loop({"optimization.max_updates": 50, "optimization.max_minutes": 1e-6})
+    assert loop.run().update == 1
+
+
+def test_patience_ends_the_run_after_so_many_validations_without_improvement(make_loop, monkeypatch):
+    loop = make_loop(
+        {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2},
+    )
+    values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
+    monkeypatch.setattr("heed.training.loop.validation_loss", lambda *_: next(values))
+    progress = loop.run()
+    assert (progress.update, progress.best, progress.best_update) == (8, 2.0, 4)
+
+
+def test_scores_are_better_when_higher(make_loop, monkeypatch):
+    changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": "chrf"}
+    loop = make_loop({"optimization.max_updates": 3, **changes})
+    values = iter([10.0, 30.0, 20.0])
+    scored = {"bleu": 1.0, "exact_match": 0.0}
+    monkeypatch.setattr("heed.training.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
+    progress = loop.run()
+    assert (progress.best, progress.best_update) == (30.0, 2)
+    assert loop.model.training
+
+
+def spoil_update(loop, monkeypatch, number):
+    """Make the loss of an update not a number."""
+    forward = loop.model.forward
+
+    def spoilt(**batch):
+        output = forward(**batch)
+        if loop.progress.update + 1 == number:
+            output.loss = output.loss * float("nan")
+        return output
+
+    monkeypatch.setattr(loop.model, "forward", spoilt)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_loss_that_is_not_a_number_ends_the_run_and_leaves_the_last_checkpoint(
+    make_loop, monkeypatch, saved_updates, tmp_path, log_every
+):
+    loop = make_loop({"checkpoints.every_updates": 2, "logging.every_updates": log_every})
+    spoil_update(loop, monkeypatch, 3)
+    with pytest.raises(FloatingPointError, match="learning rate may be too high"):
+        loop.run()
+    assert saved_updates(tmp_path / "run") == [2]
+    assert make_loop({"checkpoints.every_updates": 2, "resume": True}).run().update == 6
+
+
+def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
+    loop = make_loop()
+    losses = [
+        validation_loss(loop.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
+        for budget in (10_000, 200, 1)
+    ]
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
+    loop.model.eval()
+    total = count = 0.0
+    for index in range(len(corpus.validation)):
+        row = corpus.validation[index]
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        logits = loop.model(input_ids=ids, labels=labels).logits
+        total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
+        count += labels.numel()
+    assert losses[0] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(make_loop, monkeypatch, saved_updates, tmp_path):
+    changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2, "validation.every_updates": 1}
+    loop = make_loop({"optimization.max_updates": 9, **changes})
+    values = iter([5.0, 4.0, 1.0, *[2.0] * 6])
+    monkeypatch.setattr("heed.training.loop.validation_loss", lambda *_: next(values))
+    loop.run()
+    # The two newest are the regular one of update 8 and the end of the run; update 3 had the best loss.
+    assert saved_updates(tmp_path / "run") == [3, 8, 9]
+    for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9])):
+        loop.recipe.checkpoints.publish = publish
+        paths = loop.publishable()
+        assert paths == [checkpoint_path(loop.checkpoints, update) for update in expected]
+        assert all(find_damage(path) is None for path in paths)
+
+
+def test_a_stream_gives_every_pair_once_an_epoch_and_trains(make_loop, corpus, tmp_path):
+    folder = tmp_path / "run"
+    changes = {"data.streaming": True, "data.pool_size": 70, "tokenizer.path": None}
+    recipe = tiny_recipe(folder, changes)
+    streamed = prepare_corpus(recipe, tmp_path / "tokenizer")
+
+    def rows_of(data, epoch):
+        rows = [row for update in data.updates(epoch) for bucket in update for row in bucket]
+        return sorted((*row["input_ids"], -1, *row["labels"]) for row in rows)
+
+    assert streamed.pairs is None
+    assert len(rows_of(streamed, 0)) == corpus.pairs
+    assert rows_of(streamed, 0) == rows_of(streamed, 1) == rows_of(corpus, 0)
+    loop = make_loop({**changes, "optimization.max_updates": 25}, folder, streamed)
+    assert loop.run().update == 25
+    losses = logged(folder, "train/loss")
+    assert losses[-1] < 0.85 * losses[0]
+
+
+def test_a_streamed_run_resumes_bit_for_bit(make_loop, tmp_path, weights_of):
+    changes = {"data.streaming": True, "data.pool_size": 70}
+    streamed = prepare_corpus(tiny_recipe(tmp_path / "any", changes), tmp_path / "tokenizer")
+    make_loop(changes, tmp_path / "straight", streamed).run()
+    make_loop({**changes, "optimization.max_updates": 3}, tmp_path / "resumed", streamed).run()
+    make_loop({**changes, "resume": True}, tmp_path / "resumed", streamed).run()
+    assert equal(weights_of(tmp_path / "resumed", 6), weights_of(tmp_path / "straight", 6))
+
+
+def test_gradient_checkpointing_changes_no_loss(make_loop, tmp_path):
+    for name in ("plain", "saving"):
+        make_loop({"model.gradient_checkpointing": name == "saving", **NO_DROPOUT}, tmp_path / name).run()
+    losses = [logged(tmp_path / name, "train/loss") for name in ("plain", "saving")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_gradients_norm_is_clipped(make_loop, monkeypatch):
+    loop = make_loop({"optimization.max_updates": 1, "optimization.max_grad_norm": 0.01})
+    norms = []
+    step = loop.optimizer.step
+
+    def look_and_step():
+        norms.append(torch.stack([weight.grad.norm() for weight in loop.model.parameters()]).norm().item())
+        step()
+
+    monkeypatch.setattr(loop.optimizer, "step", look_and_step)
+    loop.run()
+    assert norms == [pytest.approx(0.01, rel=1e-3)]
+
+
+def test_bf16_trains_and_keeps_float32_weights(make_loop, weights_of, tmp_path):
+    loop = make_loop({"optimization.mixed_precision": "bf16", "optimization.max_updates": 15})
+    loop.run()
+    losses = logged(tmp_path / "run", "train/loss")
+    assert losses[-1] < 0.9 * losses[0]
+    assert {weight.dtype for weight in weights_of(tmp_path / "run", 15).values()} == {torch.float32}

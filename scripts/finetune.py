@@ -14,6 +14,7 @@ import numpy as np
 import typer
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
+from heed.cli import run
 from heed.data.sources import read_pairs
 from heed.data.tokenization import TokenizerPair
 from heed.evaluation.metrics import score_translations
@@ -92,4 +93,4 @@ def finetune(
 
 
 if __name__ == "__main__":
-    typer.run(finetune)
+    run(lambda: typer.run(finetune))

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -180,12 +181,17 @@ def _quieten():
 
 
 def main():
-    """Run the command; a user's mistake ends it with one line on standard error and exit code 2."""
+    """Run the `heed` command."""
+    run(app)
+
+
+def run(command: Callable[[], object]):
+    """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
     is_main_process = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("heed").setLevel(logging.INFO if is_main_process else logging.ERROR)
     try:
-        app()
+        command()
     except BrokenPipeError:
         # The reader of our output has gone; nothing is left to be told.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

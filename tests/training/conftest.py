@@ -47,6 +47,8 @@ def weights_of():
     from safetensors.torch import load_file
 
     def read(folder: Path, update: int) -> dict[str, torch.Tensor]:
-        return load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+        weights = load_file(checkpoint_path(folder / "checkpoints", update) / "model.safetensors")
+        # Copies, because what is loaded changes with the file.
+        return {name: weight.clone() for name, weight in weights.items()}
 
     return read

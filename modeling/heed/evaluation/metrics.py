@@ -198,7 +198,7 @@ def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     except ImportError as error:
         raise ImportError("Scoring needs sacrebleu: pip install 'heed[train]'") from error
     if name == "chrf":
-        return CHRF(lowercase=lowercase)
+        return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if name == "ter":
         return TER()
     if tokenize not in BLEU.TOKENIZERS:
@@ -212,6 +212,21 @@ def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         raise ValueError(
             f"`tokenize` {tokenize!r} must be downloaded by sacrebleu once, which failed: {error}"
         ) from error
+
+
+def _chrf_of_plain_numbers(chrf: Any) -> Any:
+    """Make chrF bootstrap where some resamples have nothing in common with the references.
+
+    sacrebleu gives those a Python 0.0 and the others numpy's float32, and then cannot average the two.
+    """
+
+    class PlainCHRF(chrf):
+        def _compute_score_from_stats(self, stats):
+            score = super()._compute_score_from_stats(stats)
+            score.score = float(score.score)
+            return score
+
+    return PlainCHRF
 
 
 def _transpose(references: list) -> list[list[str | None]]:

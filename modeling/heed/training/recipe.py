@@ -37,6 +37,8 @@ class DataRecipe:
     def __post_init__(self):
         """Check the numbers."""
         _at_least(1, "data", self, "pool_size", "max_source_tokens", "max_target_tokens")
+        if "validation" in self.test:
+            raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
 
     def location(self, where: str | list[str]) -> str | list[str]:
         """Return a source of pairs with `folder` in front of its file names."""
@@ -183,6 +185,11 @@ class DecodingRecipe:
             raise ValueError(
                 f"`decoding.bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {self.bootstrap} instead."
             )
+        if self.num_beams == 1 and self.length_penalty != 1:
+            raise ValueError(
+                "`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1 and nothing is compared, "
+                f"but is {self.length_penalty} instead."
+            )
 
 
 @dataclass
@@ -276,7 +283,7 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise FileNotFoundError(f"The recipe {path} does not exist.")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")

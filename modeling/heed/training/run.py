@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from heed.data.sources import read_pairs
+from heed.evaluation.metrics import score_translations
 from heed.inference.translation import Translator
 from heed.training.checkpoints import STATE_FOLDER, Progress, average_weights, newest_whole_checkpoint
 from heed.training.loop import TrainingLoop
@@ -80,6 +81,8 @@ def train(recipe: Recipe) -> RunResult:
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     check_output_folder(recipe)
+    # A tokenizer that BLEU does not know, or that is not installed, must not come out after hours of training.
+    score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
     accelerator = make_accelerator(recipe)
     accelerator.wait_for_everyone()  # nobody writes before everybody has looked
     folder = recipe.folder

@@ -1,0 +1,90 @@
+"""What the README says is what the package does."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from transformers.utils import logging as transformers_logging
+
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.cli import app
+from heed.data.korean_english import korean_english_pairs
+from heed.data.tokenization import train_tokenizers
+from heed.training.recipe import read_recipe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = sorted(
+    {
+        line.strip().removeprefix("$ ")
+        for document in DOCUMENTS
+        for line in document.read_text(encoding="utf-8").splitlines()
+        if re.match(r"(\$ )?(heed|accelerate launch|python scripts/)", line.strip())
+    }
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def quickstart_model(tmp_path_factory) -> Path:
+    """A folder like the one that `make quickstart` leaves, untrained."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    pairs = list(korean_english_pairs("train", 300))
+    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+    model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, d_model=32, encoder_layers=1, decoder_layers=1))
+    model.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder
+
+
+def test_the_python_of_the_readme_runs(quickstart_model, capsys):
+    transformers_logging.disable_progress_bar()
+    (code,) = blocks("python")
+    assert "runs/quickstart/model" in code
+    exec(code.replace("runs/quickstart/model", str(quickstart_model)), {})
+    assert capsys.readouterr().out.strip().startswith("[")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_documents_has_known_options_and_recipes(command):
+    words = shlex.split(re.split(r" [<>|] ", command)[0])
+    if words[0] == "accelerate":
+        words = ["heed", "train", *words[words.index("scripts/train.py") + 1 :]]
+    if words[0] == "python":
+        assert (ROOT / words[1]).is_file()
+        return
+    group = typer.main.get_command(app)
+    subcommand = group.commands[words[1]]
+    subcommand.make_context(words[1], words[2:], resilient_parsing=False)
+    if words[1] == "train":
+        read_recipe(ROOT / words[2], words[3:])
+
+
+def test_there_are_commands_to_check():
+    assert len(COMMANDS) >= 8
+
+
+def test_every_path_of_the_layout_exists():
+    paths = re.findall(r"^\| `([^`]+)` \|", README, flags=re.MULTILINE)
+    assert len(paths) >= 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_make_target_of_the_documents_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE))
+    assert {"quickstart", "test", "check"} <= targets
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

@@ -1,0 +1,116 @@
+"""Every file under configuration/ can be used as it is."""
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+import yaml
+
+from heed.training.preparation import read_config
+from heed.training.recipe import Recipe, make_recipe, read_recipe
+
+CONFIGURATION = Path(__file__).parents[1] / "configuration"
+RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
+MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
+FULL = CONFIGURATION / "recipes" / "multi30k-de-en.yaml"
+
+
+def keys_of(kind, prefix=""):
+    """List every key of a recipe as `section.key`."""
+    hints = get_type_hints(kind)
+    for entry in fields(kind):
+        if is_dataclass(hints[entry.name]):
+            yield from keys_of(hints[entry.name], f"{prefix}{entry.name}.")
+        else:
+            yield prefix + entry.name
+
+
+def flat(tree, sections, prefix=""):
+    for key, value in tree.items():
+        name = prefix + key
+        if any(known.startswith(name + ".") for known in sections):
+            yield from flat(value, sections, name + ".")
+        else:
+            yield name
+
+
+def comments(path):
+    """Map every key of a recipe's file, as `section.key`, to the comment that stands beside or above it."""
+    sections, found, above = [], {}, ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip().startswith("#"):
+            above += line.strip(" #")
+            continue
+        match = re.match(r"( *)([a-z_0-9]+):(.*)", line)
+        if match:
+            sections[len(match[1]) // 2 :] = [match[2]]
+            beside = match[3].partition(" #")[2].strip()
+            found[".".join(sections)] = beside or above
+        above = ""
+    return found
+
+
+def test_there_are_recipes_and_models():
+    assert {path.stem for path in RECIPES} >= {"quickstart", "multi30k-de-en"}
+    assert {path.parent.name for path in MODELS} >= {"base", "big", "small"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_one(path):
+    recipe = read_recipe(path)
+    assert make_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
+    assert Path(recipe.output).parts[0] == "runs"
+    if recipe.model.config is not None:
+        assert "d_model" in read_config(CONFIGURATION.parent / recipe.model.config)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_model_of_every_recipe_can_be_built(path):
+    from heed import HeedConfig, HeedForConditionalGeneration
+
+    settings = read_recipe(path).model
+    options = read_config(CONFIGURATION.parent / settings.config) if settings.config else {}
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(HeedConfig(**options | settings.options))
+    assert model.num_parameters() > 0
+    for name, value in settings.options.items():
+        assert getattr(model.config, name) == value
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
+def test_every_model_config_loads_and_builds(path):
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    import heed  # noqa: F401
+
+    config = AutoConfig.from_pretrained(path.parent)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(config)
+    assert type(model).__name__ == "HeedForConditionalGeneration"
+    assert next(model.parameters()).is_meta
+    assert config.d_model == read_config(path)["d_model"]
+
+
+def test_one_recipe_mentions_every_key_there_is():
+    keys = set(keys_of(Recipe))
+    assert {"seed", "data.cleaning.drop_overlap", "optimization.beta1", "card.limits"} <= keys
+    assert set(flat(yaml.safe_load(FULL.read_text(encoding="utf-8")), keys)) == keys
+
+
+
+
+# The comment above these speaks of them too, or they stand in a section that has one.
+COVERED = {"data.validation", "data.target", "data.max_target_tokens", "optimization.beta2", "optimization.epsilon"}
+COVERED |= {"optimization.max_epochs", "optimization.max_minutes", "validation.num_beams", "validation.max_new_tokens"}
+COVERED |= {"decoding.num_beams"} | {key for key in keys_of(Recipe) if key.startswith("card.")}
+
+
+def test_every_key_of_the_full_recipe_has_its_comment():
+    beside = comments(FULL)
+    assert beside["seed"] == "of weights, dropout and order of the data"
+    assert "glob" in beside["data.train"]
+    assert beside["card"]
+    assert {key for key in keys_of(Recipe) if not beside[key]} <= COVERED

@@ -1,0 +1,235 @@
+import json
+import logging
+import re
+import shutil
+
+import pytest
+import torch
+from helpers import tiny_model
+from safetensors.torch import load_file, save_file
+
+from heed.data.tokenization import train_tokenizers
+from heed.training import checkpoints
+from heed.training.checkpoints import (
+    MANIFEST,
+    Progress,
+    average_weights,
+    checkpoint_path,
+    delete_unfinished,
+    find_damage,
+    list_checkpoints,
+    load_progress,
+    load_random_state,
+    newest_whole_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    save_random_state,
+)
+
+RECIPE = "name: 뜻\n"
+SIZES = {"vocab_size": 260, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+SIZES |= {"encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return train_tokenizers(["a b"], ["b a"], vocab_size=260)
+
+
+def save(folder, tokenizers, update, seed=0, **sizes):
+    model = tiny_model(seed=seed, **{**SIZES, **sizes})
+    optimizer = torch.optim.Adam(model.parameters())
+    model(input_ids=torch.tensor([[5, 2]]), labels=torch.tensor([[6, 2]])).loss.backward()
+    optimizer.step()
+    save_random_state(folder, update, 0)
+    return save_checkpoint(folder, model, optimizer, tokenizers, Progress(update=update, best=1.5), RECIPE)
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    for update in (3, 7, 20):
+        save(folder, tokenizers, update, seed=update)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of three whole checkpoints."""
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def test_checkpoints_are_listed_oldest_first(folder):
+    (folder / "update-00000030.partial").mkdir()
+    (folder / "notes").mkdir()
+    assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7, 20)]
+    assert list_checkpoints(folder / "nowhere") == []
+
+
+def test_nothing_half_written_is_left_after_saving(saved):
+    assert sorted(path.name for path in saved.iterdir()) == ["update-00000003", "update-00000007", "update-00000020"]
+
+
+def test_a_whole_checkpoint_has_every_file_in_its_manifest(saved):
+    path = checkpoint_path(saved, 20)
+    assert find_damage(path) is None
+    named = set(json.loads((path / MANIFEST).read_text()))
+    assert named == {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "training_state/optimizer.pt"} <= named
+    assert {"training_state/random-0.pt", "training_state/progress.json", "training_state/recipe.yaml"} <= named
+    assert (path / "training_state/recipe.yaml").read_text(encoding="utf-8") == RECIPE
+
+
+def truncate(path):
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-100])
+
+
+def flip_a_bit(path, name="model.safetensors"):
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).unlink()
+    (path / name).write_bytes(content)
+
+
+DAMAGE = {
+    "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
+    "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
+    "a flipped bit in the state": (
+        lambda path: flip_a_bit(path, "training_state/optimizer.pt"),
+        "training_state/optimizer.pt has another checksum",
+    ),
+    "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing or unreadable"),
+    "half a manifest": (
+        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text()[:50]),
+        "manifest.json is missing or unreadable",
+    ),
+    "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], "manifest.json is missing or unreadable"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, caplog, kind):
+    damage, description = DAMAGE[kind]
+    damage(checkpoint_path(folder, 20))
+    with caplog.at_level(logging.WARNING, logger="heed"):
+        assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
+    assert "update-00000020 is damaged" in caplog.text
+    damage(checkpoint_path(folder, 7))
+    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 3)
+    damage(checkpoint_path(folder, 3))
+    assert newest_whole_checkpoint(folder) is None
+    assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
+
+
+def test_the_newest_of_whole_checkpoints_is_the_one_of_the_last_update(folder):
+    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
+    assert newest_whole_checkpoint(folder / "nowhere") is None
+
+
+def test_a_half_written_checkpoint_is_never_used(folder):
+    checkpoint_path(folder, 20).rename(folder / "update-00000020.partial")
+    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
+
+
+def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokenizers, tmp_path, monkeypatch):
+    save(tmp_path, tokenizers, 1)
+
+    def die(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "_write_manifest", die)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, tokenizers, 2)
+    assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)
+    monkeypatch.undo()
+    assert newest_whole_checkpoint(save(tmp_path, tokenizers, 2).parent) == checkpoint_path(tmp_path, 2)
+
+
+def test_what_a_killed_run_left_is_deleted(folder):
+    (folder / "update-00000008.partial" / "training_state").mkdir(parents=True)
+    delete_unfinished(folder, 7)
+    assert sorted(path.name for path in folder.iterdir()) == ["update-00000003", "update-00000007"]
+
+
+def test_only_the_wanted_checkpoints_are_kept(folder):
+    prune_checkpoints(folder, {3, 20, 99})
+    assert [update for update, _ in list_checkpoints(folder)] == [3, 20]
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder(saved):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    path = checkpoint_path(saved, 20)
+    model = AutoModelForSeq2SeqLM.from_pretrained(path)
+    weights = load_file(path / "model.safetensors")
+    state = model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in weights.items())
+    assert AutoTokenizer.from_pretrained(path)("a b")["input_ids"][-1] == 2
+
+
+def test_progress_comes_back(saved):
+    assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=1.5)
+
+
+def test_a_newer_format_is_refused(folder):
+    file = checkpoint_path(folder, 7) / "training_state/progress.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "format": checkpoints.FORMAT + 1, "unheard_of": 1}))
+    with pytest.raises(ValueError, match=r"has format 2; this Heed reads up to 1: upgrade it"):
+        load_progress(checkpoint_path(folder, 7))
+
+
+def test_the_random_state_comes_back(tmp_path):
+    torch.manual_seed(5)
+    save_random_state(tmp_path, 1, 0)
+    drawn = torch.rand(3)
+    (tmp_path / "update-00000001.partial").rename(checkpoint_path(tmp_path, 1))
+    load_random_state(checkpoint_path(tmp_path, 1), 0)
+    assert torch.equal(torch.rand(3), drawn)
+    with pytest.raises(ValueError, match="was written by fewer processes: it has no random state 1"):
+        load_random_state(checkpoint_path(tmp_path, 1), 1)
+
+
+def test_the_average_is_the_mean_of_every_weight(saved):
+    paths = [path for _, path in list_checkpoints(saved)]
+    by_hand = [load_file(path / "model.safetensors") for path in paths]
+    average = average_weights(paths)
+    assert average.keys() == by_hand[0].keys()
+    for name, weight in average.items():
+        expected = torch.stack([weights[name].double() for weights in by_hand]).mean(0).float()
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
+    assert not torch.equal(average["model.encoder.embed_tokens.weight"], by_hand[0]["model.encoder.embed_tokens.weight"])
+
+
+def test_the_average_of_one_is_itself(saved):
+    path = checkpoint_path(saved, 3)
+    average, weights = average_weights([path]), load_file(path / "model.safetensors")
+    assert all(torch.equal(average[name], weight) for name, weight in weights.items())
+
+
+def test_weights_in_several_files_are_averaged_together(folder):
+    path = checkpoint_path(folder, 3)
+    weights = load_file(path / "model.safetensors")
+    names = sorted(weights)
+    whole = average_weights([path])
+    save_file({name: weights[name] for name in names[:4]}, path / "model-00001-of-00002.safetensors")
+    save_file({name: weights[name] for name in names[4:]}, path / "model-00002-of-00002.safetensors")
+    (path / "model.safetensors").unlink()
+    parts = average_weights([path])
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("sizes", [{"encoder_layers": 2}, {"encoder_ffn_dim": 12}])
+def test_checkpoints_of_different_models_are_not_averaged(saved, tokenizers, tmp_path, sizes):
+    other = save(tmp_path, tokenizers, 9, **sizes)
+    with pytest.raises(ValueError, match="update-00000009 is of another model than .*update-00000003"):
+        average_weights([checkpoint_path(saved, 3), other])
+
+
+def test_an_average_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="`paths` must name at least one checkpoint"):
+        average_weights([])

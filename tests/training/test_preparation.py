@@ -1,0 +1,188 @@
+import json
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from heed.data.tokenization import TokenizerPair
+from heed.training.preparation import make_model, prepare_corpus, read_config
+
+
+def lines(path, rows):
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in [("ko", "en"), *rows]), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Five training pairs, one of them also in the validation set, another with an empty side."""
+    rows = [("하나", "one"), ("둘", "twelve hundred and forty"), ("셋", "three"), ("넷", "four"), ("", "five")]
+    train = lines(tmp_path / "train.tsv", rows)
+    validation = lines(tmp_path / "validation.tsv", [("넷", "4")])
+    return {"data.train": train, "data.validation": validation, "tokenizer.vocab_size": 260}
+
+
+def texts(corpus):
+    rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+    return sorted(corpus.tokenizers.decode_target(row["labels"] for row in rows))
+
+
+def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
+    recipe = tiny_recipe(tmp_path, {**files, "data.max_target_tokens": 10})
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    assert texts(corpus) == ["one", "three"]
+    assert (corpus.pairs, corpus.encoder.too_long) == (2, 1)
+    assert corpus.report.to_dict()["dropped"] == {"empty": 1, "overlap": 1}
+    assert corpus.validation_pairs == [{"source": "넷", "target": "4"}]
+
+
+def test_test_sets_are_held_out_too(files, tmp_path):
+    test = lines(tmp_path / "test.tsv", [("하나", "1")])
+    corpus = prepare_corpus(tiny_recipe(tmp_path, {**files, "data.test": {"t": test}}), tmp_path / "tokenizer")
+    assert texts(corpus) == ["three", "twelve hundred and forty"]
+
+
+def test_no_validation_pair_is_dropped_for_its_length(files, tmp_path):
+    long = lines(tmp_path / "long.tsv", [("여섯 " * 20, "six " * 20), ("일곱", "seven")])
+    changes = {**files, "data.validation": long, "data.max_source_tokens": 9, "data.max_target_tokens": 9}
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    assert len(corpus.validation) == len(corpus.validation_pairs) == 2
+
+
+def test_nothing_left_is_refused(files, tmp_path):
+    with pytest.raises(ValueError, match=r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"):
+        prepare_corpus(tiny_recipe(tmp_path, {**files, "data.max_source_tokens": 1}), tmp_path / "tokenizer")
+
+
+def test_epochs_differ_and_depend_on_the_seed(corpus, tmp_path):
+    assert list(corpus.updates(0)) == list(corpus.updates(0))
+    assert list(corpus.updates(0)) != list(corpus.updates(1))
+
+
+def test_the_tokenizer_is_trained_once_and_then_loaded(files, tmp_path):
+    folder = tmp_path / "tokenizer"
+    first = prepare_corpus(tiny_recipe(tmp_path, files), folder).tokenizers
+    changed = time_of(folder)
+    second = prepare_corpus(tiny_recipe(tmp_path, files), folder).tokenizers
+    assert time_of(folder) == changed
+    assert second.source.get_vocab() == first.source.get_vocab()
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def time_of(folder):
+    return (folder / "tokenizer.json").stat().st_mtime_ns
+
+
+def test_a_process_that_may_not_write_writes_nothing(files, tmp_path):
+    prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "tokenizer", is_main=False)
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_a_given_tokenizer_is_used(files, tmp_path, corpus):
+    corpus.tokenizers.save_pretrained(tmp_path / "given")
+    recipe = tiny_recipe(tmp_path, {**files, "tokenizer.path": str(tmp_path / "given")})
+    prepared = prepare_corpus(recipe, tmp_path / "tokenizer")
+    assert len(prepared.tokenizers.source) == 400
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
+    recipe = tiny_recipe(tmp_path, {**files, "tokenizer.sentences": 1, "tokenizer.algorithm": "word"})
+    recipe.tokenizer.vocab_size = None
+    vocabulary = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers.source.get_vocab()
+    words = {word.strip("▁") for word in vocabulary} - {"<pad>", "<s>", "</s>", "<unk>"}
+    assert words == {"하나", "one"}
+
+
+def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
+    changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
+    corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    assert corpus.languages == ("en", "ko")
+    assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
+    assert corpus.tokenizers.languages == ("ko", "en")
+    assert len(corpus.validation) == 2
+
+
+def test_the_model_has_the_tokenizers_sizes_and_ids(corpus, tmp_path):
+    model = make_model(tiny_recipe(tmp_path), corpus.tokenizers)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (400, 400)
+    assert model.config.d_model == 32
+    corpus.tokenizers.check_config(model.config)
+
+
+def test_separate_tokenizers_give_separate_embeddings(files, tmp_path):
+    recipe = tiny_recipe(tmp_path, {**files, "tokenizer.joint": False, "tokenizer.target_vocab_size": 261})
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    model = make_model(recipe, corpus.tokenizers)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (260, 261)
+    assert not model.config.share_encoder_decoder_embeddings
+    assert TokenizerPair.from_pretrained(tmp_path / "tokenizer").is_joint is False
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocab_size", 8000), ("pad_token_id", 5), ("decoder_vocab_size", 3)])
+def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path, name, value):
+    recipe = tiny_recipe(tmp_path, {f"model.options.{name}": value})
+    with pytest.raises(ValueError, match=f"`model.options.{name}` must be left to the tokenizer.*but is {value} inst"):
+        make_model(recipe, corpus.tokenizers)
+    recipe.model.options = {**recipe.model.options, name: {"pad_token_id": 0}.get(name, 400)}
+    make_model(recipe, corpus.tokenizers)
+
+
+def test_options_stand_above_the_config_file(corpus, tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "heed", "d_model": 64, "encoder_layers": 3, "vocab_size": 9, "architectures": ["x"]})
+    )
+    for where in (tmp_path, tmp_path / "config.json"):
+        model = make_model(tiny_recipe(tmp_path, {"model.config": str(where)}), corpus.tokenizers)
+        assert (model.config.d_model, model.config.encoder_layers, model.config.vocab_size) == (32, 1, 400)
+    recipe = tiny_recipe(tmp_path, {"model.config": str(tmp_path), "model.options": {"d_model": 16}})
+    assert make_model(recipe, corpus.tokenizers).config.encoder_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "must be JSON, but is not"),
+        ("[1]", "must be of type heed, but is of list instead"),
+        ('{"model_type": "marian"}', "must be of type heed, but is of marian instead"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"The model config .*config.json \(`model.config`\) {message}"):
+        read_config(tmp_path)
+
+
+def test_a_config_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"The model config .*config.json \(`model.config`\) does not exist"):
+        read_config(tmp_path)
+
+
+def test_a_misspelt_option_and_sizes_that_do_not_divide_are_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"`d_modle` is not a field.*`d_model`"):
+        make_model(tiny_recipe(tmp_path, {"model.options": {"d_modle": 32}}), corpus.tokenizers)
+    with pytest.raises(ValueError, match="`d_model` must be divisible by `encoder_attention_heads`"):
+        make_model(tiny_recipe(tmp_path, {"model.options.encoder_attention_heads": 5}), corpus.tokenizers)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_the_attention_kernel_is_the_one_asked_for(corpus, tmp_path, kernel):
+    recipe = tiny_recipe(tmp_path, {"model.attn_implementation": kernel})
+    model = make_model(recipe, corpus.tokenizers)
+    assert model.model.encoder.layers[0].self_attn.config._attn_implementation == kernel
+    model.save_pretrained(tmp_path / "start")
+    recipe.model = tiny_recipe(tmp_path).model
+    recipe.model.options, recipe.model.start_from = {}, str(tmp_path / "start")
+    recipe.model.attn_implementation = kernel
+    again = make_model(recipe, corpus.tokenizers)
+    assert again.model.decoder.layers[0].cross_attn.config._attn_implementation == kernel
+    assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
+def test_a_model_of_other_tokenizers_is_not_gone_on_from(corpus, tmp_path, files):
+    make_model(tiny_recipe(tmp_path), corpus.tokenizers).save_pretrained(tmp_path / "start")
+    recipe = tiny_recipe(tmp_path, {**files, "model.options": {}})
+    other = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers
+    recipe.model.start_from = str(tmp_path / "start")
+    with pytest.raises(ValueError, match="`vocab_size` must be 260, but is 400 instead"):
+        make_model(recipe, other)

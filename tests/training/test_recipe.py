@@ -1,0 +1,267 @@
+import pytest
+import yaml
+from tiny_runs import tiny_tree
+
+from heed.evaluation.metrics import SMALLEST_BOOTSTRAP
+from heed.training.recipe import make_recipe, read_recipe
+
+SMALLEST = """
+name: small
+data: {train: a.tsv, validation: b.tsv, source: ko, target: en}
+optimization: {max_updates: 5}
+"""
+
+
+def written(tmp_path, text=SMALLEST):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_small_recipe_has_defaults_for_the_rest(tmp_path):
+    recipe = read_recipe(written(tmp_path))
+    assert recipe.output == "runs/small"
+    assert str(recipe.folder) == "runs/small"
+    assert recipe.optimization.learning_rate == 1.0
+    assert recipe.data.cleaning.drop_overlap is True
+    assert recipe.token_budget == 50_000
+
+
+def test_the_token_budget_is_a_bucket_unless_given():
+    assert make_recipe(tiny_tree("x", {"optimization.buckets_per_update": 4})).token_budget == 500
+    assert make_recipe(tiny_tree("x", {"optimization.token_budget": 77})).token_budget == 77
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("optimization.lerning_rate", "optimization.learning_rate"),
+        ("data.cleaning.maxratio", "data.cleaning.max_ratio"),
+        ("validaton", "validation"),
+        ("checkpoints.keep", "checkpoints.keep_last"),
+        ("tokenizer.7", "tokenizer."),
+    ],
+)
+def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key, meant):
+    with pytest.raises(ValueError, match=rf"`{key}` is not a key of a recipe; did you mean `{meant}"):
+        make_recipe(tiny_tree("x", {key: 1}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("name", 5, "text"),
+        ("seed", "one", "a whole number"),
+        ("seed", True, "a whole number"),
+        ("seed", 1.5, "a whole number"),
+        ("resume", "yes", "true or false"),
+        ("resume", 1, "true or false"),
+        ("data.train", 3, "text or a list"),
+        ("data.train", [1, 2], "text or a list"),
+        ("data.test", ["a.tsv"], "a mapping"),
+        ("data.test", {"a": 5}, "a mapping"),
+        ("data.max_source_tokens", "many", "a whole number or empty"),
+        ("data.cleaning.max_ratio", "wide", "a number or empty"),
+        ("optimization.learning_rate", "fast", "a number"),
+        ("optimization.learning_rate", True, "a number"),
+        ("optimization.learning_rate", None, "a number"),
+        ("optimization.max_updates", 1e5, "a whole number or empty"),
+        ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant"),
+        ("optimization.mixed_precision", True, "one of no, bf16, fp16"),
+        ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, word"),
+        ("validation.select", "ter", "one of loss, bleu, chrf, exact_match"),
+        ("logging.trackers", "tensorboard", "a list"),
+        ("model.options", ["dropout"], "a mapping"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(key, value, wanted):
+    with pytest.raises(ValueError) as error:
+        make_recipe(tiny_tree("x", {key: value}))
+    assert str(error.value) == f"`{key}` must be {wanted}, but is {value!r} instead."
+
+
+@pytest.mark.parametrize("section", ["data", "optimization", "model", "data.cleaning"])
+def test_a_section_must_hold_keys(section):
+    with pytest.raises(ValueError, match=f"`{section}` must be a section with keys, but is 5 instead"):
+        make_recipe(tiny_tree("x", {section: 5}))
+
+
+@pytest.mark.parametrize("key", ["name", "data", "optimization", "data.train", "data.validation", "data.target"])
+def test_a_required_key_that_is_missing_is_named(key):
+    tree = tiny_tree("x")
+    *sections, last = key.split(".")
+    del (tree[sections[0]] if sections else tree)[last]
+    with pytest.raises(ValueError, match=f"`{key}` must be given, but is missing"):
+        make_recipe(tree)
+
+
+def test_an_empty_section_has_its_defaults(tmp_path):
+    recipe = read_recipe(written(tmp_path, SMALLEST + "card:\nvalidation:\n"), ["validation.sentences=3"])
+    assert recipe.card.license is None
+    assert (recipe.validation.sentences, recipe.validation.every_updates) == (3, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e-3", 0.001), ("1E3", 1000.0), ("'0.5'", 0.5), ("2", 2.0), (".5", 0.5)]
+)
+def test_numbers_that_yaml_takes_for_text_or_whole_are_numbers(tmp_path, text, number):
+    rate = read_recipe(written(tmp_path), [f"optimization.learning_rate={text}"]).optimization.learning_rate
+    assert type(rate) is float
+    assert rate == number
+
+
+def test_a_bare_no_is_a_precision_and_not_false(tmp_path):
+    path = written(tmp_path, SMALLEST.replace("{max_updates: 5}", "{max_updates: 5, mixed_precision: no}"))
+    assert read_recipe(path).optimization.mixed_precision == "no"
+    assert read_recipe(path, ["data.streaming=no"]).data.streaming is False
+
+
+def test_overrides_are_yaml_and_the_last_one_wins(tmp_path):
+    overrides = ["seed=4", "seed=7", "data.train=[a.de, a.en]", "model.options.dropout=0.3", "data.folder="]
+    overrides += ["data.test={one: x=y.tsv}", "card.limits='a: b = c'"]
+    recipe = read_recipe(written(tmp_path), overrides)
+    assert recipe.seed == 7
+    assert recipe.data.train == ["a.de", "a.en"]
+    assert recipe.model.options == {"dropout": 0.3}
+    assert recipe.data.folder is None
+    assert recipe.data.test == {"one": "x=y.tsv"}
+    assert recipe.card.limits == "a: b = c"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "An override must be written key=value, but is 'seed' instead"),
+        ("=5", "An override must be written key=value, but is '=5' instead"),
+        ("name.first=x", "`name` in the override 'name.first=x' must be a section, but is 'small' instead"),
+        ("seed=[1", r"The value of the override 'seed=\[1' must be YAML, but is not"),
+        ("sed=3", "`sed` is not a key of a recipe; did you mean `seed`"),
+    ],
+)
+def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, message):
+    with pytest.raises(ValueError, match=message):
+        read_recipe(written(tmp_path), [override])
+
+
+NOT_A_NUMBER = float("nan")
+OUT_OF_RANGE = [
+    *[("data.pool_size", 0), ("data.max_source_tokens", 0), ("data.max_target_tokens", -1)],
+    *[("tokenizer.vocab_size", 0), ("tokenizer.sentences", 0)],
+    *[("optimization.warmup_updates", -1), ("optimization.weight_decay", -0.1), ("optimization.max_updates", 0)],
+    *[("optimization.max_epochs", 0), ("optimization.buckets_per_update", 0), ("optimization.token_budget", 0)],
+    *[("optimization.tokens_per_update", 0), ("optimization.learning_rate", 0), ("optimization.epsilon", 0)],
+    *[("optimization.max_grad_norm", 0), ("optimization.max_minutes", 0), ("optimization.beta1", 1.0)],
+    *[("optimization.beta1", -0.1), ("optimization.beta2", 1.0), ("optimization.beta2", -1)],
+    *[("optimization.learning_rate", NOT_A_NUMBER), ("optimization.beta1", NOT_A_NUMBER)],
+    ("optimization.weight_decay", NOT_A_NUMBER),
+    *[("validation.every_updates", 0), ("validation.num_beams", 0), ("validation.max_new_tokens", 0)],
+    *[("validation.patience", 0), ("validation.sentences", -1)],
+    *[("checkpoints.every_updates", 0), ("checkpoints.keep_last", 0)],
+    *[("decoding.num_beams", 0), ("decoding.max_length", 0), ("decoding.bootstrap", SMALLEST_BOOTSTRAP - 1)],
+    *[("decoding.bootstrap", -1), ("logging.every_updates", 0), ("seed", -1)],
+]
+
+
+@pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused(key, value):
+    with pytest.raises(ValueError, match=rf"`{key}` must be .*, but is {float(value):g}(\.0)? instead"):
+        make_recipe(tiny_tree("x", {key: value}))
+
+
+def test_a_target_vocabulary_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"`tokenizer.target_vocab_size` must be at least 1, but is 0 instead"):
+        make_recipe(tiny_tree("x", {"tokenizer.joint": False, "tokenizer.target_vocab_size": 0}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("optimization.warmup_updates", 0), ("validation.sentences", 0), ("decoding.bootstrap", 0), ("seed", 0)],
+        *[("decoding.bootstrap", SMALLEST_BOOTSTRAP), ("optimization.beta1", 0), ("data.max_source_tokens", None)],
+        *[("optimization.tokens_per_update", 1), ("validation.patience", None)],
+    ],
+)
+def test_the_ends_of_a_range_are_in_it(key, value):
+    make_recipe(tiny_tree("x", {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"optimization.buckets_per_update": 8, "optimization.tokens_per_update": 7},
+            r"`optimization.tokens_per_update` must be at least 8, but is 7",
+        ),
+        ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
+        (
+            {"optimization.schedule": "cosine", "optimization.max_updates": None, "optimization.max_epochs": 1},
+            r"`optimization.max_updates` must be given for the cosine schedule",
+        ),
+        (
+            {"optimization.schedule": "linear", "optimization.max_updates": None, "optimization.max_minutes": 1},
+            r"`optimization.max_updates` must be given for the linear schedule",
+        ),
+        ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
+        ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
+        ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
+        ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
+        (
+            {"model.start_from": "m"},
+            r"`model.start_from` must be empty where `model.config` or `model.options` are given",
+        ),
+        ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
+        (
+            {"data.both_directions": True, "tokenizer.joint": False},
+            r"`tokenizer.joint` must be true where `data.both_directions` is",
+        ),
+    ],
+)
+def test_keys_that_exclude_each_other_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_recipe(tiny_tree("x", changes))
+
+
+@pytest.mark.parametrize("text", ["name: [", "a: b: c", "\t- x"])
+def test_a_file_that_is_not_yaml_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match=r"The recipe .*recipe.yaml must be YAML, but is not"):
+        read_recipe(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", "- name", "just text"])
+def test_yaml_that_is_no_mapping_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match=r"must be a mapping of keys to values"):
+        read_recipe(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes("name: 한국".encode("cp949"))
+    with pytest.raises(ValueError, match=r"The recipe .*recipe.yaml must be YAML, but is not"):
+        read_recipe(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"The recipe .*nowhere.yaml does not exist"):
+        read_recipe(tmp_path / "nowhere.yaml")
+
+
+def test_a_recipe_written_as_yaml_is_read_back_the_same():
+    changes = {"data.train": ["한국.ko", "a.en"], "data.test": {"one": "a", "two": ["b", "c"]}, "card.limits": "뜻: x\ny"}
+    changes |= {"optimization.epsilon": 1e-9, "model.options.dropout": 0.1, "data.cleaning.max_ratio": 2.5}
+    changes |= {"optimization.mixed_precision": "no", "data.source": "no", "name": "1e3", "logging.trackers": ["a"]}
+    recipe = make_recipe(tiny_tree("x", changes))
+    text = recipe.to_yaml()
+    assert make_recipe(yaml.safe_load(text)) == recipe
+    assert make_recipe(yaml.safe_load(text)).to_yaml() == text
+    assert "한국.ko" in text
+    assert "warmup_updates" in text
+
+
+def test_the_data_folder_stands_before_file_names_only():
+    data = make_recipe(tiny_tree("x", {"data.folder": "corpora"})).data
+    assert data.location("a.tsv") == "corpora/a.tsv"
+    assert data.location(["a.de", "a.en"]) == ["corpora/a.de", "corpora/a.en"]
+    assert data.location("/else/a.tsv") == "/else/a.tsv"
+    assert data.location("builtin:train:5") == "builtin:train:5"
+    data.folder = None
+    assert data.location("a.tsv") == "a.tsv"

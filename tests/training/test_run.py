@@ -1,0 +1,233 @@
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_runs import logged, tiny_recipe
+
+from heed.inference.translation import Translator
+from heed.training import run
+from heed.training.checkpoints import checkpoint_path, list_checkpoints
+from heed.training.recipe import make_recipe, read_recipe
+from heed.training.run import check_output_folder, make_accelerator, train
+
+CHANGES = {
+    "data.test": {"small": "builtin:test:6", "other": "builtin:compositional:5"},
+    "checkpoints.every_updates": 2,
+    "checkpoints.keep_last": 2,
+    "validation.every_updates": 3,
+    "validation.sentences": 4,
+    "decoding.bootstrap": 40,
+    "decoding.num_beams": 2,
+    "decoding.length_penalty": 0.6,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of six updates; nobody may change its folder."""
+    return train(tiny_recipe(tmp_path_factory.mktemp("finished") / "run", CHANGES))
+
+
+def test_the_run_folder_holds_the_run(finished):
+    names = {path.name for path in finished.recipe.folder.iterdir()}
+    assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
+    assert names <= set(run.RUN_FILES)
+    assert read_recipe(finished.recipe.folder / "recipe.yaml") == finished.recipe
+    assert finished.progress.update == 6
+
+
+def test_the_model_folder_holds_all_it_takes(finished):
+    assert {path.name for path in finished.folder.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *("recipe.yaml", "metrics.json", "configuration_heed.py", "modeling_heed.py"),
+    }
+    assert make_recipe(yaml.safe_load((finished.folder / "recipe.yaml").read_text())) == finished.recipe
+
+
+def test_transformers_alone_loads_the_model_and_its_tokenizer(finished):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(finished.folder)
+    tokenizer = AutoTokenizer.from_pretrained(finished.folder)
+    batch = tokenizer(["고양이가 잔다."], text_target=["The cat sleeps."], return_tensors="pt")
+    assert torch.isfinite(model(**batch).loss)
+    assert model.config.vocab_size == len(tokenizer) == 400
+    assert finished.parameters == model.num_parameters()
+
+
+def test_the_generation_config_is_the_recipes(finished):
+    written = json.loads((finished.folder / "generation_config.json").read_text())
+    assert (written["num_beams"], written["length_penalty"], written["max_length"]) == (2, 0.6, 24)
+
+
+def test_the_published_weights_are_the_average_of_the_kept_checkpoints(finished):
+    paths = [path for _, path in list_checkpoints(finished.recipe.folder / "checkpoints")]
+    kept = [path for path in paths if path.name in ("update-00000004", "update-00000006")]
+    assert len(kept) == 2
+    published = load_file(finished.folder / "model.safetensors")
+    weights = [load_file(path / "model.safetensors") for path in kept]
+    for name, weight in published.items():
+        torch.testing.assert_close(weight, (weights[0][name] + weights[1][name]) / 2)
+    assert not all(torch.equal(published[name], weights[1][name]) for name in published)
+
+
+@pytest.mark.parametrize("publish", ["best", "last"])
+def test_the_best_or_the_last_weights_are_published_as_they_are(tmp_path, publish, monkeypatch):
+    values = iter([1.0, 2.0])
+    monkeypatch.setattr("heed.training.loop.validation_loss", lambda *_: next(values))
+    changes = {"checkpoints.publish": publish, "validation.every_updates": 2, "optimization.max_updates": 4}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    published = load_file(result.folder / "model.safetensors")
+    checkpoint = checkpoint_path(result.recipe.folder / "checkpoints", {"best": 2, "last": 4}[publish])
+    expected = load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(published[name], expected[name]) for name in expected)
+
+
+def test_metrics_are_those_of_the_published_model(finished):
+    written = json.loads((finished.folder / "metrics.json").read_text())
+    assert written.keys() == finished.metrics.keys() == {"validation", "small", "other"}
+    assert (written["small"]["count"], written["other"]["count"]) == (6, 5)
+    assert 0 <= written["small"]["chrf_interval"][0] <= written["small"]["chrf_interval"][1] <= 100
+    assert written["validation"]["perplexity"] == pytest.approx(torch.tensor(written["validation"]["loss"]).exp())
+    translator = Translator.from_pretrained(finished.folder, "cpu")
+    total = tokens = 0.0
+    for pair in finished.corpus.validation_pairs:
+        ids = torch.tensor(translator.tokenizers.encode_source([pair["source"]]))
+        labels = torch.tensor(translator.tokenizers.encode_target([pair["target"]]))
+        total += translator.model(input_ids=ids, labels=labels).loss.item() * labels.numel()
+        tokens += labels.numel()
+    assert written["validation"]["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_the_log_has_training_and_validation(finished):
+    folder = finished.recipe.folder
+    assert len(logged(folder, "train/loss")) == 6
+    assert len(logged(folder, "validation/loss")) == len(logged(folder, "validation/chrf")) == 2
+    assert logged(folder, "update") == sorted(logged(folder, "update"))
+
+
+def test_a_run_is_the_same_when_repeated(finished, tmp_path):
+    again = train(tiny_recipe(tmp_path / "run", CHANGES))
+    ours, theirs = (load_file(result.folder / "model.safetensors") for result in (again, finished))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert again.metrics == finished.metrics
+    assert logged(again.recipe.folder, "train/loss") == logged(finished.recipe.folder, "train/loss")
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    other = train(tiny_recipe(tmp_path / "run", {"seed": 2}))
+    assert logged(other.recipe.folder, "train/loss") != logged(finished.recipe.folder, "train/loss")
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_the_ways_out_are_told(finished):
+    with pytest.raises(ValueError, match="`output` must be an empty folder.*resume=true.*overwrite=true.*output="):
+        train(finished.recipe)
+
+
+def test_an_empty_folder_and_none_are_accepted(tmp_path):
+    check_output_folder(tiny_recipe(tmp_path))
+    check_output_folder(tiny_recipe(tmp_path / "none" / "yet"))
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="`output` must be a folder, but .*run is a file"):
+        train(tiny_recipe(tmp_path / "run", {"overwrite": True}))
+
+
+def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path):
+    folder = tmp_path / "run"
+    train(tiny_recipe(folder, {"optimization.max_updates": 2, "checkpoints.every_updates": 1}))
+    (folder / "notes.txt").write_text("mine")
+    (folder / "mine").mkdir()
+    (folder / "model" / "old.txt").write_text("of the earlier run")
+    result = train(tiny_recipe(folder, {"optimization.max_updates": 1, "overwrite": True, "seed": 3}))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "mine").is_dir()
+    assert not (folder / "model" / "old.txt").exists()
+    assert [update for update, _ in list_checkpoints(folder / "checkpoints")] == [1]
+    assert len(logged(folder, "train/loss")) == result.progress.update == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "changes"),
+    [
+        ("seed", {"seed": 2}),
+        ("data", {"data.train": "builtin:train:200"}),
+        ("data", {"data.cleaning.max_ratio": 3}),
+        ("tokenizer", {"tokenizer.vocab_size": 390}),
+        ("model", {"model.options.dropout": 0.2}),
+    ],
+)
+def test_resuming_as_another_run_is_refused_and_the_section_is_named(finished, section, changes):
+    recipe = tiny_recipe(finished.recipe.folder, {**CHANGES, **changes, "resume": True})
+    with pytest.raises(ValueError, match=f"`{section}` must be as in the run that is resumed"):
+        train(recipe)
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed_as_another_either(tmp_path):
+    recipe = tiny_recipe(tmp_path, {"resume": True})
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    check_output_folder(recipe)
+    with pytest.raises(ValueError, match="`tokenizer` must be as in the run that is resumed"):
+        check_output_folder(tiny_recipe(tmp_path, {"resume": True, "tokenizer.vocab_size": 390}))
+
+
+def test_a_resumed_run_may_go_on_for_longer_and_publishes_anew(finished, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny_recipe(folder, {**CHANGES, "optimization.max_updates": 4}))
+    result = train(tiny_recipe(folder, {**CHANGES, "resume": True}))
+    assert result.progress.update == 6
+    ours, theirs = (load_file(where.folder / "model.safetensors") for where in (result, finished))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert result.metrics == finished.metrics
+
+
+def test_a_gpu_where_there_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"`optimization.device` must be cpu or auto where there is no GPU, but is cu"):
+        train(tiny_recipe(tmp_path / "run", {"optimization.device": "cuda"}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bleu_tokenizer_that_is_none_is_refused_before_the_training(tmp_path):
+    with pytest.raises(ValueError, match="`tokenize` must be one of .*13a.*but is '13b' instead"):
+        train(tiny_recipe(tmp_path / "run", {"decoding.bleu_tokenizer": "13b"}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_half_precision_on_the_cpu_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16"):
+        make_accelerator(tiny_recipe(tmp_path, {"optimization.mixed_precision": "fp16"}))
+
+
+def test_a_vocabulary_size_that_contradicts_the_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`model.options.vocab_size` must be left to the tokenizer"):
+        train(tiny_recipe(tmp_path / "run", {"model.options.vocab_size": 8000}))
+
+
+def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
+    changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
+    result = train(tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 2, "validation.sentences": 2}))
+    assert result.metrics["t"]["count"] == 3
+    assert result.corpus.pairs == 600
+    translator = Translator.from_pretrained(result.folder)
+    for language in ("en", "ko"):
+        assert len(translator.translate(["네."], target_language=language, max_new_tokens=5)) == 1
+
+
+def test_training_goes_on_from_a_published_model(finished, tmp_path):
+    start = {"model": {"start_from": str(finished.folder)}, "optimization.max_updates": 1}
+    start |= {"optimization.learning_rate": 1e-9}
+    result = train(tiny_recipe(tmp_path / "run", start))
+    ours, theirs = (load_file(where.folder / "model.safetensors") for where in (result, finished))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-7)
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_a_tracker_is_given_the_values(tmp_path):
+    train(tiny_recipe(tmp_path / "run", {"logging.trackers": ["tensorboard"], "optimization.max_updates": 1}))
+    assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
@@ -75,6 +76,7 @@ def finetune(
         logging_steps=20,
         predict_with_generate=True,
         report_to="none",
+        dataloader_pin_memory=torch.cuda.is_available(),
         seed=seed,
     )
     trainer = Seq2SeqTrainer(

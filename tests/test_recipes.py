@@ -100,8 +100,6 @@ def test_one_recipe_mentions_every_key_there_is():
     assert set(flat(yaml.safe_load(FULL.read_text(encoding="utf-8")), keys)) == keys
 
 
-
-
 # The comment above these speaks of them too, or they stand in a section that has one.
 COVERED = {"data.validation", "data.target", "data.max_target_tokens", "optimization.beta2", "optimization.epsilon"}
 COVERED |= {"optimization.max_epochs", "optimization.max_minutes", "validation.num_beams", "validation.max_new_tokens"}

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from tiny_runs import tiny_recipe
 
 from heed.training.checkpoints import checkpoint_path
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import prepare_corpus
 from heed.training.run import make_accelerator
+from tiny_runs import tiny_recipe
 
 
 @pytest.fixture(autouse=True)

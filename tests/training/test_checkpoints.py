@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from helpers import tiny_model
 from safetensors.torch import load_file, save_file
 
 from heed.data.tokenization import train_tokenizers
@@ -25,6 +24,7 @@ from heed.training.checkpoints import (
     save_checkpoint,
     save_random_state,
 )
+from helpers import tiny_model
 
 RECIPE = "name: 뜻\n"
 SIZES = {"vocab_size": 260, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
@@ -201,7 +201,9 @@ def test_the_average_is_the_mean_of_every_weight(saved):
         expected = torch.stack([weights[name].double() for weights in by_hand]).mean(0).float()
         assert weight.dtype == torch.float32
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
-    assert not torch.equal(average["model.encoder.embed_tokens.weight"], by_hand[0]["model.encoder.embed_tokens.weight"])
+    assert not torch.equal(
+        average["model.encoder.embed_tokens.weight"], by_hand[0]["model.encoder.embed_tokens.weight"]
+    )
 
 
 def test_the_average_of_one_is_itself(saved):
@@ -226,7 +228,7 @@ def test_weights_in_several_files_are_averaged_together(folder):
 @pytest.mark.parametrize("sizes", [{"encoder_layers": 2}, {"encoder_ffn_dim": 12}])
 def test_checkpoints_of_different_models_are_not_averaged(saved, tokenizers, tmp_path, sizes):
     other = save(tmp_path, tokenizers, 9, **sizes)
-    with pytest.raises(ValueError, match="update-00000009 is of another model than .*update-00000003"):
+    with pytest.raises(ValueError, match=r"update-00000009 is of another model than .*update-00000003"):
         average_weights([checkpoint_path(saved, 3), other])
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import logged, tiny_recipe
 
 from heed.training.checkpoints import checkpoint_path, find_damage, load_progress
 from heed.training.loop import TrainingInterrupted
 from heed.training.preparation import prepare_corpus
 from heed.training.validation import validation_loss
+from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
 NO_DROPOUT["model.options"] |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
@@ -151,7 +151,7 @@ def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
 
     monkeypatch.setattr(loop, "_train_on", train_and_be_told_to_stop)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingInterrupted, match="after update 2.*resume=true"):
+    with pytest.raises(TrainingInterrupted, match=r"after update 2.*resume=true"):
         loop.run()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert saved_updates(tmp_path / "run") == [2]

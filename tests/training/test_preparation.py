@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
-from tiny_runs import tiny_recipe
 
 from heed.data.tokenization import TokenizerPair
 from heed.training.preparation import make_model, prepare_corpus, read_config
+from tiny_runs import tiny_recipe
 
 
 def lines(path, rows):
@@ -50,7 +50,9 @@ def test_no_validation_pair_is_dropped_for_its_length(files, tmp_path):
 
 
 def test_nothing_left_is_refused(files, tmp_path):
-    with pytest.raises(ValueError, match=r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"):
+    with pytest.raises(
+        ValueError, match=r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"
+    ):
         prepare_corpus(tiny_recipe(tmp_path, {**files, "data.max_source_tokens": 1}), tmp_path / "tokenizer")
 
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_runs import logged, tiny_recipe
 
+from heed.evaluation.metrics import score_translations
 from heed.inference.translation import Translator
 from heed.training import run
 from heed.training.checkpoints import checkpoint_path, list_checkpoints
 from heed.training.recipe import make_recipe, read_recipe
 from heed.training.run import check_output_folder, make_accelerator, train
+from tiny_runs import logged, tiny_recipe
 
 CHANGES = {
     "data.test": {"small": "builtin:test:6", "other": "builtin:compositional:5"},
@@ -122,7 +123,7 @@ def test_another_seed_is_another_run(finished, tmp_path):
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_the_ways_out_are_told(finished):
-    with pytest.raises(ValueError, match="`output` must be an empty folder.*resume=true.*overwrite=true.*output="):
+    with pytest.raises(ValueError, match=r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="):
         train(finished.recipe)
 
 
@@ -133,7 +134,7 @@ def test_an_empty_folder_and_none_are_accepted(tmp_path):
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ValueError, match="`output` must be a folder, but .*run is a file"):
+    with pytest.raises(ValueError, match=r"`output` must be a folder, but .*run is a file"):
         train(tiny_recipe(tmp_path / "run", {"overwrite": True}))
 
 
@@ -187,13 +188,15 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_anew(finished, tmp_pat
 
 def test_a_gpu_where_there_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"`optimization.device` must be cpu or auto where there is no GPU, but is cu"):
+    with pytest.raises(
+        ValueError, match=r"`optimization.device` must be cpu or auto where there is no GPU, but is cu"
+    ):
         train(tiny_recipe(tmp_path / "run", {"optimization.device": "cuda"}))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_bleu_tokenizer_that_is_none_is_refused_before_the_training(tmp_path):
-    with pytest.raises(ValueError, match="`tokenize` must be one of .*13a.*but is '13b' instead"):
+    with pytest.raises(ValueError, match=r"`tokenize` must be one of .*13a.*but is '13b' instead"):
         train(tiny_recipe(tmp_path / "run", {"decoding.bleu_tokenizer": "13b"}))
     assert not (tmp_path / "run").exists()
 
@@ -210,7 +213,9 @@ def test_a_vocabulary_size_that_contradicts_the_tokenizer_is_refused(tmp_path):
 
 def test_both_directions_end_in_one_model_that_translates_either_way(tmp_path):
     changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
-    result = train(tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 2, "validation.sentences": 2}))
+    result = train(
+        tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 2, "validation.sentences": 2})
+    )
     assert result.metrics["t"]["count"] == 3
     assert result.corpus.pairs == 600
     translator = Translator.from_pretrained(result.folder)
@@ -231,3 +236,8 @@ def test_training_goes_on_from_a_published_model(finished, tmp_path):
 def test_a_tracker_is_given_the_values(tmp_path):
     train(tiny_recipe(tmp_path / "run", {"logging.trackers": ["tensorboard"], "optimization.max_updates": 1}))
     assert list((tmp_path / "run" / "trackers").rglob("events.out.tfevents.*"))
+
+
+def test_a_model_that_has_hardly_a_right_word_gets_its_intervals_all_the_same():
+    scores = score_translations(["", "the", "", ""], ["a b c d e f"] * 4, bootstrap=40)
+    assert scores["chrf_interval"][0] == 0 < scores["chrf_interval"][1]

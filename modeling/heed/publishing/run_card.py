@@ -32,7 +32,11 @@ def write_run_card(result: RunResult) -> Path:
 def facts_of(result: RunResult) -> RunFacts:
     """Collect what the card tells from the run itself and from what its recipe says for the card."""
     recipe, corpus = result.recipe, result.corpus
-    scores = {name: values for name, values in result.metrics.items() if name != "validation"}
+    scores = {
+        name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
+        for name, values in result.metrics.items()
+        if "count" in values
+    }
     example = corpus.validation_pairs[0]["source"]
     translator = Translator.from_pretrained(result.folder)
     language = corpus.languages[0] if corpus.languages else None
@@ -52,7 +56,7 @@ def facts_of(result: RunResult) -> RunFacts:
         pairs={
             "train": trained,
             "validation": len(corpus.validation_pairs),
-            **{name: values["count"] for name, values in scores.items()},
+            **{name: values["count"] for name, values in scores.items() if name != "validation"},
         },
         cleaning=corpus.report.to_dict(),
         parameters=result.parameters,

@@ -35,7 +35,7 @@ class Corpus:
         validation_pairs: The same pairs as text.
         report: What cleaning kept and dropped.
         encoder: Counts the rows that were too long.
-        pairs: Number of training rows, or `None` for a stream.
+        pairs: Number of training rows, or `None` for a stream that has not come to its end yet.
     """
 
     tokenizers: TokenizerPair
@@ -72,8 +72,9 @@ def prepare_corpus(recipe: Recipe, folder: Path, is_main: bool = True) -> Corpus
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=languages).rows(validation))
     corpus = Corpus(tokenizers, None, held_out, validation, report, encoder, languages=languages)
     if data.streaming:
-        corpus.updates = lambda epoch: stream_updates(
-            encoder.rows(pairs), pool_size=data.pool_size, epoch=epoch, **_batching(recipe)
+        corpus.updates = lambda epoch: _counted(
+            corpus,
+            stream_updates(encoder.rows(pairs), pool_size=data.pool_size, epoch=epoch, **_batching(recipe)),
         )
         return corpus
     rows = EncodedPairs(encoder.rows(pairs))
@@ -94,6 +95,15 @@ def _batching(recipe: Recipe) -> dict[str, int]:
         "buckets_per_update": recipe.optimization.buckets_per_update,
         "seed": recipe.seed,
     }
+
+
+def _counted(corpus: Corpus, updates: Iterator) -> Iterator[list[list[Row]]]:
+    """Pass on the updates of a stream, whose number of rows is known at its end."""
+    rows = 0
+    for update in updates:
+        rows += sum(map(len, update))
+        yield update
+    corpus.pairs = rows
 
 
 def _rows_of(batches: UpdateBatches, rows: EncodedPairs, epoch: int) -> Iterator[list[list[Row]]]:

@@ -223,7 +223,8 @@ def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> 
     """Load the published folder as a stranger would, and measure it on validation and test pairs.
 
     Returns:
-        `validation` with loss and perplexity, and the scores of each test set; also written to `metrics.json`.
+        `validation` with loss and perplexity, and the scores of each test set, or of validation where there is none;
+        also written to `metrics.json`.
     """
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)
@@ -231,13 +232,14 @@ def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> 
     loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
     scoring = {"bootstrap": recipe.decoding.bootstrap, "tokenize": recipe.decoding.bleu_tokenizer}
-    language = corpus.languages[0] if corpus.languages else None
+    settings = {"target_language": corpus.languages[0] if corpus.languages else None, "token_budget": budget}
     for name, where in recipe.data.test.items():
         location = recipe.data.location(where)
         pairs = list(read_pairs(location, source=recipe.data.source, target=recipe.data.target, split=name))
-        metrics[name] = score_pairs(
-            translator, pairs, accelerator, scoring, target_language=language, token_budget=budget
-        )
+        metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
+    if not recipe.data.test:  # better than no score at all, which no card may have
+        pairs = corpus.validation_pairs[: recipe.validation.sentences or None]
+        metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     if accelerator.is_main_process:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
     return metrics

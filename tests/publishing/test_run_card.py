@@ -1,0 +1,130 @@
+import shutil
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import ModelCard
+
+from heed.publishing.run_card import facts_of, write_run_card
+from heed.training.recipe import CardRecipe
+from heed.training.run import train
+from tiny_runs import tiny_recipe
+
+CHANGES = {
+    "data.test": {"unseen": "builtin:test:6"},
+    "optimization.max_updates": 2,
+    "decoding.bootstrap": 40,
+    "card.limits": "It has seen 300 sentences.",
+    "card.intended_use": "Tests only.",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run; nobody may change its folder."""
+    return train(tiny_recipe(tmp_path_factory.mktemp("finished") / "private", CHANGES))
+
+
+@pytest.fixture
+def result(finished, tmp_path):
+    return replace(finished, folder=shutil.copytree(finished.folder, tmp_path / "model"))
+
+
+def with_card(result, **changes):
+    """The same run with another section `card`."""
+    return replace(result, recipe=replace(result.recipe, card=CardRecipe(**changes)))
+
+
+def test_the_card_lies_beside_the_weights_and_tells_the_run(result):
+    path = write_run_card(result)
+    assert path == result.folder / "README.md"
+    text = path.read_text(encoding="utf-8")
+    scores = result.metrics["unseen"]
+    expected = ["# tiny", "ko → en", "It has seen 300 sentences.", "Tests only.", "400 byte-level BPE pieces"]
+    expected += [f"{result.parameters:,}", f"{scores['chrf']:.2f}", scores["chrf_signature"], "builtin:train:300"]
+    expected += ["1 + 1 layers", "d_model 32", "post-norm", result.corpus.validation_pairs[0]["source"]]
+    assert [piece for piece in expected if piece not in text] == []
+
+
+def test_the_metadata_is_what_the_hub_reads(result):
+    data = ModelCard.load(write_run_card(result)).data
+    assert data.license == "apache-2.0"
+    assert set(data.language) == {"ko", "en"}
+    assert data.library_name
+
+
+def test_the_card_never_tells_where_the_run_lay(result):
+    text = write_run_card(result).read_text(encoding="utf-8")
+    assert str(result.recipe.folder) not in text
+    assert "private" not in text
+
+
+def test_facts_are_the_runs(result):
+    facts = facts_of(result)
+    assert facts.pairs == {"train": result.corpus.pairs, "validation": 20, "unseen": 6}
+    assert facts.updates == 2
+    assert facts.target_tokens == result.progress.target_tokens > 0
+    assert facts.validation_loss == result.metrics["validation"]["loss"]
+    assert set(facts.scores) == {"unseen"}
+    assert facts.recipe["optimization"]["max_updates"] == 2
+    assert {"output", "card", "resume", "overwrite"}.isdisjoint(facts.recipe)
+    assert "folder" not in facts.recipe["data"]
+    assert set(facts.versions) == {"heed", "transformers", "torch"}
+
+
+def test_the_example_is_what_the_published_model_says(result):
+    from heed.inference.translation import Translator
+
+    facts = facts_of(result)
+    assert (
+        facts.example_translation
+        == Translator.from_pretrained(result.folder).translate([facts.example_source])[0][0].text
+    )
+
+
+def test_what_the_recipe_says_for_the_card_goes_before_what_is_guessed(result):
+    said = with_card(result, license="mit", source_language="ja", target_language="de", dataset="someone/pairs")
+    facts = facts_of(said)
+    assert (facts.license, facts.source_language, facts.target_language) == ("mit", "ja", "de")
+    assert facts.datasets == ["someone/pairs"]
+
+
+def test_unknown_licenses_and_languages_are_not_made_up(result):
+    data = replace(result.recipe.data, train="mine.tsv", source="command", target="actions")
+    facts = facts_of(replace(result, recipe=replace(result.recipe, data=data, card=CardRecipe())))
+    assert facts.license == "unknown"
+    assert (facts.source_language, facts.target_language) == ("und", "und")
+
+
+def test_the_vocabulary_is_described_as_it_was_made(result):
+    words = replace(result.recipe.tokenizer, algorithm="word")
+    assert (
+        "400 words for both sides"
+        in facts_of(replace(result, recipe=replace(result.recipe, tokenizer=words))).vocabulary
+    )
+    given = replace(result.recipe.tokenizer, path="somewhere")
+    facts = facts_of(replace(result, recipe=replace(result.recipe, tokenizer=given)))
+    assert "pieces of a given tokenizer" in facts.vocabulary
+
+
+def test_without_a_test_set_the_validation_pairs_are_scored(tmp_path):
+    changes = {"optimization.max_updates": 1, "validation.sentences": 7}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    facts = facts_of(result)
+    assert facts.scores["validation"]["count"] == 7
+    assert facts.pairs == {"train": 300, "validation": 20}
+    assert result.metrics["validation"]["chrf"] == facts.scores["validation"]["chrf"]
+    assert "loss" not in facts.scores["validation"]
+    assert "validation" in write_run_card(result).read_text(encoding="utf-8")
+
+
+def test_separate_vocabularies_are_told_apart(tmp_path):
+    changes = {"tokenizer.joint": False, "tokenizer.target_vocab_size": 380, "optimization.max_updates": 1}
+    facts = facts_of(train(tiny_recipe(tmp_path / "run", changes)))
+    assert facts.vocabulary == "400 byte-level BPE pieces for the source, 380 for the target"
+    assert facts.joint_vocabulary is False
+
+
+def test_a_streamed_run_tells_all_its_pairs(tmp_path):
+    changes = {"data.streaming": True, "data.pool_size": 50, "optimization.max_updates": 12}
+    facts = facts_of(train(tiny_recipe(tmp_path / "run", changes)))
+    assert facts.pairs["train"] == 300

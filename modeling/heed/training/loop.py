@@ -25,6 +25,7 @@ from heed.training.checkpoints import (
     Progress,
     checkpoint_path,
     delete_unfinished,
+    find_damage,
     list_checkpoints,
     load_progress,
     load_random_state,
@@ -311,11 +312,18 @@ class TrainingLoop:
         return {*self._regular_updates(), self.progress.update} | ({best} if best is not None else set())
 
     def publishable(self) -> list[Path]:
-        """Return the checkpoints whose averaged weights the recipe publishes."""
+        """Return the checkpoints whose averaged weights the recipe publishes; damaged ones are left out."""
         publish, best = self.recipe.checkpoints.publish, self.progress.best_update
         updates = self._regular_updates()
         if publish == "last":
             updates = updates[-1:]
         elif publish == "best" and best is not None:
             updates = [best]
-        return [checkpoint_path(self.checkpoints, update) for update in updates]
+        paths = [checkpoint_path(self.checkpoints, update) for update in updates]
+        damages = {path: find_damage(path) for path in paths}
+        for path, damage in damages.items():
+            if damage is not None:
+                logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
+        whole = [path for path in paths if damages[path] is None]
+        # The last one was written a moment ago.
+        return whole or [checkpoint_path(self.checkpoints, self.progress.update)]

@@ -27,7 +27,7 @@ clean:
 	rm -rf $(VENV) build dist runs modeling/*.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'Heed needs Python 3.11 or newer'"
+	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Heed needs Python 3.11 or newer.')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"

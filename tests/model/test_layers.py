@@ -1,5 +1,7 @@
 """Feed-forward networks, residual connections, dropout and initial weights (sections 3.1, 3.3 and 5.4)."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,3 +87,20 @@ def test_every_parameter_is_trained():
     assert {name for name, _ in model.named_parameters()} - seen <= {
         name for name, _ in model.named_parameters() if name.endswith("k_proj.bias")
     }
+
+
+def test_every_rule_of_the_tensor_parallel_plan_names_modules_of_the_model():
+    model = HeedForConditionalGeneration(tiny_config(activation_function="swiglu"))
+    modules = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in model.named_modules()}
+    plan = model._tp_plan
+    assert {"lm_head", "model.encoder.layers.*.self_attn.q_proj", "model.decoder.layers.*.cross_attn.out_proj"} <= {
+        *plan
+    }
+    assert [rule for rule in plan if rule not in modules] == []
+    rows = {rule for rule, style in plan.items() if style == "rowwise"}
+    assert all(rule.endswith(("out_proj", "fc2")) for rule in rows)
+
+
+def test_the_fsdp_plan_shards_every_layer_of_both_stacks():
+    model = HeedForConditionalGeneration(tiny_config())
+    assert {"model.encoder.layers.*", "model.decoder.layers.*"} <= {*model._fsdp_plan}

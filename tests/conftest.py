@@ -8,6 +8,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+# Here too, for fixtures of whole modules, which come before those of functions: sums over two threads differ in bits.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def one_thread_and_one_seed():

@@ -153,6 +153,32 @@ def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "mistake",
+    [
+        {"data.train": "no_such_file.jsonl"},
+        {"tokenizer.vocab_size": 90_000},
+        {"model.options.decoder_attention_heads": 5},
+    ],
+)
+def test_a_mistake_in_a_run_that_overwrites_leaves_the_earlier_run_as_it_was(tmp_path, mistake):
+    folder = tmp_path / "run"
+    train(tiny_recipe(folder, {"optimization.max_updates": 1}))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises((ValueError, FileNotFoundError)):
+        train(tiny_recipe(folder, {"overwrite": True, **mistake}))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_an_interrupted_overwrite_set_aside_is_not_touched(tmp_path):
+    (tmp_path / "run.replaced").mkdir()
+    (tmp_path / "run.replaced" / "log.jsonl").write_text("an earlier run")
+    with pytest.raises(ValueError, match=r"run\.replaced holds a run"):
+        train(tiny_recipe(tmp_path / "run", {"overwrite": True}))
+    assert (tmp_path / "run.replaced" / "log.jsonl").read_text() == "an earlier run"
+
+
+@pytest.mark.parametrize(
     ("section", "changes"),
     [
         ("seed", {"seed": 2}),

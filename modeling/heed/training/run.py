@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,17 @@ def train(recipe: Recipe) -> RunResult:
     accelerator = make_accelerator(recipe)
     accelerator.wait_for_everyone()  # nobody writes before everybody has looked
     folder = recipe.folder
-    if accelerator.is_main_process:
-        if recipe.overwrite:
-            _delete_run(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     set_seed(recipe.seed)
-    with accelerator.main_process_first():
-        corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator.is_main_process)
-    logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
+    with _set_aside(recipe) if recipe.overwrite and accelerator.is_main_process else contextlib.nullcontext():
+        if accelerator.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        with accelerator.main_process_first():
+            corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator.is_main_process)
+        logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
+        loop = TrainingLoop(recipe, corpus, accelerator)
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
-    loop = TrainingLoop(recipe, corpus, accelerator)
     progress = loop.run()
     model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=False)
     publish_weights(recipe, model, corpus, loop.publishable(), accelerator)
@@ -243,6 +243,30 @@ def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> 
     if accelerator.is_main_process:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
     return metrics
+
+
+@contextlib.contextmanager
+def _set_aside(recipe: Recipe) -> Iterator[None]:
+    """Move an earlier run's files beside its folder; delete them if what follows succeeds, else put them back."""
+    folder = recipe.folder
+    aside = folder.with_name(folder.name + ".replaced")
+    if aside.exists():
+        raise ValueError(
+            f"{aside} holds a run that an interrupted overwrite=true set aside: move it away or delete it."
+        )
+    aside.mkdir(parents=True)
+    for name in RUN_FILES:
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+    try:
+        yield
+    except BaseException:
+        _delete_run(folder)
+        for path in aside.iterdir():
+            path.rename(folder / path.name)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside)
 
 
 def _delete_run(folder: Path) -> None:

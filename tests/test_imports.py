@@ -13,7 +13,7 @@ PACKAGE = Path(heed.__file__).parent
 SCRIPTS = PACKAGE.parents[1] / "scripts"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top; a room may import those before it and itself.
-ORDER = ["configuration", "modeling", "data", "evaluation", "inference", "training", "publishing", "cli"]
+ORDER = ["configuration", "modeling", "data", "evaluation", "inference", "training", "publishing", "diagnosis", "cli"]
 
 
 def name_of(path: Path) -> str:

@@ -7,9 +7,9 @@ import torch
 from accelerate.state import AcceleratorState
 
 from heed.training.checkpoints import checkpoint_path
+from heed.training.devices import make_accelerator
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import prepare_corpus
-from heed.training.run import make_accelerator
 from tiny_runs import tiny_recipe
 
 

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from heed.inference.translation import Translator
 from heed.training.checkpoints import checkpoint_path
+from heed.training.devices import make_accelerator
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import prepare_corpus
-from heed.training.run import make_accelerator, train
+from heed.training.run import train
 from heed.training.validation import translate_spread, validation_loss
 from tiny_runs import logged, tiny_recipe
 

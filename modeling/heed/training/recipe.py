@@ -103,17 +103,20 @@ class OptimizationRecipe:
     tokens_per_update: int = 50000
     buckets_per_update: int = 1
     token_budget: int | None = None
+    shrink_token_budget: bool = False
+    skip_nonfinite_updates: int = 0
+    ema_decay: float | None = None
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self):
         """Check the numbers, and that the run ends."""
-        _at_least(0, "optimization", self, "warmup_updates", "weight_decay")
+        _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
         _above(0, "optimization", self, "learning_rate", "epsilon", "max_grad_norm", "max_minutes")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("beta1", "beta2", "ema_decay"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                 raise ValueError(
                     f"`optimization.{name}` must be at least 0 and below 1, but is {getattr(self, name)} instead."
                 )
@@ -161,11 +164,12 @@ class CheckpointRecipe:
 
     every_updates: int = 1000
     keep_last: int = 5
-    publish: Literal["average", "best", "last"] = "average"
+    keep_best: int = 1
+    publish: Literal["average", "average_best", "best", "last", "ema"] = "average"
 
     def __post_init__(self):
         """Check the numbers."""
-        _at_least(1, "checkpoints", self, "every_updates", "keep_last")
+        _at_least(1, "checkpoints", self, "every_updates", "keep_last", "keep_best")
 
 
 @dataclass
@@ -231,6 +235,7 @@ class Recipe:
     seed: int = 1
     resume: bool = False
     overwrite: bool = False
+    allow_changes: bool = False
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     validation: ValidationRecipe = field(default_factory=ValidationRecipe)
@@ -247,6 +252,13 @@ class Recipe:
             raise ValueError(f"`seed` must be at least 0, but is {self.seed} instead.")
         if self.resume and self.overwrite:
             raise ValueError("`resume` and `overwrite` must not both be true: one keeps the run, one deletes it.")
+        if self.allow_changes and not self.resume:
+            raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
+        if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
+            raise ValueError(
+                "`optimization.ema_decay` must be given where `checkpoints.publish` is ema, and only there, "
+                f"but is {self.optimization.ema_decay} with {self.checkpoints.publish} instead."
+            )
         if self.data.both_directions and not self.tokenizer.joint:
             raise ValueError("`tokenizer.joint` must be true where `data.both_directions` is, but is false instead.")
 

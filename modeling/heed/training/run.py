@@ -1,11 +1,9 @@
 """One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
 
 import contextlib
-import ctypes
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from heed.data.sources import read_pairs
 from heed.evaluation.metrics import score_translations
 from heed.inference.translation import Translator
 from heed.training.checkpoints import STATE_FOLDER, Progress, average_weights, newest_whole_checkpoint
+from heed.training.devices import hardware_in_words, make_accelerator
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import Corpus, prepare_corpus
 from heed.training.recipe import Recipe, read_recipe
@@ -111,7 +110,7 @@ def train(recipe: Recipe) -> RunResult:
         progress=progress,
         metrics=metrics,
         parameters=model.num_parameters(),
-        hardware=_hardware(accelerator),
+        hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
     )
 
@@ -145,43 +144,6 @@ def check_output_folder(recipe: Recipe) -> None:
                 f"`{name}` must be as in the run that is resumed ({getattr(earlier, name)}), "
                 f"but is {getattr(recipe, name)} instead."
             )
-
-
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """Set up devices, processes, precision and trackers.
-
-    Raises:
-        ValueError: If the recipe asks for a GPU or a precision that is not there.
-    """
-    settings = recipe.optimization
-    has_gpu = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_gpu:
-        raise ValueError("`optimization.device` must be cpu or auto where there is no GPU, but is cuda instead.")
-    on_cpu = settings.device == "cpu" or (settings.device == "auto" and not has_gpu)
-    if on_cpu and settings.mixed_precision == "fp16":
-        raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
-    if on_cpu:
-        keep_freed_memory()
-    return Accelerator(
-        cpu=on_cpu,
-        mixed_precision=settings.mixed_precision,
-        log_with=recipe.logging.trackers or None,
-        project_dir=str(recipe.folder / "trackers"),
-    )
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step: giving it back costs a fifth to a third of a step on the CPU.
-
-    By default glibc maps every large tensor anew, and the kernel fills it with zeros, page by page.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(OSError, AttributeError):  # another C library: it has its own ways
-        library = ctypes.CDLL("libc.so.6")
-        library.mallopt(mmap_threshold, 1 << 30)
-        library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 def publish_weights(recipe: Recipe, model, corpus: Corpus, checkpoints: list[Path], accelerator: Accelerator) -> None:
@@ -285,9 +247,3 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
         for key, value in values.items()
         if isinstance(value, int | float)
     }
-
-
-def _hardware(accelerator: Accelerator) -> str:
-    if accelerator.device.type == "cuda":
-        return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
-    return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"

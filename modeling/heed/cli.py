@@ -77,23 +77,19 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     device: Device = None,
 ):
-    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match."""
+    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match.
+
+    Started by torchrun or accelerate launch, the processes share the sentences.
+    """
     from heed.data.sources import read_pairs
     from heed.evaluation.metrics import score_translations
 
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
-    from heed.inference.translation import Translator
-
     _quieten()
-    translator = Translator.from_pretrained(model, device=device)
-    results = translator.translate(
-        [pair["source"] for pair in pairs],
-        num_beams=num_beams,
-        max_new_tokens=max_new_tokens,
-        target_language=to,
-        token_budget=token_budget,
-    )
-    texts = [best.text for best, *_ in results]
+    search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    texts = _translate_all(model, [pair["source"] for pair in pairs], device, token_budget=token_budget, **search)
+    if texts is None:
+        return
     if predictions is not None:
         predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
     references = [pair["target"] for pair in pairs]
@@ -172,6 +168,24 @@ def version():
         print(f"{name} {version_of(name)}")
 
 
+def _translate_all(model: Path, sources: list[str], device: str | None, **settings) -> list[str] | None:
+    """Return the best translation of each source; where processes share the work, in the main one only."""
+    from heed.inference.translation import Translator
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        translator = Translator.from_pretrained(model, device=device)
+        return [best.text for best, *_ in translator.translate(sources, **settings)]
+    from heed.training.devices import join_processes
+    from heed.training.validation import translate_spread
+
+    accelerator = join_processes(device)
+    translator = Translator.from_pretrained(model, device=accelerator.device)
+    texts = translate_spread(translator, sources, accelerator, **settings)
+    is_main = accelerator.is_main_process
+    accelerator.end_training()
+    return texts if is_main else None
+
+
 def _quieten():
     """Leave the terminal to this program: no progress bars of transformers, no warnings about its own insides."""
     from transformers.utils import logging as transformers_logging
@@ -213,9 +227,10 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, StrictDataclassError):
         return 2
-    if isinstance(error, FloatingPointError):
+    if isinstance(error, FloatingPointError | MemoryError):
         return 1
-    return 130 if type(error).__name__ == "TrainingInterrupted" else None
+    # By name, because to import them costs seconds.
+    return {"TrainingInterrupted": 130, "ProcessLostError": 1}.get(type(error).__name__)
 
 
 if __name__ == "__main__":

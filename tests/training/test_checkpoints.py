@@ -1,6 +1,7 @@
 import json
 import logging
 import re
+import resource
 import shutil
 
 import pytest
@@ -9,20 +10,20 @@ from safetensors.torch import load_file, save_file
 
 from heed.data.tokenization import train_tokenizers
 from heed.training import checkpoints
+from heed.training.averaging import average_weights
 from heed.training.checkpoints import (
     MANIFEST,
     Progress,
-    average_weights,
+    TrainingState,
     checkpoint_path,
     delete_unfinished,
     find_damage,
     list_checkpoints,
     load_progress,
-    load_random_state,
+    load_state,
     newest_whole_checkpoint,
     prune_checkpoints,
     save_checkpoint,
-    save_random_state,
 )
 from helpers import tiny_model
 
@@ -36,13 +37,17 @@ def tokenizers():
     return train_tokenizers(["a b"], ["b a"], vocab_size=260)
 
 
+def state_of(model, optimizer, update):
+    progress = Progress(update=update, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
+    return TrainingState(progress, dict(model.named_parameters()), optimizer.state_dict())
+
+
 def save(folder, tokenizers, update, seed=0, **sizes):
     model = tiny_model(seed=seed, **{**SIZES, **sizes})
     optimizer = torch.optim.Adam(model.parameters())
     model(input_ids=torch.tensor([[5, 2]]), labels=torch.tensor([[6, 2]])).loss.backward()
     optimizer.step()
-    save_random_state(folder, update, 0)
-    return save_checkpoint(folder, model, optimizer, tokenizers, Progress(update=update, best=1.5), RECIPE)
+    return save_checkpoint(folder, model, state_of(model, optimizer, update), tokenizers, RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +81,7 @@ def test_a_whole_checkpoint_has_every_file_in_its_manifest(saved):
     named = set(json.loads((path / MANIFEST).read_text()))
     assert named == {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST}
     assert {"model.safetensors", "config.json", "tokenizer.json", "training_state/optimizer.pt"} <= named
-    assert {"training_state/random-0.pt", "training_state/progress.json", "training_state/recipe.yaml"} <= named
+    assert {"training_state/progress.json", "training_state/recipe.yaml"} <= named
     assert (path / "training_state/recipe.yaml").read_text(encoding="utf-8") == RECIPE
 
 
@@ -103,6 +108,10 @@ DAMAGE = {
     "no manifest": (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing or unreadable"),
     "half a manifest": (
         lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text()[:50]),
+        "manifest.json is missing or unreadable",
+    ),
+    "a flipped bit in the manifest": (
+        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"size"', '"sixe"')),
         "manifest.json is missing or unreadable",
     ),
     "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], "manifest.json is missing or unreadable"),
@@ -170,26 +179,62 @@ def test_a_checkpoint_is_an_ordinary_model_folder(saved):
 
 
 def test_progress_comes_back(saved):
-    assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=1.5)
+    assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
 
 
 def test_a_newer_format_is_refused(folder):
     file = checkpoint_path(folder, 7) / "training_state/progress.json"
     state = json.loads(file.read_text())
     file.write_text(json.dumps({**state, "format": checkpoints.FORMAT + 1, "unheard_of": 1}))
-    with pytest.raises(ValueError, match=r"has format 2; this Heed reads up to 1: upgrade it"):
+    with pytest.raises(ValueError, match=r"has format 3; this Heed reads 2: upgrade it"):
         load_progress(checkpoint_path(folder, 7))
 
 
-def test_the_random_state_comes_back(tmp_path):
-    torch.manual_seed(5)
-    save_random_state(tmp_path, 1, 0)
-    drawn = torch.rand(3)
-    (tmp_path / "update-00000001.partial").rename(checkpoint_path(tmp_path, 1))
-    load_random_state(checkpoint_path(tmp_path, 1), 0)
-    assert torch.equal(torch.rand(3), drawn)
-    with pytest.raises(ValueError, match="was written by fewer processes: it has no random state 1"):
-        load_random_state(checkpoint_path(tmp_path, 1), 1)
+def test_an_older_format_is_refused_with_the_way_out(folder):
+    file = checkpoint_path(folder, 7) / "training_state/progress.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    with pytest.raises(ValueError, match=r"resumes only format 2: .*`model.start_from`"):
+        load_progress(checkpoint_path(folder, 7))
+
+
+def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
+    model = tiny_model(**SIZES)
+    state = state_of(model, torch.optim.Adam(model.parameters()), 4)
+    state.moving_average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
+    scaler.scale(torch.ones(1))
+    state.scaler = scaler.state_dict()
+    loaded = load_state(save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
+    assert loaded.scaler == state.scaler
+    assert loaded.scaler["scale"] == 128
+    assert loaded.moving_average.keys() == state.moving_average.keys()
+    assert all(torch.equal(loaded.moving_average[name], value) for name, value in state.moving_average.items())
+
+
+class FileTooLarge:
+    """Every file that is written ends at a size, as it does at the end of a disk."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __enter__(self):
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+@pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokenizers, tmp_path, size):
+    whole = save(tmp_path, tokenizers, 1)
+    sizes = {file.stat().st_size for file in whole.rglob("*") if file.is_file()}
+    assert min(sizes) < 600 < 20_000 < max(sizes)
+    with pytest.raises(OSError, match="update-00000002 could not be written: "), FileTooLarge(size):
+        save(tmp_path, tokenizers, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
+    assert newest_whole_checkpoint(tmp_path) == whole
+    assert find_damage(save(tmp_path, tokenizers, 2)) is None
 
 
 def test_the_average_is_the_mean_of_every_weight(saved):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heed.training.checkpoints import checkpoint_path, find_damage, load_progress
+from heed.training.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
 from heed.training.loop import TrainingInterrupted
 from heed.training.preparation import prepare_corpus
 from heed.training.validation import validation_loss
@@ -96,10 +96,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_loop, tmp_p
     assert replace(progress[0], seconds=0) == replace(progress[1], seconds=0)
 
 
-def test_dropout_is_at_work_in_the_resume_test(make_loop, tmp_path, weights_of):
+def test_dropout_is_at_work_in_the_resume_test(make_loop, tmp_path, weights_of, monkeypatch):
     for name, seed in (("one", 1), ("other", 2)):
         loop = make_loop({"optimization.max_updates": 1}, tmp_path / name)
-        torch.manual_seed(seed)
+        monkeypatch.setattr(loop, "_seed", lambda seed=seed: torch.manual_seed(seed))
         loop.run()
     assert not equal(weights_of(tmp_path / "one", 1), weights_of(tmp_path / "other", 1))
 
@@ -142,14 +142,14 @@ def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
 ):
     make_loop(folder=tmp_path / "straight").run()
     loop = make_loop()
-    train_on = loop._train_on
+    step = loop._step
 
-    def train_and_be_told_to_stop(update):
-        train_on(update)
-        if loop.progress.update == 2:
+    def step_and_be_told_to_stop():
+        step()
+        if loop.progress.update == 1:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(loop, "_train_on", train_and_be_told_to_stop)
+    monkeypatch.setattr(loop, "_step", step_and_be_told_to_stop)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(TrainingInterrupted, match=r"after update 2.*resume=true"):
         loop.run()
@@ -192,7 +192,7 @@ def test_patience_ends_the_run_after_so_many_validations_without_improvement(mak
     values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
     monkeypatch.setattr("heed.training.loop.validation_loss", lambda *_: next(values))
     progress = loop.run()
-    assert (progress.update, progress.best, progress.best_update) == (8, 2.0, 4)
+    assert (progress.update, progress.best) == (8, [(2.0, 4)])
 
 
 def test_scores_are_better_when_higher(make_loop, monkeypatch):
@@ -202,7 +202,7 @@ def test_scores_are_better_when_higher(make_loop, monkeypatch):
     scored = {"bleu": 1.0, "exact_match": 0.0}
     monkeypatch.setattr("heed.training.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
     progress = loop.run()
-    assert (progress.best, progress.best_update) == (30.0, 2)
+    assert progress.best == [(30.0, 2)]
     assert loop.model.training
 
 
@@ -257,9 +257,9 @@ def test_the_last_checkpoints_and_the_best_are_kept(make_loop, monkeypatch, save
     loop.run()
     # The two newest are the regular one of update 8 and the end of the run; update 3 had the best loss.
     assert saved_updates(tmp_path / "run") == [3, 8, 9]
-    for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9])):
-        loop.recipe.checkpoints.publish = publish
-        paths = loop.publishable()
+    for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9]), ("average_best", [3])):
+        settings = replace(loop.recipe.checkpoints, publish=publish)
+        paths = published_checkpoints(loop.checkpoints, settings, loop.progress)
         assert paths == [checkpoint_path(loop.checkpoints, update) for update in expected]
         assert all(find_damage(path) is None for path in paths)
 

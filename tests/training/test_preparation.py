@@ -1,4 +1,5 @@
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def time_of(folder):
 
 
 def test_a_process_that_may_not_write_writes_nothing(files, tmp_path):
-    prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "tokenizer", is_main=False)
+    prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "tokenizer", Mock(is_main_process=False))
     assert not (tmp_path / "tokenizer").exists()
 
 

@@ -1,5 +1,6 @@
 """Pairs as token ids: compact in memory for a corpus, one row at a time for a stream."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -79,6 +80,13 @@ class EncodedPairs:
 
     def __len__(self) -> int:
         return len(self.source_lengths)
+
+    def fingerprint(self) -> str:
+        """Return a checksum of all rows in their order."""
+        digest = hashlib.sha256()
+        for array in (self.source_lengths, self.target_lengths, self._sources, self._targets):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if not 0 <= index < len(self):

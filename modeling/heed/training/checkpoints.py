@@ -9,35 +9,47 @@ import logging
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from heed.data.tokenization import TokenizerPair
+from heed.training.recipe import CheckpointRecipe
 
 logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "training_state"
+OPTIMIZER = "optimizer.pt"
+MOVING_AVERAGE = "moving_average.safetensors"
+SCALER = "scaler.json"
+PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """How far a run is. What randomness, learning rate and data order need follows from these and the recipe.
 
     Attributes:
-        update: Finished updates.
+        update: Finished updates, skipped ones too.
         epoch: Epoch of the next update, from 0.
         update_in_epoch: Finished updates of that epoch.
         target_tokens: Target tokens trained on, padding not counted.
         seconds: Seconds since the run began, interruptions not counted.
-        best: Best value of the selected metric so far.
-        best_update: The update it was seen at.
-        validations_without_improvement: How many there were since.
+        processes: Number of processes that wrote this.
+        token_budget: Padded tokens of a micro-batch after memory ran out; `None` for the recipe's.
+        skipped_updates: Updates whose gradient was not finite.
+        skipped_in_a_row: How many of them were the last ones.
+        validated_update: The last update that was validated.
+        best: The best validations, (value, update), best first.
+        validations_without_improvement: How many there were since the best.
+        window: Sums since the last line of the log.
+        data: A fingerprint of the training rows, where they are known from the start.
     """
 
     update: int = 0
@@ -45,9 +57,34 @@ class Progress:
     update_in_epoch: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
-    best: float | None = None
-    best_update: int | None = None
+    processes: int = 1
+    token_budget: int | None = None
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    validated_update: int = 0
+    best: list[tuple[float, int]] = field(default_factory=list)
     validations_without_improvement: int = 0
+    window: dict[str, float] = field(default_factory=dict)
+    data: str | None = None
+
+
+@dataclass
+class TrainingState:
+    """All that a checkpoint holds beside the tokenizers and the recipe; whole tensors, sharded or not.
+
+    Attributes:
+        progress: How far the run is.
+        weights: The model's weights by name, tied ones once.
+        optimizer: What the optimizer knows.
+        moving_average: Averaged weights, if the run keeps them.
+        scaler: What fp16's gradient scaler knows.
+    """
+
+    progress: Progress
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    moving_average: dict[str, torch.Tensor] | None = None
+    scaler: dict[str, Any] | None = None
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -61,79 +98,85 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), folder / match[0]) for match in found if match)
 
 
-def save_checkpoint(
-    folder: Path, model, optimizer, tokenizers: TokenizerPair, progress: Progress, recipe: str
-) -> Path:
-    """Write a checkpoint of the main process; `save_random_state` must have written beside it already.
+def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
+    """Write a checkpoint: beside its place first, and renamed when whole. For the main process.
 
     Args:
         folder: The run's checkpoint folder.
-        model: The model itself, not wrapped.
-        optimizer: Its optimizer.
-        tokenizers: Its tokenizers.
-        progress: How far the run is.
+        model: Any model of the right config; the weights written are those of `state`.
+        state: What to save.
+        tokenizers: The model's tokenizers.
         recipe: The recipe as YAML.
 
     Returns:
         The checkpoint's path.
+
+    Raises:
+        OSError: If it could not be written, on a full disk say; nothing half-written is left.
     """
-    path = checkpoint_path(folder, progress.update)
-    partial = partial_path(folder, progress.update)
-    model.save_pretrained(partial)
-    tokenizers.save_pretrained(partial)
-    state = partial / STATE_FOLDER
-    state.mkdir(exist_ok=True)
-    torch.save(optimizer.state_dict(), state / "optimizer.pt")
-    (state / "progress.json").write_text(json.dumps({"format": FORMAT, **asdict(progress)}, indent=2))
-    (state / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    _write_manifest(partial)
-    if path.exists():
-        shutil.rmtree(path)
-    partial.rename(path)
-    _flush(folder)
+    path = checkpoint_path(folder, state.progress.update)
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write(partial, model, state, tokenizers, recipe)
+        shutil.rmtree(path, ignore_errors=True)  # a damaged one of an earlier attempt
+        partial.rename(path)
+        _flush(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own way of saying disk full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(f"The checkpoint {path} could not be written: {error}") from error
     return path
 
 
-def partial_path(folder: Path, update: int) -> Path:
-    """Return where a checkpoint is written before it is renamed."""
-    return folder / f"update-{update:08d}.partial"
+def _write(partial: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> None:
+    folder = partial / STATE_FOLDER
+    folder.mkdir(parents=True)
+    model.save_pretrained(partial, state_dict=state.weights)
+    tokenizers.save_pretrained(partial)
+    torch.save(state.optimizer, folder / OPTIMIZER)
+    if state.moving_average is not None:
+        save_file(state.moving_average, folder / MOVING_AVERAGE)
+    if state.scaler is not None:
+        (folder / SCALER).write_text(json.dumps(state.scaler))
+    (folder / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    _write_manifest(partial)
 
 
-def save_random_state(folder: Path, update: int, rank: int) -> None:
-    """Write one process's random state into the checkpoint that is being written."""
-    state = partial_path(folder, update) / STATE_FOLDER
-    state.mkdir(parents=True, exist_ok=True)
-    random = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        random["cuda"] = torch.cuda.get_rng_state()
-    torch.save(random, state / f"random-{rank}.pt")
-
-
-def load_random_state(path: Path, rank: int) -> None:
-    """Restore what `save_random_state` wrote.
+def load_state(path: Path) -> TrainingState:
+    """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads.
 
     Raises:
-        ValueError: If the checkpoint was written by fewer processes.
+        ValueError: If another version of Heed wrote it.
     """
-    file = path / STATE_FOLDER / f"random-{rank}.pt"
-    if not file.is_file():
-        raise ValueError(f"The checkpoint {path} was written by fewer processes: it has no random state {rank}.")
-    random = torch.load(file, weights_only=True)
-    torch.set_rng_state(random["cpu"])
-    if "cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random["cuda"])
+    folder = path / STATE_FOLDER
+    progress = load_progress(path)
+    average, scaler = folder / MOVING_AVERAGE, folder / SCALER
+    return TrainingState(
+        progress=progress,
+        weights={},
+        optimizer=torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu"),
+        moving_average=load_file(average) if average.is_file() else None,
+        scaler=json.loads(scaler.read_text()) if scaler.is_file() else None,
+    )
 
 
 def load_progress(path: Path) -> Progress:
     """Read how far the run of a checkpoint was.
 
     Raises:
-        ValueError: If a newer Heed wrote it.
+        ValueError: If another version of Heed wrote it.
     """
-    state = json.loads((path / STATE_FOLDER / "progress.json").read_text())
+    state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
     written = state.pop("format")
     if written > FORMAT:
-        raise ValueError(f"The checkpoint {path} has format {written}; this Heed reads up to {FORMAT}: upgrade it.")
+        raise ValueError(f"The checkpoint {path} has format {written}; this Heed reads {FORMAT}: upgrade it.")
+    if written < FORMAT:
+        raise ValueError(
+            f"The checkpoint {path} has format {written}; this Heed resumes only format {FORMAT}: resume with the "
+            "version that wrote it, or train on from its weights with `model.start_from`."
+        )
+    state["best"] = [(value, update) for value, update in state["best"]]
     return Progress(**state)
 
 
@@ -151,15 +194,16 @@ def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or `None` if every file has the size and checksum of the manifest."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
+        entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
         return f"{MANIFEST} is missing or unreadable"
-    for name, expected in manifest.items():
-        file = path / name
+    for file, size, checksum in entries:
+        name = file.relative_to(path)
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != expected["size"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {expected['size']}"
-        if _checksum(file) != expected["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if _checksum(file) != checksum:
             return f"{name} has another checksum"
     return None
 
@@ -178,28 +222,33 @@ def prune_checkpoints(folder: Path, keep: set[int]) -> None:
             shutil.rmtree(path)
 
 
-def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the weights of checkpoints (section 6.1), summed in float64.
-
-    Raises:
-        ValueError: If there are none, or they are not of one model.
-    """
-    if not paths:
-        raise ValueError("`paths` must name at least one checkpoint, but is empty.")
-    total: dict[str, torch.Tensor] = {}
-    for path in paths:
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            weights |= load_file(file)
-        if total and _shapes(weights) != _shapes(total):
-            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
-        for name, weight in weights.items():
-            total[name] = total.get(name, 0) + weight.double()
-    return {name: (weight / len(paths)).float() for name, weight in total.items()}
+def kept_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> set[int]:
+    """Return the updates whose checkpoints a recipe keeps: the last ones, the best ones, and the present one."""
+    best = [update for _, update in progress.best]
+    return {*_regular_updates(folder, settings, progress.update), *best, progress.update}
 
 
-def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: weight.shape for name, weight in weights.items()}
+def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
+    """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
+    updates = _regular_updates(folder, settings, progress.update)
+    best = [update for _, update in progress.best]
+    if settings.publish in ("last", "ema"):
+        updates = [progress.update]
+    elif settings.publish in ("best", "average_best") and best:
+        updates = best if settings.publish == "average_best" else best[:1]
+    damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
+    for path, damage in damages.items():
+        if damage is not None:
+            logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
+    whole = [path for path, damage in damages.items() if damage is None]
+    # The last one was written a moment ago.
+    return whole or [checkpoint_path(folder, progress.update)]
+
+
+def _regular_updates(folder: Path, settings: CheckpointRecipe, now: int) -> list[int]:
+    """List the newest checkpoints that the recipe's interval made, and the present one."""
+    saved = [update for update, _ in list_checkpoints(folder)]
+    return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]
 
 
 def _write_manifest(folder: Path) -> None:

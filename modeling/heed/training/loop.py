@@ -1,45 +1,67 @@
 """The training loop: the same code on one CPU, one GPU, or many processes through `accelerate launch`.
 
 An update's pairs, its loss and its gradient are the same however it is split: the summed loss of every micro-batch
-is divided by the number of target tokens of the whole update, over all micro-batches and processes.
+is divided by the number of target tokens of the whole update, over all micro-batches and processes. What is random
+follows from the seed, the update and the process, so that a resumed run goes on as if it had never stopped.
 """
 
-import json
 import logging
 import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from heed.data.batching import collate, split_update
+from heed.training.averaging import MovingAverage
 from heed.training.checkpoints import (
-    STATE_FOLDER,
     Progress,
-    checkpoint_path,
+    TrainingState,
     delete_unfinished,
-    find_damage,
-    list_checkpoints,
-    load_progress,
-    load_random_state,
+    kept_updates,
+    load_state,
     newest_whole_checkpoint,
     prune_checkpoints,
     save_checkpoint,
-    save_random_state,
 )
+from heed.training.monitoring import RunLog, new_window, training_values
 from heed.training.preparation import Corpus, Row, make_model
+from heed.training.processes import (
+    ProcessLostError,
+    any_of,
+    exchange_gradients,
+    exchanging,
+    in_total,
+    is_lost_process,
+    is_sharded,
+    load_optimizer_state,
+    local,
+    shards_weights,
+    told_by_main,
+    whole,
+    whole_optimizer_state,
+    whole_weights,
+)
 from heed.training.recipe import Recipe
 from heed.training.schedule import learning_rate, make_optimizer
 from heed.training.validation import score_pairs, validation_loss
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger(__name__)
+
+# fp16 begins with a scale that is too large and halves it until gradients fit: no sign of divergence.
+FP16_SKIPS = 30
 
 
 class TrainingInterrupted(Exception):
@@ -57,6 +79,9 @@ class TrainingLoop:
     Attributes:
         progress: How far the run is.
         model: The model as Accelerate wraps it.
+
+    Raises:
+        ValueError: If the recipe asks for what these processes cannot do, or resumes what cannot be resumed.
     """
 
     def __init__(self, recipe: Recipe, corpus: Corpus, accelerator: Accelerator):
@@ -64,34 +89,63 @@ class TrainingLoop:
         self.corpus = corpus
         self.accelerator = accelerator
         self.checkpoints = recipe.folder / "checkpoints"
-        self.progress = Progress()
+        self.progress = Progress(processes=accelerator.num_processes, window=new_window(), data=corpus.fingerprint)
+        self.log = RunLog(recipe.folder / "log.jsonl")
+        self._check_sharding()
+        newest = newest_whole_checkpoint(self.checkpoints) if recipe.resume and accelerator.is_main_process else None
+        resumed_from: Path | None = told_by_main(accelerator, newest)
         set_seed(recipe.seed)
         model = make_model(recipe, corpus.tokenizers)
-        self._resumed_from = newest_whole_checkpoint(self.checkpoints) if recipe.resume else None
-        if self._resumed_from is not None:
-            model = type(model).from_pretrained(self._resumed_from, config=model.config)
+        if resumed_from is not None:
+            model = type(model).from_pretrained(resumed_from, config=model.config)
         if recipe.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        optimizer = make_optimizer(model, recipe.optimization)
+        self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.d_model = model.config.d_model
         self.pad_token_id = corpus.tokenizers.source.pad_token_id
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        # Every process has drawn the same weights; from here on each draws its own dropout.
-        set_seed(recipe.seed, device_specific=True)
-        if self._resumed_from is not None:
-            self._load_state(self._resumed_from)
+        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, recipe.optimization))
+        self._parameters = list(self.model.parameters())
+        decay = recipe.optimization.ema_decay
+        self.moving_average = None if decay is None else MovingAverage(accelerator.unwrap_model(self.model), decay)
+        if resumed_from is not None:
+            self._load(resumed_from)
+        self._saved_update = self.progress.update if resumed_from is not None else None
         if accelerator.is_main_process:
-            # What a killed run left half-written would otherwise pass for this run's.
+            # What a killed run left half-written, or wrote after its last checkpoint, is not this run's.
             delete_unfinished(self.checkpoints, self.progress.update)
+            self.log.rewind(self.progress.update, self.progress.validated_update)
         accelerator.wait_for_everyone()
+        limit = recipe.optimization.max_minutes
+        self._time_is_up = limit is not None and self.progress.seconds >= limit * 60
         self._stop_signal: int | None = None
-        self._window = {"loss": 0.0, "tokens": 0, "seconds": 0.0}
+        self._is_stopping = False
+        self._may_stop_anywhere = False
 
-    def _load_state(self, path):
-        self.progress = load_progress(path)
-        state = torch.load(path / STATE_FOLDER / "optimizer.pt", weights_only=True, map_location="cpu")
-        self.optimizer.load_state_dict(state)
-        load_random_state(path, self.accelerator.process_index)
+    def _check_sharding(self) -> None:
+        if self.recipe.optimization.shrink_token_budget and shards_weights(self.accelerator):
+            raise ValueError(
+                "`optimization.shrink_token_budget` must be false where weights are sharded and no process can go "
+                "without the others, but is true instead: set `optimization.token_budget` lower."
+            )
+
+    def _load(self, path: Path) -> None:
+        """Go on from a checkpoint, whatever the number of processes that wrote it."""
+        state = load_state(path)
+        if state.progress.data != self.progress.data and not self.recipe.allow_changes:
+            raise ValueError(
+                f"The training data must be those of the run that is resumed ({path}), but their rows have changed; "
+                "allow_changes=true resumes all the same."
+            )
+        load_optimizer_state(self.optimizer, state.optimizer)
+        if self.moving_average is not None and state.moving_average is not None:
+            self.moving_average.load(state.moving_average)
+        if self.accelerator.scaler is not None and state.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state.scaler)
+        now, then = self.progress.processes, state.progress.processes
+        if now != then:
+            logger.info("%s processes go on with a run of %s: the same updates, other dropout", now, then)
+        state.progress.processes, state.progress.data = now, self.progress.data
+        self.progress = state.progress
         logger.info("resuming after update %s", self.progress.update)
 
     def run(self) -> Progress:
@@ -102,7 +156,10 @@ class TrainingLoop:
 
         Raises:
             TrainingInterrupted: After Ctrl-C or SIGTERM; everything is saved.
-            FloatingPointError: If the loss or a weight is no longer finite; nothing is saved.
+            FloatingPointError: If too many updates in a row had no finite gradient; nothing is saved.
+            MemoryError: If a micro-batch does not fit in memory.
+            ProcessLostError: If another process of the run has ended.
+            OSError: If the last checkpoint could not be written; earlier ones are tried again.
         """
         handlers = {number: signal.signal(number, self._note_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         bar = tqdm(
@@ -112,24 +169,39 @@ class TrainingLoop:
             disable=not self.accelerator.is_main_process,
             mininterval=1.0,
         )
-        started = time.perf_counter() - self.progress.seconds
         try:
-            self.model.train()
-            for update in () if self._is_finished() else self._updates():
-                begun = time.perf_counter()
-                self._train_on(update)
-                self.progress.seconds = time.perf_counter() - started
-                self._window["seconds"] += time.perf_counter() - begun
-                bar.update()
-                self._after_update(bar)
-                if self._is_finished():
-                    break
+            self._train(bar)
+            self._save(must=True)
+        except RuntimeError as error:
+            if self.accelerator.num_processes > 1 and is_lost_process(error):
+                raise ProcessLostError(
+                    f"Another process of this run has ended near update {self.progress.update}, so this one ends too: "
+                    "look for its message, and continue with resume=true."
+                ) from error
+            raise
         finally:
             bar.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        self._save()
         return self.progress
+
+    def _train(self, bar: tqdm) -> None:
+        self._started = time.perf_counter() - self.progress.seconds
+        self.model.train()
+        if self.progress.validated_update < self.progress.update and self._is_due("validation"):
+            self._validate()  # the run was stopped between saving and validating
+        updates = self._updates()
+        while not self._is_finished():
+            begun = time.perf_counter()
+            update = next(updates, None)
+            if update is None:
+                break
+            self.progress.window["waiting_seconds"] += time.perf_counter() - begun
+            self._train_on(update)
+            self.progress.seconds = time.perf_counter() - self._started
+            self.progress.window["seconds"] += time.perf_counter() - begun
+            bar.update()
+            self._after_update(bar)
 
     def _updates(self) -> Iterator[list[list[Row]]]:
         """Yield updates from where the run stands, epoch after epoch."""
@@ -145,185 +217,320 @@ class TrainingLoop:
             self.progress.update_in_epoch = 0
 
     def _train_on(self, update: list[list[Row]]) -> None:
-        """Take one optimizer step on the rows of an update."""
-        batches, tokens = self._micro_batches(update)
-        for number, rows in enumerate(batches):
-            is_last = number == len(batches) - 1
-            # Gradients are exchanged once per update, with the last micro-batch.
-            with nullcontext() if is_last else self.accelerator.no_sync(self.model):
-                batch = collate(rows or [update[0][0]], self.pad_token_id)
-                batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
-                loss = self.model(**batch, num_items_in_batch=tokens).loss
-                if not rows:
-                    loss = loss * 0  # a process without rows takes part in the exchange all the same
-                self._window["loss"] += loss.detach() * tokens
-                # Processes average their gradients, and this is a sum.
-                self.accelerator.backward(loss * self.accelerator.num_processes)
-        rate = learning_rate(self.progress.update + 1, self.recipe.optimization, self.d_model)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        if self.recipe.optimization.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimization.max_grad_norm)
-        self.optimizer.step()
+        """Take one optimizer step on the rows of an update, or skip it if its gradient is not finite."""
+        tokens = sum(len(row["labels"]) for bucket in update for row in bucket)
+        losses = None
+        while losses is None:
+            self._seed()
+            losses = self._make_gradients(self._micro_batches(update), tokens)
+        norm = self._gradient_norm()
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            self._step()
+        else:
+            self._skip(norm)
         self.optimizer.zero_grad()
         self.progress.update += 1
         self.progress.target_tokens += tokens
-        self._window["tokens"] += tokens
+        loss, padded = self._agree(losses)
+        if is_finite:
+            all_tokens = tokens + sum(len(row["input_ids"]) for bucket in update for row in bucket)
+            self._count(loss=loss, gradient_norm=norm, target_tokens=tokens, tokens=all_tokens)
+            self._count(padded_tokens=padded, updates=1)
 
-    def _micro_batches(self, update: list[list[Row]]) -> tuple[list[list[Row]], int]:
-        """Return this process's micro-batches of an update, and the target tokens of the whole update."""
+    def _agree(self, losses: torch.Tensor) -> tuple[float, float]:
+        """Return loss and padded tokens of all processes; whether to stop is decided here too, once for all."""
+        limit = self.recipe.optimization.max_minutes
+        is_late = limit is not None and time.perf_counter() - self._started >= limit * 60
+        stops = self._stop_signal is not None
+        loss, padded, stops, late = in_total(self.accelerator, losses.item(), self._padded_tokens, stops, is_late)
+        self._is_stopping, self._time_is_up = stops > 0, late > 0
+        return loss, padded
+
+    def _count(self, **values: float) -> None:
+        for name, value in values.items():
+            self.progress.window[name] += value
+
+    def _seed(self) -> None:
+        """Make dropout a matter of the seed, the update and the process alone."""
+        entropy = [self.recipe.seed, self.progress.update, self.accelerator.process_index]
+        set_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+
+    def _micro_batches(self, update: list[list[Row]]) -> list[list[list[Row]]]:
+        """Return the micro-batches of an update: for every process, equally many lists of rows."""
         rows = [row for bucket in update for row in bucket]
         numbers = iter(range(len(rows)))
-        buckets = [[next(numbers) for _ in bucket] for bucket in update]
-        parts = split_update(
-            buckets,
+        processes = split_update(
+            [[next(numbers) for _ in bucket] for bucket in update],
             [len(row["input_ids"]) for row in rows],
             [len(row["labels"]) for row in rows],
-            self.recipe.token_budget,
+            self.token_budget,
             self.accelerator.num_processes,
         )
-        mine = parts[self.accelerator.process_index]
-        return [[rows[number] for number in part] for part in mine], sum(len(row["labels"]) for row in rows)
+        return [[[rows[number] for number in part] for part in parts] for parts in processes]
 
-    def _after_update(self, bar) -> None:
-        """Log, validate and save where the recipe says so, and obey a signal."""
-        update, recipe = self.progress.update, self.recipe
-        if update % recipe.logging.every_updates == 0:
-            self._log_training(bar)
-        improved = update % recipe.validation.every_updates == 0 and self._validate()
-        stopped = self._agreed(self._stop_signal is not None)
-        if improved or stopped or update % recipe.checkpoints.every_updates == 0:
-            self._save()
-        if stopped:
-            raise TrainingInterrupted(f"stopped after update {update}; continue with resume=true")
+    @property
+    def token_budget(self) -> int:
+        """Padded tokens of a micro-batch: the recipe's, or fewer after memory ran out."""
+        return min(self.recipe.token_budget, self.progress.token_budget or self.recipe.token_budget)
 
-    def _log_training(self, bar) -> None:
-        window = self._window
-        loss = torch.as_tensor(window["loss"], device=self.accelerator.device, dtype=torch.float32)
-        loss_per_token = self.accelerator.reduce(loss, reduction="sum").item() / max(1, window["tokens"])
-        if not math.isfinite(loss_per_token):
-            raise FloatingPointError(self._diverged(f"the training loss is {loss_per_token}"))
-        speed = window["tokens"] / max(window["seconds"], 1e-9)
-        rate = learning_rate(self.progress.update, self.recipe.optimization, self.d_model)
-        self._record({"train/loss": loss_per_token, "train/learning_rate": rate, "train/target_tokens_per_s": speed})
-        bar.set_postfix_str(f"loss {loss_per_token:.3f}, {speed:,.0f} target tokens/s")
-        self._window = {"loss": 0.0, "tokens": 0, "seconds": 0.0}
+    def _make_gradients(self, processes: list[list[list[Row]]], tokens: int) -> torch.Tensor | None:
+        """Add up the gradients of this process's micro-batches, and exchange them.
 
-    def _diverged(self, what: str) -> str:
-        return (
-            f"Training has diverged near update {self.progress.update} ({what}): the learning rate may be too high, "
-            "or the warm-up too short. The last checkpoint is unharmed."
+        Returns:
+            The summed loss of this process in nats, or `None` if memory ran out in some process and the token budget
+            has been halved in all.
+        """
+        batches = processes[self.accelerator.process_index]
+        filler = next(row for parts in processes for part in parts for row in part)
+        shrinks = self.recipe.optimization.shrink_token_budget
+        total = torch.zeros((), device=self.accelerator.device)
+        self._padded_tokens, is_full = 0, False
+        try:
+            for number, rows in enumerate(batches):
+                # Where memory may run out, no process may wait for another's gradients before all have theirs.
+                with exchanging(self.accelerator, self.model, number == len(batches) - 1 and not shrinks):
+                    total += self._backward(rows, tokens, filler)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            if not shrinks:
+                raise self._memory_error() from error
+            is_full = True
+        if not shrinks:
+            return total
+        if any_of(self.accelerator, is_full):
+            self._shrink_token_budget(processes)
+            return None
+        exchange_gradients(self.model)
+        return total
+
+    def _backward(self, rows: list[Row], tokens: int, filler: Row) -> torch.Tensor:
+        begun = time.perf_counter()
+        batch = collate(rows or [filler], self.pad_token_id)
+        batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
+        self._count(waiting_seconds=time.perf_counter() - begun)
+        loss = self.model(**batch, num_items_in_batch=tokens).loss
+        if rows:
+            self._padded_tokens += batch["input_ids"].numel() + batch["labels"].numel()
+        else:
+            loss = loss * 0  # a process without rows takes part in the exchange all the same
+        # Processes average their gradients, and this is a sum.
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+        return loss.detach() * tokens
+
+    def _shrink_token_budget(self, processes: list[list[list[Row]]]) -> None:
+        self.optimizer.zero_grad()
+        torch.cuda.empty_cache()
+        if all(len(part) <= 1 for parts in processes for part in parts):
+            raise self._memory_error()
+        self.progress.token_budget = self.token_budget // 2
+        logger.warning(
+            "update %s does not fit in memory: the token budget is halved to %s, and the update stays the same",
+            self.progress.update + 1,
+            self.progress.token_budget,
         )
 
-    def _validate(self) -> bool:
-        """Measure loss and scores on the validation pairs; return whether the selected one is the best so far."""
+    def _memory_error(self) -> MemoryError:
+        return MemoryError(
+            f"Update {self.progress.update + 1} does not fit in memory in micro-batches of {self.token_budget} padded "
+            "tokens: set `optimization.token_budget` lower (the updates stay the same), or "
+            "`optimization.shrink_token_budget` to true, or drop longer pairs with `data.max_source_tokens`."
+        )
+
+    def _gradient_norm(self) -> float:
+        """Return the norm of the gradient over all processes, clipping it where the recipe says so."""
+        limit = self.recipe.optimization.max_grad_norm
+        if limit is not None:
+            norm = self.accelerator.clip_grad_norm_(self._parameters, limit)
+        else:
+            self.accelerator.unscale_gradients()
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+        return whole(norm).item()
+
+    def _step(self) -> None:
+        number = self.progress.update + 1
+        rate = learning_rate(number, self.recipe.optimization, self.d_model)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        if self.moving_average is not None:
+            self.moving_average.update(number)
+        self.progress.skipped_in_a_row = 0
+
+    def _skip(self, norm: float) -> None:
+        """Leave the weights as they are, or stop if that was done too often; the same in all processes."""
+        scaler, allowed = self.accelerator.scaler, self.recipe.optimization.skip_nonfinite_updates
+        if scaler is not None:
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+            allowed = max(allowed, FP16_SKIPS)
+        if self.progress.skipped_in_a_row >= allowed:
+            raise FloatingPointError(
+                f"Training has diverged at update {self.progress.update + 1} (the norm of its gradient is {norm}): "
+                "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed; "
+                "`optimization.skip_nonfinite_updates` skips single updates."
+            )
+        self.progress.skipped_in_a_row += 1
+        self.progress.skipped_updates += 1
+        logger.warning("update %s is skipped: the norm of its gradient is %s", self.progress.update + 1, norm)
+
+    def _after_update(self, bar: tqdm) -> None:
+        """Log, save and validate where the recipe says so, and obey a signal."""
+        if self._is_due("logging"):
+            self._log_training(bar)
+        # Saved first, so that nothing is lost by a signal while the model translates.
+        if self._is_stopping or self._is_due("validation") or self._is_due("checkpoints"):
+            self._save(must=self._is_stopping)
+        if self._is_stopping:
+            raise self._interruption()
+        if self._is_due("validation"):
+            self._validate()
+
+    def _is_due(self, section: str) -> bool:
+        return self.progress.update % getattr(self.recipe, section).every_updates == 0
+
+    def _log_training(self, bar: tqdm) -> None:
+        values = training_values(self.progress.window)
+        values["train/learning_rate"] = learning_rate(self.progress.update, self.recipe.optimization, self.d_model)
+        values["train/skipped_updates"] = self.progress.skipped_updates
+        self.progress.window = new_window()
+        self._record(values)
+        bar.set_postfix_str(
+            f"loss {values['train/loss']:.3f}, {values['train/target_tokens_per_s']:,.0f} target tokens/s"
+        )
+
+    def _validate(self) -> None:
+        """Measure loss and scores on the validation pairs, and note how good they are."""
         from heed.inference.translation import Translator
 
-        settings, corpus = self.recipe.validation, self.corpus
-        budget = self.recipe.token_budget
-        loss = validation_loss(self.model, corpus.validation, budget, self.pad_token_id, self.accelerator)
-        values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
+        settings, corpus, budget = self.recipe.validation, self.corpus, self.recipe.token_budget
         pairs = corpus.validation_pairs[: settings.sentences]
-        if pairs:
-            translator = Translator(self.accelerator.unwrap_model(self.model), corpus.tokenizers)
-            scoring = {"metrics": ("bleu", "chrf", "exact_match"), "tokenize": self.recipe.decoding.bleu_tokenizer}
-            language = corpus.languages[0] if corpus.languages else None
-            search = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
-            scores = score_pairs(
-                translator, pairs, self.accelerator, scoring, target_language=language, token_budget=budget, **search
-            )
-            values |= {name: scores[name] for name in scoring["metrics"]}
-            self.model.train()
+        self._may_stop_anywhere = self._saved_update == self.progress.update
+        with self._measured_model() as model:
+            loss = validation_loss(model, corpus.validation, budget, self.pad_token_id, self.accelerator)
+            values: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
+            if pairs:
+                scoring = {"metrics": ("bleu", "chrf", "exact_match"), "tokenize": self.recipe.decoding.bleu_tokenizer}
+                scores = score_pairs(
+                    Translator(model, corpus.tokenizers),
+                    pairs,
+                    self.accelerator,
+                    scoring,
+                    target_language=corpus.languages[0] if corpus.languages else None,
+                    token_budget=budget,
+                    num_beams=settings.num_beams,
+                    max_new_tokens=settings.max_new_tokens,
+                )
+                values |= {name: scores[name] for name in scoring["metrics"]}
+        self._may_stop_anywhere = False
+        self.model.train()
+        values = told_by_main(self.accelerator, values)  # so that all stop early, or none
         self._record({f"validation/{name}": value for name, value in values.items()})
         told = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         logger.info("update %s (epoch %s): %s", self.progress.update, self.progress.epoch + 1, told)
-        return self._note_validation(values[settings.select])
+        self._note_validation(values[settings.select])
 
-    def _note_validation(self, value: float) -> bool:
+    @contextmanager
+    def _measured_model(self) -> Iterator["PreTrainedModel"]:
+        """Yield an ordinary model with the weights that validation measures: the run's, or their moving average.
+
+        Sharded weights are gathered into a model of each process, so that the processes need not wait for each other
+        at every token they generate.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        if self.moving_average is None and not is_sharded(model):
+            yield model
+            return
+        plain = self._kind(self._config).to(self.accelerator.device)
+        plain.generation_config = self._generation_config
+        weights = dict(model.named_parameters()) if self.moving_average is None else self.moving_average.weights
+        plain.load_state_dict(whole_weights(weights, keep=True), strict=False)
+        with self.accelerator.autocast():
+            yield plain
+
+    def _note_validation(self, value: float) -> None:
         progress = self.progress
-        lower_is_better = self.recipe.validation.select == "loss"
-        improved = progress.best is None or (value < progress.best if lower_is_better else value > progress.best)
-        if improved:
-            progress.best, progress.best_update = value, progress.update
+        sign = 1 if self.recipe.validation.select == "loss" else -1
+        improved = not progress.best or sign * value < sign * progress.best[0][0]
         progress.validations_without_improvement = 0 if improved else progress.validations_without_improvement + 1
-        return improved
+        progress.validated_update = progress.update
+        if self._saved_update == progress.update and math.isfinite(value):
+            # Sorting is stable: of equals the first one counts as better.
+            ranked = sorted([*progress.best, (value, progress.update)], key=lambda entry: sign * entry[0])
+            progress.best = ranked[: self.recipe.checkpoints.keep_best]
 
     def _is_finished(self) -> bool:
-        settings, progress = self.recipe.optimization, self.progress
-        patience = self.recipe.validation.patience
+        settings, progress, patience = self.recipe.optimization, self.progress, self.recipe.validation.patience
         if patience is not None and progress.validations_without_improvement >= patience:
             logger.info("no improvement in %s validations: stopping early", patience)
             return True
-        if settings.max_updates is not None and progress.update >= settings.max_updates:
-            return True
-        return settings.max_minutes is not None and self._agreed(progress.seconds >= settings.max_minutes * 60)
+        return self._time_is_up or (settings.max_updates is not None and progress.update >= settings.max_updates)
 
-    def _agreed(self, mine: bool) -> bool:
-        """Return whether any process says yes, so that all do the same."""
-        if self.accelerator.num_processes == 1:
-            return mine
-        votes = torch.tensor(int(mine), device=self.accelerator.device)
-        return self.accelerator.reduce(votes, reduction="sum").item() > 0
+    def _save(self, must: bool) -> None:
+        """Write a checkpoint, unless this update has one, and delete what the recipe does not keep.
 
-    def _save(self) -> None:
-        """Write a checkpoint, unless this update has one, and delete what the recipe does not keep."""
-        if checkpoint_path(self.checkpoints, self.progress.update).exists():
+        Args:
+            must: Whether to stop where it cannot be written; otherwise the run goes on, to try again later.
+        """
+        if self._saved_update == self.progress.update:
             return
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            raise FloatingPointError(self._diverged("a weight is not finite"))
-        save_random_state(self.checkpoints, self.progress.update, self.accelerator.process_index)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            save_checkpoint(
-                self.checkpoints,
-                self.accelerator.unwrap_model(self.model),
-                self.optimizer,
-                self.corpus.tokenizers,
-                self.progress,
-                self.recipe.to_yaml(),
+        if any_of(self.accelerator, not all(local(weight).isfinite().all() for weight in self._parameters)):
+            raise FloatingPointError(
+                f"Training has diverged near update {self.progress.update}: a weight is not finite. "
+                "The last checkpoint is unharmed."
             )
-            prune_checkpoints(self.checkpoints, self._kept_updates())
-        self.accelerator.wait_for_everyone()
+        state, failure = self._state(), None
+        if self.accelerator.is_main_process:
+            with torch.device("meta"):
+                blank = self._kind(self._config)
+            blank.generation_config = self._generation_config
+            try:
+                save_checkpoint(self.checkpoints, blank, state, self.corpus.tokenizers, self.recipe.to_yaml())
+            except OSError as error:
+                failure = str(error)
+        failure = told_by_main(self.accelerator, failure)
+        if failure is None:
+            self._saved_update = self.progress.update
+            if self.accelerator.is_main_process:
+                prune_checkpoints(
+                    self.checkpoints, kept_updates(self.checkpoints, self.recipe.checkpoints, self.progress)
+                )
+        elif must:
+            raise OSError(failure)
+        else:
+            logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
+
+    def _state(self) -> TrainingState:
+        """Collect what a checkpoint holds; every process takes part, and the main one gets it."""
+        model, keep = self.accelerator.unwrap_model(self.model), self.accelerator.is_main_process
+        average, scaler = self.moving_average, self.accelerator.scaler
+        return TrainingState(
+            progress=self.progress,
+            weights=whole_weights(dict(model.named_parameters()) | dict(_saved_buffers(model)), keep),
+            optimizer=whole_optimizer_state(self.optimizer, keep),
+            moving_average=None if average is None else whole_weights(average.weights, keep),
+            scaler=None if scaler is None else scaler.state_dict(),
+        )
 
     def _record(self, values: dict[str, Any]) -> None:
         """Give values to the trackers, and to the run's own log."""
         self.accelerator.log(values, step=self.progress.update)
         if self.accelerator.is_main_process:
-            line = {"update": self.progress.update, "seconds": round(self.progress.seconds, 2), **values}
-            with (self.recipe.folder / "log.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line) + "\n")
+            self.log.write(self.progress.update, self.progress.seconds, values)
 
     def _note_signal(self, number, frame) -> None:
+        if self._may_stop_anywhere:
+            raise self._interruption()
         if self._stop_signal is not None:
             raise KeyboardInterrupt
         self._stop_signal = number
         logger.warning("stopping after this update and saving; once more to stop at once")
 
-    def _regular_updates(self) -> list[int]:
-        """List the newest checkpoints that the recipe's interval made, and the one of this update."""
-        every, now = self.recipe.checkpoints.every_updates, self.progress.update
-        saved = [update for update, _ in list_checkpoints(self.checkpoints)]
-        return [update for update in saved if update % every == 0 or update == now][
-            -self.recipe.checkpoints.keep_last :
-        ]
+    def _interruption(self) -> TrainingInterrupted:
+        return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")
 
-    def _kept_updates(self) -> set[int]:
-        best = self.progress.best_update
-        return {*self._regular_updates(), self.progress.update} | ({best} if best is not None else set())
 
-    def publishable(self) -> list[Path]:
-        """Return the checkpoints whose averaged weights the recipe publishes; damaged ones are left out."""
-        publish, best = self.recipe.checkpoints.publish, self.progress.best_update
-        updates = self._regular_updates()
-        if publish == "last":
-            updates = updates[-1:]
-        elif publish == "best" and best is not None:
-            updates = [best]
-        paths = [checkpoint_path(self.checkpoints, update) for update in updates]
-        damages = {path: find_damage(path) for path in paths}
-        for path, damage in damages.items():
-            if damage is not None:
-                logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
-        whole = [path for path in paths if damages[path] is None]
-        # The last one was written a moment ago.
-        return whole or [checkpoint_path(self.checkpoints, self.progress.update)]
+def _saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    state = model.state_dict()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in state)

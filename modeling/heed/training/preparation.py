@@ -9,11 +9,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate import Accelerator
+
 from heed.data.batching import UpdateBatches, stream_updates
 from heed.data.cleaning import CleaningReport, clean_pairs
 from heed.data.encoding import EncodedPairs, PairEncoder
 from heed.data.sources import read_pairs
 from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.training.processes import encode_together
 from heed.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ class Corpus:
         report: What cleaning kept and dropped.
         encoder: Counts the rows that were too long.
         pairs: Number of training rows, or `None` for a stream that has not come to its end yet.
+        languages: Target languages of the model's directions, if it has several.
+        fingerprint: A checksum of the training rows, or `None` for a stream.
     """
 
     tokenizers: TokenizerPair
@@ -46,15 +51,16 @@ class Corpus:
     encoder: PairEncoder
     pairs: int | None = None
     languages: tuple[str, ...] = field(default_factory=tuple)
+    fingerprint: str | None = None
 
 
-def prepare_corpus(recipe: Recipe, folder: Path, is_main: bool = True) -> Corpus:
+def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
     """Read, clean, tokenize and encode what the recipe names.
 
     Args:
         recipe: The run.
         folder: Where the run's tokenizers lie; they are trained and saved there unless they exist.
-        is_main: Whether this process may write.
+        accelerator: The processes that need the same corpus; the main one writes. Without it there is one process.
 
     Raises:
         FileNotFoundError: If a file does not exist.
@@ -67,15 +73,18 @@ def prepare_corpus(recipe: Recipe, folder: Path, is_main: bool = True) -> Corpus
     pairs = read_pairs(data.location(data.train), source, target, split="train", streaming=data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     languages = (data.target, data.source) if data.both_directions else ()
+    is_main = accelerator is None or accelerator.is_main_process
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, languages)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=languages).rows(validation))
     corpus = Corpus(tokenizers, None, held_out, validation, report, encoder, languages=languages)
     if data.streaming:
-        corpus.updates = lambda epoch: _counted(
-            corpus,
-            stream_updates(encoder.rows(pairs), pool_size=data.pool_size, epoch=epoch, **_batching(recipe)),
-        )
+
+        def updates(epoch: int) -> Iterator[list[list[Row]]]:
+            rows = encoder.rows(pairs) if accelerator is None else encode_together(encoder, pairs, accelerator)
+            return _counted(corpus, stream_updates(rows, pool_size=data.pool_size, epoch=epoch, **_batching(recipe)))
+
+        corpus.updates = updates
         return corpus
     rows = EncodedPairs(encoder.rows(pairs))
     if not len(rows):
@@ -85,6 +94,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, is_main: bool = True) -> Corpus
         )
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, **_batching(recipe))
     corpus.pairs = len(rows)
+    corpus.fingerprint = rows.fingerprint()
     corpus.updates = lambda epoch: _rows_of(batches, rows, epoch)
     return corpus
 

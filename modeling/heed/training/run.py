@@ -5,23 +5,35 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from safetensors.torch import load_file
 
 from heed.data.sources import read_pairs
 from heed.evaluation.metrics import score_translations
+from heed.inference.loading import load_model
 from heed.inference.translation import Translator
-from heed.training.checkpoints import STATE_FOLDER, Progress, average_weights, newest_whole_checkpoint
+from heed.training.averaging import average_weights
+from heed.training.checkpoints import (
+    MOVING_AVERAGE,
+    STATE_FOLDER,
+    Progress,
+    newest_whole_checkpoint,
+    published_checkpoints,
+)
 from heed.training.devices import hardware_in_words, make_accelerator
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import Corpus, prepare_corpus
 from heed.training.recipe import Recipe, read_recipe
 from heed.training.validation import score_pairs, validation_loss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +49,28 @@ RUN_FILES = (
     "model.partial",
     "model",
 )
-# A run that changes one of these is another run.
-FIXED_SECTIONS = ("seed", "data", "tokenizer", "model")
+# What may change when a run is resumed, and leaves it the same run: where things lie, how long it goes on, how it is
+# split, looked at, kept and published.
+HARMLESS = (
+    "output",
+    "resume",
+    "overwrite",
+    "allow_changes",
+    "data.folder",
+    "data.test",
+    "optimization.max_updates",
+    "optimization.max_epochs",
+    "optimization.max_minutes",
+    "optimization.token_budget",
+    "optimization.shrink_token_budget",
+    "optimization.skip_nonfinite_updates",
+    "optimization.device",
+    "validation",
+    "checkpoints",
+    "decoding",
+    "logging",
+    "card",
+)
 
 
 @dataclass
@@ -92,14 +124,13 @@ def train(recipe: Recipe) -> RunResult:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         with accelerator.main_process_first():
-            corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator.is_main_process)
+            corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
         logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
         loop = TrainingLoop(recipe, corpus, accelerator)
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
     progress = loop.run()
-    model = accelerator.unwrap_model(loop.model, keep_fp32_wrapper=False)
-    publish_weights(recipe, model, corpus, loop.publishable(), accelerator)
+    model = publish_weights(recipe, loop)
     metrics = test_published(recipe, corpus, accelerator)
     accelerator.log({f"test/{name}": value for name, value in _numbers(metrics).items()}, step=progress.update)
     accelerator.end_training()
@@ -136,31 +167,64 @@ def check_output_folder(recipe: Recipe) -> None:
     # A run that has no checkpoint yet may have its tokenizer.
     written = folder / "recipe.yaml" if checkpoint is None else checkpoint / STATE_FOLDER / "recipe.yaml"
     if not written.is_file():
+        raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
+    if recipe.allow_changes:
         return
-    earlier = read_recipe(written)
-    for name in FIXED_SECTIONS:
-        if getattr(earlier, name) != getattr(recipe, name):
-            raise ValueError(
-                f"`{name}` must be as in the run that is resumed ({getattr(earlier, name)}), "
-                f"but is {getattr(recipe, name)} instead."
-            )
+    earlier, now = asdict(read_recipe(written)), asdict(recipe)
+    for name in changed_keys(earlier, now):
+        then, value = (_look_up(tree, name) for tree in (earlier, now))
+        raise ValueError(
+            f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: it would no longer be "
+            "the same run. allow_changes=true resumes all the same."
+        )
 
 
-def publish_weights(recipe: Recipe, model, corpus: Corpus, checkpoints: list[Path], accelerator: Accelerator) -> None:
+def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the keys, with dots, whose change makes of a recipe another run: not those of logging, say."""
+    harmless = set(HARMLESS)
+    if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
+        harmless.discard("optimization.max_updates")  # the learning rate follows from it
+    if now.get("data", {}).get("streaming"):
+        harmless.discard("data.test")  # its pairs are left out of training, which no checksum of a stream can tell
+    return [
+        name
+        for name in _leaves(now) | _leaves(earlier)
+        if not any(name == key or name.startswith(key + ".") for key in harmless)
+        and _look_up(earlier, name) != _look_up(now, name)
+    ]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, None]:
+    """Return the dotted names of all values, in order."""
+    names: dict[str, None] = {}
+    for key, value in tree.items():
+        names |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": None}
+    return names
+
+
+def _look_up(tree: dict[str, Any], name: str) -> Any:
+    value: Any = tree
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def publish_weights(recipe: Recipe, loop: TrainingLoop) -> "PreTrainedModel":
     """Write the final folder: averaged weights, tokenizer, generation config and recipe.
 
-    Args:
-        recipe: The run.
-        model: The model; it holds the published weights afterwards.
-        corpus: The run's data.
-        checkpoints: Whose weights are averaged.
-        accelerator: The run's processes.
+    Returns:
+        The model with the published weights, in every process.
     """
-    logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
-    weights = average_weights(checkpoints)
+    checkpoints = published_checkpoints(loop.checkpoints, recipe.checkpoints, loop.progress)
+    model = load_model(checkpoints[-1])
+    if recipe.checkpoints.publish == "ema":
+        logger.info("publishing the moving average of %s", checkpoints[-1].name)
+        weights = load_file(checkpoints[-1] / STATE_FOLDER / MOVING_AVERAGE)
+    else:
+        logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
+        weights = average_weights(checkpoints)
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = set(model.all_tied_weights_keys)
-    assert set(missing) <= tied, missing
+    assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     decoding = recipe.decoding
     model.generation_config.update(
@@ -169,16 +233,17 @@ def publish_weights(recipe: Recipe, model, corpus: Corpus, checkpoints: list[Pat
         max_length=decoding.max_length,
         early_stopping=False,
     )
-    if accelerator.is_main_process:
+    if loop.accelerator.is_main_process:
         folder = recipe.folder / MODEL_FOLDER
         partial = folder.with_name(folder.name + ".partial")  # renamed when whole
         shutil.rmtree(partial, ignore_errors=True)
         model.save_pretrained(partial)
-        corpus.tokenizers.save_pretrained(partial)
+        loop.corpus.tokenizers.save_pretrained(partial)
         (partial / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-    accelerator.wait_for_everyone()
+    loop.accelerator.wait_for_everyone()
+    return model
 
 
 def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:

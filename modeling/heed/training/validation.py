@@ -10,6 +10,7 @@ from heed.data.batching import UpdateBatches, collate
 from heed.data.encoding import EncodedPairs
 from heed.evaluation.metrics import score_translations
 from heed.inference.translation import Translator
+from heed.training.processes import in_total
 
 
 @torch.no_grad()
@@ -29,14 +30,13 @@ def validation_loss(
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     was_training = model.training
     model.eval()
-    total = torch.zeros((), device=accelerator.device, dtype=torch.float32)
+    total = 0.0
     for (bucket,) in mine:
         batch = collate([rows[index] for index in bucket], pad_token_id)
         batch = {name: values.to(accelerator.device) for name, values in batch.items()}
-        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss.float()
+        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss.item()
     model.train(was_training)
-    total = accelerator.reduce(total, reduction="sum")
-    return total.item() / int(rows.target_lengths.sum())
+    return in_total(accelerator, total)[0] / int(rows.target_lengths.sum())
 
 
 def translate_spread(translator: Translator, texts: list[str], accelerator: Accelerator, **settings: Any) -> list[str]:

@@ -1,0 +1,68 @@
+"""What a run tells of itself: sums over the updates since the last line, and the log they are written to."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+NAMES = ("loss", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates", "seconds", "waiting_seconds")
+
+
+def new_window() -> dict[str, float]:
+    """Return the sums of no update at all."""
+    return dict.fromkeys(NAMES, 0.0)
+
+
+def training_values(window: dict[str, float]) -> dict[str, float]:
+    """Turn sums over updates into what people look at.
+
+    Args:
+        window: The sums: loss in nats, tokens without and with padding, seconds, and seconds in which data were
+            waited for.
+
+    Returns:
+        Loss per target token, perplexity, mean norm of the gradient, target tokens a second, and the parts, from 0 to
+        1, of padding in the tokens and of waiting in the time.
+    """
+    loss = window["loss"] / max(1, window["target_tokens"])
+    return {
+        "train/loss": loss,
+        "train/perplexity": math.exp(min(loss, 100)),
+        "train/gradient_norm": window["gradient_norm"] / max(1, window["updates"]),
+        "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
+        "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
+        "train/waiting_share": min(1.0, window["waiting_seconds"] / max(window["seconds"], 1e-9)),
+    }
+
+
+class RunLog:
+    """The run's own log, a line of JSON for every event; for the main process.
+
+    Args:
+        file: Where it lies.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def write(self, update: int, seconds: float, values: dict[str, Any]) -> None:
+        """Add a line."""
+        with self.file.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"update": update, "seconds": round(seconds, 2), **values}) + "\n")
+
+    def rewind(self, update: int, validated_update: int) -> None:
+        """Drop the lines that a resumed run will write again: after an update, or of a validation not yet saved."""
+        if not self.file.is_file():
+            return
+        kept = []
+        for text in self.file.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # a kill in the middle of a line
+                continue
+            is_validation = any(name.startswith("validation/") for name in line)
+            if line["update"] <= (validated_update if is_validation else update):
+                kept.append(text + "\n")
+        beside = self.file.with_name(self.file.name + ".partial")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(self.file)

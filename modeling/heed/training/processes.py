@@ -1,0 +1,166 @@
+"""What several processes do together: sums and decisions, gradients exchanged late, sharded tensors made whole.
+
+With one process, and weights that are not sharded, every function here does nothing but hand its argument back.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from heed.data.encoding import CHUNK, PairEncoder
+
+# Gloo has no exception of its own: one of these stands in what it says of a process that is gone.
+GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
+
+
+class ProcessLostError(RuntimeError):
+    """Raised where another process of the run has ended, so that this one cannot go on."""
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether processes hold parts of the weights, as under FSDP2."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with all its parts; every process must ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this process holds; it shares the tensor's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """Return weights with all their parts, one after another to save memory.
+
+    Args:
+        tensors: Weights by name, sharded or not.
+        keep: Whether this process wants them; sharded ones come to the CPU. Others get an empty dictionary.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        complete = whole(tensor.detach())
+        if keep:
+            found[name] = complete.cpu() if isinstance(tensor, DTensor) else complete
+    return found
+
+
+def shard_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor divided like another of its shape; each process keeps its own part."""
+    if not isinstance(pattern, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(pattern.device), pattern.device_mesh, pattern.placements)
+
+
+def whole_optimizer_state(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
+    """Return the state of an optimizer as one process without sharding would have it; see `whole_weights`."""
+    state = optimizer.state_dict()
+    complete = {
+        number: whole_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
+        for number, values in state["state"].items()
+    }
+    return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer what `whole_optimizer_state` returned, whatever the number of processes was then."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state["state"] = {
+        number: {
+            name: shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
+            for name, value in values.items()
+        }
+        for number, values in state["state"].items()
+    }
+    optimizer.load_state_dict(state)
+
+
+def exchanging(accelerator: Accelerator, model: torch.nn.Module, is_last: bool) -> AbstractContextManager:
+    """Return the context of a backward pass: gradients are exchanged with an update's last micro-batch only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        return nullcontext()
+    return nullcontext() if is_last else accelerator.no_sync(model)
+
+
+def exchange_gradients(model: torch.nn.Module) -> None:
+    """Average the gradients over the processes, where no backward pass has done it."""
+    if not torch.distributed.is_initialized():
+        return
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:  # without it the others would wait for this process
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        handle.wait()
+    torch._foreach_div_(gradients, torch.distributed.get_world_size())
+
+
+def in_total(accelerator: Accelerator, *values: float) -> list[float]:
+    """Return the sum of each value over the processes, the same in all of them, as Python floats."""
+    if accelerator.num_processes == 1:
+        return [float(value) for value in values]
+    kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    total = torch.tensor([float(value) for value in values], device=accelerator.device, dtype=kind)
+    return accelerator.reduce(total, reduction="sum").tolist()
+
+
+def any_of(accelerator: Accelerator, mine: bool) -> bool:
+    """Return whether any process says yes, so that all do the same."""
+    return in_total(accelerator, mine)[0] > 0
+
+
+def told_by_main(accelerator: Accelerator, value: Any) -> Any:
+    """Return what the main process passes, in every process."""
+    if accelerator.num_processes == 1:
+        return value
+    return broadcast_object_list([value])[0]
+
+
+def shards_weights(accelerator: Accelerator) -> bool:
+    """Return whether the launcher asked for FSDP or DeepSpeed."""
+    return accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+
+
+def encode_together(
+    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator
+) -> Iterator[dict[str, list[int]]]:
+    """Yield the rows of a stream, the same in every process, each of which encodes its share of them.
+
+    Every process reads the stream, and must read the whole of it: none gets a row that another does not.
+
+    Args:
+        encoder: Encodes pairs; its count of long rows becomes that of all processes.
+        pairs: The stream, the same in every process.
+        accelerator: The processes.
+    """
+    rank, world = accelerator.process_index, accelerator.num_processes
+    if world == 1:
+        yield from encoder.rows(pairs)
+        return
+    stream, before = iter(pairs), encoder.too_long
+    while chunk := list(islice(stream, CHUNK * world)):
+        encoder.too_long = 0
+        mine = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        for rows, too_long in gather_object([(mine, encoder.too_long)]):
+            before += too_long
+            yield from rows
+        encoder.too_long = before
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Return whether an error says that another process is gone."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)

@@ -1,18 +1,22 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the whole test suite.
-# Both create the environment in .venv first, once. Other commands: make check (linters and types), make clean.
+# Both create the environment in .venv first, once. Other commands: make check (linters and types), make soak (crash tests
+# that take minutes), make clean.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: quickstart test check format clean
+.PHONY: quickstart test soak check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest -m soak
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -172,6 +172,7 @@ class TrainingLoop:
         try:
             self._train(bar)
             self._save(must=True)
+            self._prune()  # the last validation may have found a better one than those kept
         except RuntimeError as error:
             if self.accelerator.num_processes > 1 and is_lost_process(error):
                 raise ProcessLostError(
@@ -492,14 +493,16 @@ class TrainingLoop:
         failure = told_by_main(self.accelerator, failure)
         if failure is None:
             self._saved_update = self.progress.update
-            if self.accelerator.is_main_process:
-                prune_checkpoints(
-                    self.checkpoints, kept_updates(self.checkpoints, self.recipe.checkpoints, self.progress)
-                )
+            self._prune()
         elif must:
             raise OSError(failure)
         else:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
+
+    def _prune(self) -> None:
+        if self.accelerator.is_main_process:
+            kept = kept_updates(self.checkpoints, self.recipe.checkpoints, self.progress)
+            prune_checkpoints(self.checkpoints, kept)
 
     def _state(self) -> TrainingState:
         """Collect what a checkpoint holds; every process takes part, and the main one gets it."""

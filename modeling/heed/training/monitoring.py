@@ -1,9 +1,12 @@
 """What a run tells of itself: sums over the updates since the last line, and the log they are written to."""
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 NAMES = ("loss", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates", "seconds", "waiting_seconds")
 
@@ -44,11 +47,18 @@ class RunLog:
 
     def __init__(self, file: Path):
         self.file = file
+        self._is_broken = False
 
     def write(self, update: int, seconds: float, values: dict[str, Any]) -> None:
-        """Add a line."""
-        with self.file.open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"update": update, "seconds": round(seconds, 2), **values}) + "\n")
+        """Add a line; where the disk is full it is lost with a warning, for no run should end of that."""
+        line = json.dumps({"update": update, "seconds": round(seconds, 2), **values}) + "\n"
+        try:
+            with self.file.open("a", encoding="utf-8") as log:
+                log.write("\n" + line if self._is_broken else line)
+            self._is_broken = False
+        except OSError as error:
+            self._is_broken = True  # half a line may stand there
+            logger.warning("a line of the log is lost: %s", error)
 
     def rewind(self, update: int, validated_update: int) -> None:
         """Drop the lines that a resumed run will write again: after an update, or of a validation not yet saved."""

@@ -1,0 +1,103 @@
+"""Train a recipe, ended again and again by signals at random moments: python crash_run.py FOLDER KILLS SEED.
+
+Every attempt is a process of its own, forked from this one, which has imported everything and prepared nothing. Writes
+FOLDER/result.json.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from heed.training.loop import TrainingInterrupted, TrainingLoop
+from heed.training.run import train
+from tiny_runs import tiny_recipe
+
+CHANGES = {"optimization.max_updates": 30, "optimization.token_budget": 800, "logging.every_updates": 3}
+CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
+CHANGES |= {"validation.sentences": 4, "checkpoints.keep_best": 2}
+
+
+def attempt(folder: Path) -> tuple[int, int]:
+    """Start the run or go on with it, in a new process.
+
+    Returns:
+        The process, and a pipe that says something, or ends, when training begins.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    code = 1
+    run = TrainingLoop.run
+
+    def run_and_tell(loop):
+        os.write(writing, b"!")
+        return run(loop)
+
+    try:
+        torch.set_num_threads(1)
+        TrainingLoop.run = run_and_tell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+        train(tiny_recipe(folder, {**CHANGES, "resume": True}))
+        code = 0
+    except TrainingInterrupted:
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def finish(folder: Path) -> tuple[int, float]:
+    """Let the run come to its end; return the exit code and the seconds from the beginning of training."""
+    child, pipe = attempt(folder)
+    os.read(pipe, 1)
+    begun = time.perf_counter()
+    os.close(pipe)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - begun
+
+
+def end_at_a_random_moment(folder: Path, number: int, seconds: float, draw: random.Random) -> dict:
+    """Start an attempt, send it a signal, and tell what it was doing."""
+    child, pipe = attempt(folder)
+    if draw.random() < 0.9:  # else while it loads
+        os.read(pipe, 1)
+    time.sleep(draw.uniform(0, seconds))
+    os.kill(child, number)
+    told = time.perf_counter()
+    _, status = os.waitpid(child, 0)
+    os.close(pipe)
+    checkpoints = folder / "checkpoints"
+    names = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
+    return {
+        "signal": number,
+        "code": os.waitstatus_to_exitcode(status),
+        "seconds": time.perf_counter() - told,
+        "was_saving": any(name.endswith(".partial") for name in names),
+        "checkpoints": names,
+        "finished": (folder / "model" / "metrics.json").is_file(),
+    }
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    code, seconds = finish(folder / "undisturbed")
+    assert code == 0
+    draw, ends = random.Random(seed), []
+    while len(ends) < kills:
+        number = signal.SIGTERM if len(ends) % 4 == 3 else signal.SIGKILL
+        # Short enough that the run is still going on at the last kill.
+        ends.append(end_at_a_random_moment(folder / "killed", number, 1.5 * seconds / kills, draw))
+    code, _ = finish(folder / "killed")
+    (folder / "result.json").write_text(json.dumps({"code": code, "seconds": seconds, "ends": ends}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,316 @@
+"""Whatever ends a run, or goes wrong in it: nothing is lost, and nothing is poisoned."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heed.training import loop as loop_module
+from heed.training.checkpoints import checkpoint_path, find_damage
+from tiny_runs import logged, tiny_recipe
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+NO_DROPOUT = {"model.options.dropout": 0.0}
+
+
+def assert_ends_like_the_undisturbed(folder: Path, kills: int, seed: int) -> list[dict]:
+    """End a run by signals at random moments, and compare what becomes of it with a run that nobody disturbed."""
+    command = [sys.executable, HERE / "crash_run.py", folder, str(kills), str(seed)]
+    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60 + 15 * kills, capture_output=True)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["code"] == 0
+    ours, theirs = (load_file(folder / name / "model/model.safetensors") for name in ("killed", "undisturbed"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for name in ("train/loss", "train/gradient_norm", "validation/loss", "validation/chrf"):
+        assert logged(folder / "killed", name) == logged(folder / "undisturbed", name), name
+    metrics = [(folder / name / "model/metrics.json").read_text() for name in ("killed", "undisturbed")]
+    assert metrics[0] == metrics[1]
+    for end in result["ends"]:
+        # A signal that finds the run in training ends it politely, long before a cluster would lose its patience.
+        assert end["code"] in ((-signal.SIGKILL,) if end["signal"] == signal.SIGKILL else (130, -signal.SIGTERM, 0))
+        assert end["seconds"] < 30
+    return result["ends"]
+
+
+def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path):
+    ends = assert_ends_like_the_undisturbed(tmp_path, 6, seed=3)
+    assert len(ends) == 6
+    assert sum(not end["finished"] for end in ends) >= 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_that_is_killed_twenty_times_ends_like_one_that_is_not(tmp_path, seed):
+    ends = assert_ends_like_the_undisturbed(tmp_path, 20, seed)
+    assert len(ends) == 20
+    assert any(end["was_saving"] for end in ends)
+
+
+class FileTooLarge:
+    """Every file that is written ends at a size, as it does at the end of a disk."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __enter__(self):
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+def fill_the_disk_at(monkeypatch, updates):
+    save = loop_module.save_checkpoint
+
+    def save_with_little_room(folder, model, state, tokenizers, recipe):
+        if state.progress.update not in updates:
+            return save(folder, model, state, tokenizers, recipe)
+        with FileTooLarge(5000):
+            return save(folder, model, state, tokenizers, recipe)
+
+    monkeypatch.setattr(loop_module, "save_checkpoint", save_with_little_room)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog, weights_of, saved_updates):
+    changes = {"checkpoints.every_updates": 2}
+    make_loop(changes, tmp_path / "straight").run()
+    fill_the_disk_at(monkeypatch, {4})
+    with caplog.at_level(logging.WARNING, logger="heed"):
+        make_loop(changes).run()
+    assert "update-00000004 could not be written: " in caplog.text
+    assert "Earlier checkpoints are unharmed, and training goes on." in caplog.text
+    assert saved_updates(tmp_path / "run") == [2, 6]
+    assert find_damage(checkpoint_path(tmp_path / "run/checkpoints", 2)) is None
+    ours, theirs = weights_of(tmp_path / "run", 6), weights_of(tmp_path / "straight", 6)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_resumed(
+    make_loop, tmp_path, monkeypatch, saved_updates
+):
+    fill_the_disk_at(monkeypatch, {6})
+    with pytest.raises(OSError, match="update-00000006 could not be written: "):
+        make_loop({"checkpoints.every_updates": 2}).run()
+    assert saved_updates(tmp_path / "run") == [2, 4]
+    monkeypatch.undo()
+    assert make_loop({"checkpoints.every_updates": 2, "resume": True}).run().update == 6
+
+
+def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
+    make_loop, monkeypatch, saved_updates, tmp_path
+):
+    fill_the_disk_at(monkeypatch, {2})
+    values = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr(loop_module, "validation_loss", lambda *_: next(values))
+    progress = make_loop({"validation.every_updates": 2, "checkpoints.keep_last": 1}).run()
+    assert progress.best == [(2.0, 6)]
+    assert saved_updates(tmp_path / "run") == [6]
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypatch, caplog):
+    loop = make_loop()
+    step = loop._step
+
+    def step_on_a_full_disk():
+        step()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        full = loop.progress.update in (2, 3)
+        size = (tmp_path / "run/log.jsonl").stat().st_size + 20 if full else limits[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+
+    monkeypatch.setattr(loop, "_step", step_on_a_full_disk)
+    loop.run()
+    assert "a line of the log is lost" in caplog.text
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines if line.endswith("}")] == [1, 2, 5, 6]
+    make_loop({"resume": True})
+    assert [line["update"] for line in map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())] == [
+        1,
+        2,
+        5,
+        6,
+    ]
+
+
+def spoil(loop, monkeypatch, updates):
+    """Make the losses of updates not a number."""
+    forward = loop.model.forward
+
+    def spoilt(**batch):
+        output = forward(**batch)
+        if loop.progress.update + 1 in updates:
+            output.loss = output.loss * float("nan")
+        return output
+
+    monkeypatch.setattr(loop.model, "forward", spoilt)
+
+
+def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_says_so(
+    make_loop, monkeypatch, caplog
+):
+    loop = make_loop({"optimization.skip_nonfinite_updates": 1, "optimization.max_grad_norm": 1.0})
+    spoil(loop, monkeypatch, {2, 4})
+    weights = []
+    monkeypatch.setattr(
+        loop,
+        "_log_training",
+        lambda _: weights.append(torch.cat([w.detach().flatten() for w in loop.model.parameters()])),
+    )
+    progress = loop.run()
+    assert (progress.update, progress.skipped_updates, progress.skipped_in_a_row) == (6, 2, 0)
+    assert "update 2 is skipped: the norm of its gradient is nan" in caplog.text
+    assert all(vector.isfinite().all() for vector in weights)
+    assert [torch.equal(weights[i], weights[i + 1]) for i in range(5)] == [True, False, True, False, False]
+
+
+def test_more_updates_in_a_row_than_allowed_stop_the_run(make_loop, monkeypatch, saved_updates, tmp_path):
+    loop = make_loop({"optimization.skip_nonfinite_updates": 2, "checkpoints.every_updates": 1})
+    spoil(loop, monkeypatch, {2, 3, 4})
+    with pytest.raises(FloatingPointError, match=r"diverged at update 4 .*`optimization.skip_nonfinite_updates`"):
+        loop.run()
+    assert saved_updates(tmp_path / "run") == [1, 2, 3]
+    assert all(weight.isfinite().all() for weight in loop.model.parameters())
+
+
+def test_skipped_updates_are_logged_and_do_not_spoil_the_logged_loss(make_loop, monkeypatch, tmp_path):
+    loop = make_loop({"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 3})
+    spoil(loop, monkeypatch, {2})
+    loop.run()
+    assert logged(tmp_path / "run", "train/skipped_updates") == [1, 1]
+    assert all(0 < loss < 10 for loss in logged(tmp_path / "run", "train/loss"))
+
+
+def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates, tmp_path):
+    loop = make_loop({"checkpoints.every_updates": 2})
+    step = loop._step
+
+    def step_and_poison():
+        step()
+        if loop.progress.update == 3:
+            with torch.no_grad():
+                next(iter(loop.model.parameters()))[0, 0] = float("inf")
+
+    monkeypatch.setattr(loop, "_step", step_and_poison)
+    with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
+        loop.run()
+    assert saved_updates(tmp_path / "run") == [2]
+
+
+def run_out_of_memory_above(loop, monkeypatch, tokens):
+    """Let a forward pass of more padded tokens than that fail, as a GPU does."""
+    forward, sizes = loop.model.forward, []
+
+    def limited(**batch):
+        sizes.append(batch["input_ids"].numel() + batch["labels"].numel())
+        if sizes[-1] > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(**batch)
+
+    monkeypatch.setattr(loop.model, "forward", limited)
+    return sizes
+
+
+def test_the_token_budget_shrinks_when_memory_runs_out_and_the_updates_stay_the_same(
+    make_loop, tmp_path, monkeypatch, weights_of, caplog
+):
+    make_loop(NO_DROPOUT, tmp_path / "whole").run()
+    changes = {**NO_DROPOUT, "optimization.shrink_token_budget": True}
+    loop = make_loop({**changes, "optimization.max_updates": 3}, tmp_path / "shrunk")
+    sizes = run_out_of_memory_above(loop, monkeypatch, 600)
+    progress = loop.run()
+    assert (progress.token_budget, progress.update) == (500, 3)
+    assert [size for size in sizes if size > 600]
+    assert all(size <= 600 for size in sizes[-6:])
+    assert "the token budget is halved to 1000" in caplog.text
+    assert "the token budget is halved to 500" in caplog.text
+    resumed = make_loop({**changes, "resume": True}, tmp_path / "shrunk")
+    assert resumed.token_budget == 500
+    resumed.run()
+    losses = [logged(tmp_path / name, "train/loss") for name in ("whole", "shrunk")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    ours, theirs = weights_of(tmp_path / "shrunk", 6), weights_of(tmp_path / "whole", 6)
+    for name, weight in theirs.items():
+        assert (ours[name] - weight).norm() <= 1e-4 * weight.norm(), name
+
+
+def test_memory_that_runs_out_is_told_with_the_ways_out(make_loop, monkeypatch):
+    loop = make_loop()
+    run_out_of_memory_above(loop, monkeypatch, 600)
+    with pytest.raises(MemoryError, match=r"Update 1 .* 2000 padded tokens: set `optimization.token_budget` lower"):
+        loop.run()
+
+
+def test_a_single_pair_that_does_not_fit_in_memory_ends_the_run(make_loop, monkeypatch):
+    loop = make_loop({"optimization.shrink_token_budget": True})
+    run_out_of_memory_above(loop, monkeypatch, 3)
+    with pytest.raises(MemoryError, match=r"or drop longer pairs with `data.max_source_tokens`"):
+        loop.run()
+
+
+def test_an_allocation_that_the_cpu_refuses_counts_as_memory_that_ran_out(make_loop, monkeypatch):
+    loop = make_loop()
+    monkeypatch.setattr(loop.model, "forward", lambda **_: torch.empty(1 << 58))
+    with pytest.raises(MemoryError, match="does not fit in memory"):
+        loop.run()
+
+
+def test_other_errors_are_not_taken_for_memory(make_loop, monkeypatch):
+    loop = make_loop({"optimization.shrink_token_budget": True})
+
+    def fail(**_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(loop.model, "forward", fail)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        loop.run()
+
+
+def start_process(recipe: Path, rank: int, port: int) -> subprocess.Popen:
+    """Start one of two processes of a run by hand, without a launcher that looks after them."""
+    environment = {**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    script = HERE.parents[1] / "scripts" / "train.py"
+    return subprocess.Popen([sys.executable, script, recipe], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.multiprocess
+def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(tmp_path, make_loop):
+    changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
+    recipe = tiny_recipe(tmp_path / "run", changes)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [start_process(tmp_path / "recipe.yaml", rank, port) for rank in (0, 1)]
+    try:
+        deadline = time.monotonic() + 100
+        while not (tmp_path / "run/checkpoints/update-00000005").exists():
+            assert time.monotonic() < deadline
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.1)
+        processes[1].kill()
+        told = processes[0].communicate(timeout=60)[1]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == 1
+    assert "heed: Another process of this run has ended near update" in told
+    assert "Traceback" not in told
+    # Another number of processes goes on from the same place.
+    loop = make_loop({**changes, "resume": True})
+    assert loop.progress.update >= 5
+    assert loop.progress.processes == 1

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import torch
 import torch.distributed
 from accelerate import Accelerator
-from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from process_checks import NO_DROPOUT, all_checks, make_loop
+
 from heed.inference.translation import Translator
-from heed.training.checkpoints import checkpoint_path
 from heed.training.devices import make_accelerator
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import prepare_corpus
@@ -23,20 +23,6 @@ from tiny_runs import logged, tiny_recipe
 # With this budget an update is several micro-batches.
 PLAIN = {"optimization.token_budget": 700, "model.options.dropout": 0.0, "decoding.bootstrap": 40}
 PLAIN |= {"data.test": {"small": "builtin:test:7"}, "validation.every_updates": 3, "validation.sentences": 5}
-
-
-def resumes_bit_for_bit(folder: Path, accelerator) -> bool:
-    """Train four updates with dropout at once, and with an interruption, and compare all weights."""
-    straight, resumed = folder / "straight", folder / "resumed"
-    corpus = prepare_corpus(tiny_recipe(folder / "plain"), folder / "plain" / "tokenizer")
-    for target, end, resume in ((straight, 4, False), (resumed, 2, False), (resumed, 4, True)):
-        recipe = tiny_recipe(target, {"optimization.max_updates": end, "resume": resume})
-        target.mkdir(exist_ok=True)
-        TrainingLoop(recipe, corpus, accelerator).run()
-    ours, theirs = (
-        load_file(checkpoint_path(run / "checkpoints", 4) / "model.safetensors") for run in (resumed, straight)
-    )
-    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def losses_of_single_rows(folder: Path, accelerator) -> list[float]:
@@ -51,10 +37,14 @@ def losses_of_single_rows(folder: Path, accelerator) -> list[float]:
     return logged(recipe.folder, "train/loss")
 
 
+def losses_without_dropout(folder: Path, corpus, accelerator) -> list[float]:
+    make_loop(folder / "no_dropout", NO_DROPOUT, corpus, accelerator).run()
+    return logged(folder / "no_dropout", "train/loss")
+
+
 def measure(folder: Path) -> dict:
     """Train, validate and translate; return all that must not depend on the number of processes."""
     recipe = tiny_recipe(folder / "plain", PLAIN)
-    is_exact = None
     # A finished run dissolves its processes' group, and these have more to do.
     with patch.object(Accelerator, "end_training"):
         result = train(recipe)
@@ -63,8 +53,6 @@ def measure(folder: Path) -> dict:
     sources = [pair["source"] for pair in result.corpus.validation_pairs[:9]]
     translations = translate_spread(translator, sources, accelerator, max_new_tokens=12)
     loss = validation_loss(translator.model, result.corpus.validation, 300, 0, accelerator)
-    if accelerator.num_processes > 1:
-        is_exact = resumes_bit_for_bit(folder, accelerator)
     return {
         "processes": accelerator.num_processes,
         "processes_of_the_run": result.processes,
@@ -80,7 +68,7 @@ def measure(folder: Path) -> dict:
         "translations": translations,
         "target_tokens": result.progress.target_tokens,
         "losses_of_single_rows": losses_of_single_rows(folder, accelerator),
-        "resumes_bit_for_bit": is_exact,
+        "no_dropout_losses": losses_without_dropout(folder, result.corpus, accelerator),
     }
 
 
@@ -88,5 +76,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     where = Path(sys.argv[1])
     measured = measure(where)
+    recipe = tiny_recipe(where / "plain", PLAIN)
+    accelerator = make_accelerator(recipe)
+    corpus = prepare_corpus(recipe, where / "plain" / "tokenizer", accelerator)
+    measured["checks"] = all_checks(where, corpus, accelerator)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     (where / f"result-{rank}.json").write_text(json.dumps(measured))

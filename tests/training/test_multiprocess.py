@@ -8,28 +8,41 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from process_checks import NO_DROPOUT, STREAM, make_loop
 from process_run import measure
 from safetensors.torch import load_file
+
+from heed.training.devices import make_accelerator
+from heed.training.preparation import prepare_corpus
+from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """What each of two processes measured, and their folder."""
+def two(tmp_path_factory, corpus):
+    """What each of two processes measured, and their folder, where one process had begun a run before."""
+    AcceleratorState._reset_state(reset_partial_state=True)
     folder = tmp_path_factory.mktemp("two")
+    begun = {**NO_DROPOUT, "optimization.max_updates": 3}
+    make_loop(folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun))).run()
     script = Path(__file__).with_name("process_run.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert finished.returncode == 0, finished.stderr[-5000:]
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture
+def checks(two):
+    """What came of `all_checks` in each process."""
+    return [measured["checks"] for measured in two[1]]
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    from accelerate.state import AcceleratorState
-
     AcceleratorState._reset_state(reset_partial_state=True)
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
@@ -84,9 +97,85 @@ def test_one_process_writes_for_both(two):
         "model",
     }
     assert len((folder / "log.jsonl").read_text().splitlines()) == 6 + 2
-    states = list((folder / "checkpoints").glob("*/training_state/random-*.pt"))
-    assert sorted({path.name for path in states}) == ["random-0.pt", "random-1.pt"]
 
 
-def test_two_processes_resume_bit_for_bit(two):
-    assert [measured["resumes_bit_for_bit"] for measured in two[1]] == [True, True]
+def test_two_processes_resume_bit_for_bit_after_any_update(checks):
+    for check in checks:
+        assert check["resumed"] == [1, 3, 4, 5]
+        assert check["resumed_stream"] == [2, 5]
+
+
+def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, checks, corpus):
+    straight = one[1]["no_dropout_losses"]
+    assert len(straight) == 6
+    for check in checks:
+        assert check["number"]["before"] == 3
+        assert check["number"]["losses"] == pytest.approx(straight, rel=1e-5)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    changes = {**NO_DROPOUT, "resume": True}
+    folder = two[0] / "number"
+    loop = make_loop(folder, changes, corpus, make_accelerator(tiny_recipe(folder, changes)))
+    assert loop.progress.update == 3
+    loop.run()
+    assert logged(folder, "train/loss") == pytest.approx(straight, rel=1e-5)
+
+
+def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, checks, tmp_path, corpus):
+    recipe = tiny_recipe(tmp_path, {**STREAM, "data.max_source_tokens": 9, "data.train": "builtin:train:301"})
+    alone = prepare_corpus(recipe, two[0] / "stream" / "tokenizer")
+    rows = [row for update in alone.updates(0) for bucket in update for row in bucket]
+    expected = [[*row["input_ids"], -1, *row["labels"]] for row in rows]
+    kept = alone.report.kept
+    assert alone.encoder.too_long > 10
+    for check in checks:
+        assert check["stream"]["rows"] == expected
+        assert check["stream"]["too_long"] == alone.encoder.too_long
+        assert check["stream"]["pairs"] == len(expected)
+    shares = [check["stream"]["encoded"] for check in checks]
+    assert sum(shares) == kept
+    assert max(shares) <= kept / 2 + 32
+
+
+def test_sharded_weights_are_in_parts_and_train_to_the_same(checks):
+    for rank, check in enumerate(checks):
+        sharded = check["sharded"]
+        assert len(sharded["shares"]) == sharded["parameters"] > 20
+        assert max(sharded["shares"]) <= 0.75
+        assert sum(sharded["shares"]) / len(sharded["shares"]) == pytest.approx(0.5, abs=0.05), rank
+        for name, (whole, parts) in sharded["logged"].items():
+            assert len(whole) >= 2, name
+            assert parts == pytest.approx(whole, rel=1e-5), name
+        assert sharded["difference"] < 1e-4
+
+
+def test_a_checkpoint_of_sharded_weights_is_an_ordinary_folder_and_resumes_bit_for_bit(checks):
+    for check in checks:
+        sharded = check["sharded"]
+        assert sharded["class"] == "HeedForConditionalGeneration"
+        assert {"model.safetensors", "config.json", "tokenizer.json", "modeling_heed.py"} <= set(sharded["files"])
+        assert sharded["exact"] == [2, 3]
+
+
+def test_sharded_and_whole_runs_go_on_with_each_other(checks, one):
+    for check in checks:
+        assert check["sharded"]["mixed_losses"] == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
+
+
+def test_memory_that_runs_out_in_one_process_shrinks_the_budget_of_both(checks, one):
+    for check in checks:
+        assert check["shrunk"]["budget"] == 350
+        assert check["shrunk"]["losses"] == pytest.approx(one[1]["no_dropout_losses"], rel=1e-5)
+
+
+def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(checks):
+    assert [check["skipped"]["skipped"] for check in checks] == [1, 1]
+    assert [check["skipped"]["update"] for check in checks] == [6, 6]
+    assert checks[0]["skipped"]["sum"] == checks[1]["skipped"]["sum"]
+
+
+def test_whatever_ends_a_run_is_decided_once_for_all_processes(checks):
+    for check in checks:
+        assert check["ends"]["late"] == 3
+        assert check["ends"]["patient"] == 4
+        assert check["ends"]["told"] == "stopped after update 3; continue with resume=true"
+        assert check["ends"]["full"] == [2, 6]

@@ -173,6 +173,7 @@ class TrainingLoop:
             self._train(bar)
             self._save(must=True)
             self._prune()  # the last validation may have found a better one than those kept
+            self.accelerator.wait_for_everyone()  # every process may count on what the main one has written
         except RuntimeError as error:
             if self.accelerator.num_processes > 1 and is_lost_process(error):
                 raise ProcessLostError(

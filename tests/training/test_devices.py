@@ -1,0 +1,200 @@
+"""What the launcher, the recipe and the machine say of each other is checked before the processes meet."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+from heed.training import devices
+from heed.training.devices import complete_deepspeed, join_processes, keep_exchange_exact, make_accelerator
+from heed.training.recipe import OptimizationRecipe
+from tiny_runs import tiny_recipe
+
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
+TWO = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+FSDP = {
+    **LAUNCHED,
+    **TWO,
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+DEEPSPEED = {**TWO, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true"}
+
+
+class ReachedAcceleratorError(Exception):
+    """Raised in the place of Accelerate, which would wait for other processes."""
+
+
+@pytest.fixture
+def begin(monkeypatch, tmp_path):
+    """Call `make_accelerator` in an environment; Accelerate itself is not reached, or its arguments are returned."""
+    seen = {}
+
+    def accelerator(**arguments):
+        seen.update(arguments)
+        raise ReachedAcceleratorError
+
+    def run(environment, gpus=0, device="auto", precision="no", **changes):
+        for name in list(os.environ):
+            if name.startswith(("ACCELERATE_", "FSDP_", "MASTER_")) or name in TWO:
+                monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        changes = {"optimization.device": device, "optimization.mixed_precision": precision, **changes}
+        with pytest.raises(ReachedAcceleratorError):
+            make_accelerator(tiny_recipe(tmp_path, changes))
+        return seen
+
+    monkeypatch.setattr(devices, "Accelerator", accelerator)
+    monkeypatch.setattr(devices, "is_deepspeed_available", lambda: True)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "on_cpu"),
+    [
+        ({}, 0, True),
+        ({}, 1, False),
+        ({"ACCELERATE_USE_CPU": "True"}, 1, True),
+        (TWO, 0, True),
+        ({**LAUNCHED, **TWO}, 2, False),
+        (FSDP, 2, False),
+        (DEEPSPEED, 2, False),
+        ({**DEEPSPEED, "ACCELERATE_GRADIENT_CLIPPING": "auto"}, 8, False),
+    ],
+)
+def test_what_fits_together_reaches_accelerate(begin, environment, gpus, on_cpu):
+    assert begin(environment, gpus)["cpu"] is on_cpu
+
+
+def test_two_processes_on_the_cpu_may_come_from_accelerate_if_the_recipe_says_cpu(begin):
+    assert begin({**LAUNCHED, **TWO}, gpus=0, device="cpu")["cpu"]
+
+
+def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
+    (handler,) = begin(TWO)["kwargs_handlers"]
+    assert timedelta(hours=1) <= handler.to_kwargs()["timeout"] <= timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "settings", "message"),
+    [
+        (TWO, 1, {}, r"number of processes on this machine .*at most 1, the number of its GPUs, but is 2 instead"),
+        ({"WORLD_SIZE": "2"}, 2, {}, "`WORLD_SIZE` is 2 and `LOCAL_RANK` is missing"),
+        ({}, 0, {"device": "cuda"}, "`optimization.device` must be cpu or auto where there is no GPU"),
+        ({"ACCELERATE_USE_CPU": "True"}, 1, {"device": "cuda"}, "where the accelerate file says `use_cpu`"),
+        (
+            {"ACCELERATE_USE_CPU": "True"},
+            1,
+            {"precision": "fp16"},
+            "`optimization.mixed_precision` must be no or bf16",
+        ),
+        (
+            {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
+            0,
+            {"device": "cpu"},
+            "asked for more and has started one",
+        ),
+        ({**LAUNCHED, **TWO}, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is MULTI_GPU"),
+        (FSDP, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is FSDP"),
+        (DEEPSPEED, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is DEEPSPEED"),
+        (FSDP, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*`distributed_type: FSDP`"),
+        (DEEPSPEED, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*DEEPSPEED`"),
+        ({**FSDP, "FSDP_VERSION": "1"}, 2, {}, "`fsdp_version` of the accelerate file must be 2, but is 1"),
+        (
+            {**FSDP, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
+            2,
+            {},
+            "`fsdp_cpu_ram_efficient_loading` .*must be false",
+        ),
+        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 2, {}, "`zero_stage` .* must be 2, but is 3"),
+        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "a.json"}, 2, {}, "`deepspeed_config_file` .*absent"),
+        (
+            {**DEEPSPEED, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
+            2,
+            {},
+            "`offload_optimizer_device` .* must be none, but is cpu",
+        ),
+        (
+            {**DEEPSPEED, "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
+            2,
+            {"optimization.max_grad_norm": 2.0},
+            "`gradient_clipping` .* must be absent or 2.0, as `optimization.max_grad_norm`, but is 1.0",
+        ),
+        (
+            {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            0,
+            {},
+            "`gradient_accumulation_steps` .*`optimization.tokens_per_update`.* is 4 instead",
+        ),
+        (
+            {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"},
+            2,
+            {},
+            "`mixed_precision` of the accelerate file must be no, because `optimization.mixed_precision`.*bf16",
+        ),
+        ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),
+    ],
+)
+def test_what_contradicts_is_refused_before_any_process_waits(begin, environment, gpus, settings, message):
+    with pytest.raises(ValueError, match=message):
+        begin(environment, gpus, **settings)
+    assert not torch.distributed.is_initialized()
+
+
+def test_deepspeed_must_be_installed(begin, monkeypatch):
+    monkeypatch.setattr(devices, "is_deepspeed_available", lambda: False)
+    with pytest.raises(ValueError, match="library is installed, but is DEEPSPEED instead: pip install deepspeed"):
+        begin(DEEPSPEED, gpus=2)
+
+
+@pytest.mark.parametrize(("norm", "clipping"), [(None, 0.0), (0.7, 0.7)])
+def test_deepspeed_clips_as_the_recipe_says_and_needs_no_data_loader(monkeypatch, norm, clipping):
+    for name, value in DEEPSPEED.items():
+        monkeypatch.setenv(name, value)
+    plugin = DeepSpeedPlugin()
+    assert plugin.is_auto("train_micro_batch_size_per_gpu")
+    assert plugin.is_auto("gradient_clipping")  # which Accelerate would make 1
+    complete_deepspeed(plugin.deepspeed_config, OptimizationRecipe(max_updates=1, max_grad_norm=norm))
+    assert not plugin.is_auto("train_micro_batch_size_per_gpu")
+    assert plugin.get_value("gradient_clipping") == clipping
+
+
+def test_fsdp_multiplies_in_bf16_and_sums_gradients_in_float32(monkeypatch):
+    for name, value in FSDP.items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    keep_exchange_exact(plugin)
+    assert plugin.mixed_precision_policy is None
+    plugin.set_mixed_precision("bf16")
+    assert plugin.mixed_precision_policy.reduce_dtype == torch.bfloat16  # what Accelerate makes of it
+    keep_exchange_exact(plugin)
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
+
+
+def test_a_precision_left_behind_in_the_environment_by_others_means_nothing(begin):
+    begin({"ACCELERATE_MIXED_PRECISION": "bf16"})
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+def test_processes_cannot_all_take_one_device(device):
+    with pytest.raises(ValueError, match=f"`device` must be cpu or cuda .* but is {device} instead"):
+        join_processes(device)
+
+
+def test_processes_without_a_recipe_need_a_gpu_each_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="at most 1, the number of its GPUs"):
+        join_processes(None)
+    assert not torch.distributed.is_initialized()

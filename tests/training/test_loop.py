@@ -172,6 +172,21 @@ def test_a_second_signal_stops_at_once(make_loop, monkeypatch, tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_second_sigterm_does_not_keep_the_run_from_saving(make_loop, monkeypatch, saved_updates, tmp_path):
+    loop = make_loop()
+    step = loop._step
+
+    def step_and_be_told_twice():
+        step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "_step", step_and_be_told_twice)
+    with pytest.raises(TrainingInterrupted):
+        loop.run()
+    assert saved_updates(tmp_path / "run") == [1]
+
+
 def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
     loop = make_loop({"optimization.max_updates": None, "optimization.max_epochs": 2})
     progress = loop.run()

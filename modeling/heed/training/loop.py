@@ -33,22 +33,16 @@ from heed.training.checkpoints import (
     prune_checkpoints,
     save_checkpoint,
 )
+from heed.training.engine import Engine
 from heed.training.monitoring import RunLog, new_window, training_values
 from heed.training.preparation import Corpus, Row, make_model
 from heed.training.processes import (
     ProcessLostError,
     any_of,
-    exchange_gradients,
-    exchanging,
     in_total,
     is_lost_process,
     is_sharded,
-    load_optimizer_state,
-    local,
-    shards_weights,
     told_by_main,
-    whole,
-    whole_optimizer_state,
     whole_weights,
 )
 from heed.training.recipe import Recipe
@@ -78,7 +72,7 @@ class TrainingLoop:
 
     Attributes:
         progress: How far the run is.
-        model: The model as Accelerate wraps it.
+        engine: The model and its optimizer.
 
     Raises:
         ValueError: If the recipe asks for what these processes cannot do, or resumes what cannot be resumed.
@@ -91,7 +85,6 @@ class TrainingLoop:
         self.checkpoints = recipe.folder / "checkpoints"
         self.progress = Progress(processes=accelerator.num_processes, window=new_window(), data=corpus.fingerprint)
         self.log = RunLog(recipe.folder / "log.jsonl")
-        self._check_sharding()
         newest = newest_whole_checkpoint(self.checkpoints) if recipe.resume and accelerator.is_main_process else None
         resumed_from: Path | None = told_by_main(accelerator, newest)
         set_seed(recipe.seed)
@@ -103,10 +96,10 @@ class TrainingLoop:
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.d_model = model.config.d_model
         self.pad_token_id = corpus.tokenizers.source.pad_token_id
-        self.model, self.optimizer = accelerator.prepare(model, make_optimizer(model, recipe.optimization))
-        self._parameters = list(self.model.parameters())
+        self.engine = Engine(accelerator, model, make_optimizer(model, recipe.optimization))
+        self._check_sharding()
         decay = recipe.optimization.ema_decay
-        self.moving_average = None if decay is None else MovingAverage(accelerator.unwrap_model(self.model), decay)
+        self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
         if resumed_from is not None:
             self._load(resumed_from)
         self._saved_update = self.progress.update if resumed_from is not None else None
@@ -122,7 +115,7 @@ class TrainingLoop:
         self._may_stop_anywhere = False
 
     def _check_sharding(self) -> None:
-        if self.recipe.optimization.shrink_token_budget and shards_weights(self.accelerator):
+        if self.recipe.optimization.shrink_token_budget and self.engine.shards_weights():
             raise ValueError(
                 "`optimization.shrink_token_budget` must be false where weights are sharded and no process can go "
                 "without the others, but is true instead: set `optimization.token_budget` lower."
@@ -136,7 +129,7 @@ class TrainingLoop:
                 f"The training data must be those of the run that is resumed ({path}), but their rows have changed; "
                 "allow_changes=true resumes all the same."
             )
-        load_optimizer_state(self.optimizer, state.optimizer)
+        self.engine.load(state.weights, state.optimizer)
         if self.moving_average is not None and state.moving_average is not None:
             self.moving_average.load(state.moving_average)
         if self.accelerator.scaler is not None and state.scaler is not None:
@@ -147,6 +140,16 @@ class TrainingLoop:
         state.progress.processes, state.progress.data = now, self.progress.data
         self.progress = state.progress
         logger.info("resuming after update %s", self.progress.update)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model as Accelerate wraps it."""
+        return self.engine.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimizer, likewise."""
+        return self.engine.optimizer
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal.
@@ -225,13 +228,12 @@ class TrainingLoop:
         while losses is None:
             self._seed()
             losses = self._make_gradients(self._micro_batches(update), tokens)
-        norm = self._gradient_norm()
+        norm = self.engine.gradient_norm(self.recipe.optimization.max_grad_norm)
         is_finite = math.isfinite(norm)
         if is_finite:
             self._step()
         else:
             self._skip(norm)
-        self.optimizer.zero_grad()
         self.progress.update += 1
         self.progress.target_tokens += tokens
         loss, padded = self._agree(losses)
@@ -244,9 +246,9 @@ class TrainingLoop:
         """Return loss and padded tokens of all processes; whether to stop is decided here too, once for all."""
         limit = self.recipe.optimization.max_minutes
         is_late = limit is not None and time.perf_counter() - self._started >= limit * 60
-        stops = self._stop_signal is not None
-        loss, padded, stops, late = in_total(self.accelerator, losses.item(), self._padded_tokens, stops, is_late)
-        self._is_stopping, self._time_is_up = stops > 0, late > 0
+        is_told = self._stop_signal is not None
+        loss, padded, told, late = in_total(self.accelerator, losses.item(), self._padded_tokens, is_told, is_late)
+        self._is_stopping, self._time_is_up = told > 0, late > 0
         return loss, padded
 
     def _count(self, **values: float) -> None:
@@ -291,7 +293,7 @@ class TrainingLoop:
         try:
             for number, rows in enumerate(batches):
                 # Where memory may run out, no process may wait for another's gradients before all have theirs.
-                with exchanging(self.accelerator, self.model, number == len(batches) - 1 and not shrinks):
+                with self.engine.micro_batch(exchanges=number == len(batches) - 1 and not shrinks):
                     total += self._backward(rows, tokens, filler)
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
@@ -304,7 +306,7 @@ class TrainingLoop:
         if any_of(self.accelerator, is_full):
             self._shrink_token_budget(processes)
             return None
-        exchange_gradients(self.model)
+        self.engine.exchange()
         return total
 
     def _backward(self, rows: list[Row], tokens: int, filler: Row) -> torch.Tensor:
@@ -317,12 +319,11 @@ class TrainingLoop:
             self._padded_tokens += batch["input_ids"].numel() + batch["labels"].numel()
         else:
             loss = loss * 0  # a process without rows takes part in the exchange all the same
-        # Processes average their gradients, and this is a sum.
-        self.accelerator.backward(loss * self.accelerator.num_processes)
+        self.engine.backward(loss)
         return loss.detach() * tokens
 
     def _shrink_token_budget(self, processes: list[list[list[Row]]]) -> None:
-        self.optimizer.zero_grad()
+        self.engine.discard()
         torch.cuda.empty_cache()
         if all(len(part) <= 1 for parts in processes for part in parts):
             raise self._memory_error()
@@ -340,32 +341,19 @@ class TrainingLoop:
             "`optimization.shrink_token_budget` to true, or drop longer pairs with `data.max_source_tokens`."
         )
 
-    def _gradient_norm(self) -> float:
-        """Return the norm of the gradient over all processes, clipping it where the recipe says so."""
-        limit = self.recipe.optimization.max_grad_norm
-        if limit is not None:
-            norm = self.accelerator.clip_grad_norm_(self._parameters, limit)
-        else:
-            self.accelerator.unscale_gradients()
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-        return whole(norm).item()
-
     def _step(self) -> None:
         number = self.progress.update + 1
-        rate = learning_rate(number, self.recipe.optimization, self.d_model)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self.engine.step(learning_rate(number, self.recipe.optimization, self.d_model))
         if self.moving_average is not None:
             self.moving_average.update(number)
         self.progress.skipped_in_a_row = 0
 
     def _skip(self, norm: float) -> None:
         """Leave the weights as they are, or stop if that was done too often; the same in all processes."""
-        scaler, allowed = self.accelerator.scaler, self.recipe.optimization.skip_nonfinite_updates
-        if scaler is not None:
-            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+        self.engine.discard()
+        self.engine.lower_scale()
+        allowed = self.recipe.optimization.skip_nonfinite_updates
+        if self.accelerator.scaler is not None:
             allowed = max(allowed, FP16_SKIPS)
         if self.progress.skipped_in_a_row >= allowed:
             raise FloatingPointError(
@@ -440,14 +428,14 @@ class TrainingLoop:
         Sharded weights are gathered into a model of each process, so that the processes need not wait for each other
         at every token they generate.
         """
-        model = self.accelerator.unwrap_model(self.model)
-        if self.moving_average is None and not is_sharded(model):
-            yield model
+        if self.moving_average is None and not is_sharded(self.model):
+            yield self.engine.network
             return
         plain = self._kind(self._config).to(self.accelerator.device)
         plain.generation_config = self._generation_config
-        weights = dict(model.named_parameters()) if self.moving_average is None else self.moving_average.weights
-        plain.load_state_dict(whole_weights(weights, keep=True), strict=False)
+        average = self.moving_average
+        weights = self.engine.weights(keep=True) if average is None else whole_weights(average.weights, keep=True)
+        plain.load_state_dict(weights, strict=False)
         with self.accelerator.autocast():
             yield plain
 
@@ -477,7 +465,7 @@ class TrainingLoop:
         """
         if self._saved_update == self.progress.update:
             return
-        if any_of(self.accelerator, not all(local(weight).isfinite().all() for weight in self._parameters)):
+        if any_of(self.accelerator, not self.engine.weights_are_finite()):
             raise FloatingPointError(
                 f"Training has diverged near update {self.progress.update}: a weight is not finite. "
                 "The last checkpoint is unharmed."
@@ -507,12 +495,12 @@ class TrainingLoop:
 
     def _state(self) -> TrainingState:
         """Collect what a checkpoint holds; every process takes part, and the main one gets it."""
-        model, keep = self.accelerator.unwrap_model(self.model), self.accelerator.is_main_process
+        keep = self.accelerator.is_main_process
         average, scaler = self.moving_average, self.accelerator.scaler
         return TrainingState(
             progress=self.progress,
-            weights=whole_weights(dict(model.named_parameters()) | dict(_saved_buffers(model)), keep),
-            optimizer=whole_optimizer_state(self.optimizer, keep),
+            weights=self.engine.weights(keep),
+            optimizer=self.engine.optimizer_state(keep),
             moving_average=None if average is None else whole_weights(average.weights, keep),
             scaler=None if scaler is None else scaler.state_dict(),
         )
@@ -526,15 +514,11 @@ class TrainingLoop:
     def _note_signal(self, number, frame) -> None:
         if self._may_stop_anywhere:
             raise self._interruption()
-        if self._stop_signal is not None:
+        if number == signal.SIGINT and self._stop_signal == signal.SIGINT:
             raise KeyboardInterrupt
+        # Clusters may send SIGTERM several times; only an impatient user means it.
         self._stop_signal = number
-        logger.warning("stopping after this update and saving; once more to stop at once")
+        logger.warning("stopping after this update and saving; Ctrl-C twice stops at once")
 
     def _interruption(self) -> TrainingInterrupted:
         return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")
-
-
-def _saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    state = model.state_dict()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in state)

@@ -1,18 +1,16 @@
-"""What several processes do together: sums and decisions, gradients exchanged late, sharded tensors made whole.
+"""What several processes do together: sums and decisions, a stream that is encoded in shares, parts made whole.
 
 With one process, and weights that are not sharded, every function here does nothing but hand its argument back.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
-from torch.distributed.fsdp import FSDPModule
+from accelerate.utils import broadcast_object_list, gather_object
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from heed.data.encoding import CHUNK, PairEncoder
@@ -62,51 +60,6 @@ def shard_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(tensor.to(pattern.device), pattern.device_mesh, pattern.placements)
 
 
-def whole_optimizer_state(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
-    """Return the state of an optimizer as one process without sharding would have it; see `whole_weights`."""
-    state = optimizer.state_dict()
-    complete = {
-        number: whole_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
-        for number, values in state["state"].items()
-    }
-    return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer what `whole_optimizer_state` returned, whatever the number of processes was then."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state["state"] = {
-        number: {
-            name: shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
-            for name, value in values.items()
-        }
-        for number, values in state["state"].items()
-    }
-    optimizer.load_state_dict(state)
-
-
-def exchanging(accelerator: Accelerator, model: torch.nn.Module, is_last: bool) -> AbstractContextManager:
-    """Return the context of a backward pass: gradients are exchanged with an update's last micro-batch only."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last)
-        return nullcontext()
-    return nullcontext() if is_last else accelerator.no_sync(model)
-
-
-def exchange_gradients(model: torch.nn.Module) -> None:
-    """Average the gradients over the processes, where no backward pass has done it."""
-    if not torch.distributed.is_initialized():
-        return
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        if parameter.grad is None:  # without it the others would wait for this process
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
-        handle.wait()
-    torch._foreach_div_(gradients, torch.distributed.get_world_size())
-
-
 def in_total(accelerator: Accelerator, *values: float) -> list[float]:
     """Return the sum of each value over the processes, the same in all of them, as Python floats."""
     if accelerator.num_processes == 1:
@@ -126,11 +79,6 @@ def told_by_main(accelerator: Accelerator, value: Any) -> Any:
     if accelerator.num_processes == 1:
         return value
     return broadcast_object_list([value])[0]
-
-
-def shards_weights(accelerator: Accelerator) -> bool:
-    """Return whether the launcher asked for FSDP or DeepSpeed."""
-    return accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
 def encode_together(

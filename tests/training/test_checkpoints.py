@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from heed.data.tokenization import train_tokenizers
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.modeling_heed import HeedForConditionalGeneration
 from heed.training import checkpoints
 from heed.training.averaging import average_weights
 from heed.training.checkpoints import (
@@ -235,6 +236,21 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tokeni
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert newest_whole_checkpoint(tmp_path) == whole
     assert find_damage(save(tmp_path, tokenizers, 2)) is None
+
+
+@pytest.mark.parametrize("writer", [TokenizerPair, HeedForConditionalGeneration, torch])
+def test_whoever_writes_when_the_disk_is_full_the_error_is_the_same(tokenizers, tmp_path, monkeypatch, writer):
+    name = "save" if writer is torch else "save_pretrained"
+    write = getattr(writer, name)
+
+    def write_with_little_room(*arguments, **options):
+        with FileTooLarge(2000):
+            return write(*arguments, **options)
+
+    monkeypatch.setattr(writer, name, write_with_little_room)
+    with pytest.raises(OSError, match="update-00000002 could not be written: "):
+        save(tmp_path, tokenizers, 2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_average_is_the_mean_of_every_weight(saved):

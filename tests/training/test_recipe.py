@@ -157,7 +157,8 @@ OUT_OF_RANGE = [
     ("optimization.weight_decay", NOT_A_NUMBER),
     *[("validation.every_updates", 0), ("validation.num_beams", 0), ("validation.max_new_tokens", 0)],
     *[("validation.patience", 0), ("validation.sentences", -1)],
-    *[("checkpoints.every_updates", 0), ("checkpoints.keep_last", 0)],
+    *[("checkpoints.every_updates", 0), ("checkpoints.keep_last", 0), ("checkpoints.keep_best", 0)],
+    *[("optimization.ema_decay", 1.0), ("optimization.ema_decay", -0.5), ("optimization.skip_nonfinite_updates", -1)],
     *[("decoding.num_beams", 0), ("decoding.max_length", 0), ("decoding.bootstrap", SMALLEST_BOOTSTRAP - 1)],
     *[("decoding.bootstrap", -1), ("logging.every_updates", 0), ("seed", -1)],
 ]
@@ -193,6 +194,12 @@ def test_the_ends_of_a_range_are_in_it(key, value):
             {"optimization.buckets_per_update": 8, "optimization.tokens_per_update": 7},
             r"`optimization.tokens_per_update` must be at least 8, but is 7",
         ),
+        (
+            {"optimization.ema_decay": 0.9},
+            r"`optimization.ema_decay` must be given where `checkpoints.publish` is ema",
+        ),
+        ({"checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be given .*, but is None with ema instead"),
+        ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
         ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
         (
             {"optimization.schedule": "cosine", "optimization.max_updates": None, "optimization.max_epochs": 1},

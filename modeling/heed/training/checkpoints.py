@@ -9,12 +9,13 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from heed.data.tokenization import TokenizerPair
@@ -115,17 +116,30 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
         OSError: If it could not be written, on a full disk say; nothing half-written is left.
     """
     path = checkpoint_path(folder, state.progress.update)
+    with written_beside(path) as partial:
+        _write(partial, model, state, tokenizers, recipe)
+    return path
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which takes the place of `path` when all is written.
+
+    Raises:
+        OSError: If not all could be written; nothing of it is left, and `path` is as it was.
+    """
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _write(partial, model, state, tokenizers, recipe)
-        shutil.rmtree(path, ignore_errors=True)  # a damaged one of an earlier attempt
+        yield partial
+        shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
-        _flush(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own way of saying disk full
+        _flush(path.parent)
+    except (
+        Exception
+    ) as error:  # each writer says in its own way that the disk is full, tokenizers with a bare Exception
         shutil.rmtree(partial, ignore_errors=True)
-        raise OSError(f"The checkpoint {path} could not be written: {error}") from error
-    return path
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _write(partial: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> None:

@@ -107,6 +107,8 @@ class TrainingLoop:
             # What a killed run left half-written, or wrote after its last checkpoint, is not this run's.
             delete_unfinished(self.checkpoints, self.progress.update)
             self.log.rewind(self.progress.update, self.progress.validated_update)
+            if resumed_from is not None:
+                self._prune()  # a recipe that keeps fewer than before makes room
         accelerator.wait_for_everyone()
         limit = recipe.optimization.max_minutes
         self._time_is_up = limit is not None and self.progress.seconds >= limit * 60

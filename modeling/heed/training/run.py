@@ -25,6 +25,7 @@ from heed.training.checkpoints import (
     Progress,
     newest_whole_checkpoint,
     published_checkpoints,
+    written_beside,
 )
 from heed.training.devices import hardware_in_words, make_accelerator
 from heed.training.loop import TrainingLoop
@@ -234,14 +235,10 @@ def publish_weights(recipe: Recipe, loop: TrainingLoop) -> "PreTrainedModel":
         early_stopping=False,
     )
     if loop.accelerator.is_main_process:
-        folder = recipe.folder / MODEL_FOLDER
-        partial = folder.with_name(folder.name + ".partial")  # renamed when whole
-        shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial)
-        loop.corpus.tokenizers.save_pretrained(partial)
-        (partial / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with written_beside(recipe.folder / MODEL_FOLDER) as partial:
+            model.save_pretrained(partial)
+            loop.corpus.tokenizers.save_pretrained(partial)
+            (partial / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     loop.accelerator.wait_for_everyone()
     return model
 

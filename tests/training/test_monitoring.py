@@ -1,0 +1,110 @@
+"""What a run tells of itself is what happened."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from heed.data.batching import padding_share
+from heed.training import loop as loop_module
+from heed.training.monitoring import RunLog, new_window, training_values
+from tiny_runs import logged
+
+
+def test_values_are_ratios_of_the_sums():
+    window = new_window() | {"loss": 30.0, "target_tokens": 20.0, "tokens": 36.0, "padded_tokens": 40.0}
+    window |= {"gradient_norm": 5.0, "updates": 2.0, "seconds": 4.0, "waiting_seconds": 1.0}
+    assert training_values(window) == {
+        "train/loss": 1.5,
+        "train/perplexity": pytest.approx(math.exp(1.5)),
+        "train/gradient_norm": 2.5,
+        "train/target_tokens_per_s": 5.0,
+        "train/padding_share": pytest.approx(0.1),
+        "train/waiting_share": 0.25,
+    }
+
+
+def test_no_update_at_all_divides_nothing_by_zero():
+    assert all(math.isfinite(value) for value in training_values(new_window()).values())
+
+
+def test_every_value_is_logged_and_the_gradients_norm_is_that_of_the_gradient(make_loop, monkeypatch, tmp_path):
+    loop = make_loop({"optimization.token_budget": 500})
+    norms, step = [], loop.optimizer.step
+
+    def look_and_step():
+        norms.append(torch.cat([weight.grad.flatten() for weight in loop.model.parameters()]).norm().item())
+        step()
+
+    monkeypatch.setattr(loop.optimizer, "step", look_and_step)
+    loop.run()
+    assert logged(tmp_path / "run", "train/gradient_norm") == pytest.approx(norms, rel=1e-5)
+    for name in (
+        "perplexity",
+        "learning_rate",
+        "target_tokens_per_s",
+        "padding_share",
+        "waiting_share",
+        "skipped_updates",
+    ):
+        assert len(logged(tmp_path / "run", f"train/{name}")) == 6, name
+    assert logged(tmp_path / "run", "train/perplexity") == pytest.approx(
+        [math.exp(loss) for loss in logged(tmp_path / "run", "train/loss")]
+    )
+
+
+def test_the_padding_share_is_that_of_the_batches(make_loop, tmp_path):
+    loop = make_loop({"optimization.token_budget": 500, "logging.every_updates": 6})
+    updates = [update for epoch in (0, 1) for update in loop.corpus.updates(epoch)][:6]
+    rows, batches = [], []
+    for update in updates:
+        for part in loop._micro_batches(update)[0]:
+            batches.append(range(len(rows), len(rows) + len(part)))
+            rows += part
+    expected = padding_share(batches, [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows])
+    loop.run()
+    assert expected > 0.01
+    assert logged(tmp_path / "run", "train/padding_share") == [pytest.approx(expected)]
+
+
+def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
+    make_loop({}, tmp_path / "single").run()
+    make_loop({"logging.every_updates": 3}, tmp_path / "several").run()
+    loop = make_loop({}, tmp_path / "counted")
+    counts = [sum(len(row["labels"]) for bucket in update for row in bucket) for update in loop.corpus.updates(0)][:3]
+    losses = logged(tmp_path / "single", "train/loss")[:3]
+    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+    assert len(set(counts)) > 1
+    assert logged(tmp_path / "several", "train/loss")[0] == pytest.approx(mean, rel=1e-9)
+
+
+def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
+    collate = loop_module.collate
+
+    def collate_slowly(*arguments):
+        import time
+
+        time.sleep(0.2)
+        return collate(*arguments)
+
+    monkeypatch.setattr(loop_module, "collate", collate_slowly)
+    make_loop({"optimization.max_updates": 2}).run()
+    assert all(share > 0.4 for share in logged(tmp_path / "run", "train/waiting_share"))
+
+
+def test_a_log_is_rewound_to_an_update(tmp_path):
+    log = RunLog(tmp_path / "log.jsonl")
+    log.rewind(3, 0)
+    for update in (1, 2, 3):
+        log.write(update, 1.0, {"train/loss": 1.0})
+        log.write(update, 1.0, {"validation/loss": 1.0})
+    log.file.write_text(log.file.read_text() + '{"update": 2, "tra')
+    log.rewind(2, 1)
+    lines = [json.loads(line) for line in log.file.read_text().splitlines()]
+    assert [(line["update"], *[name for name in line if "/" in name]) for line in lines] == [
+        (1, "train/loss"),
+        (1, "validation/loss"),
+        (2, "train/loss"),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]

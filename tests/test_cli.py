@@ -390,8 +390,15 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heed, tmp_path, error,
 def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heed, tmp_path):
     from heed.training.loop import TrainingLoop
 
-    monkeypatch.setattr(TrainingLoop, "_validate", lambda loop: loop._note_signal(2, None))
-    code, output, errors = heed("train", write_recipe(tmp_path), "validation.every_updates=2")
+    step = TrainingLoop._step
+
+    def step_and_be_told(loop):
+        step(loop)
+        if loop.progress.update == 1:
+            loop._note_signal(2, None)
+
+    monkeypatch.setattr(TrainingLoop, "_step", step_and_be_told)
+    code, output, errors = heed("train", write_recipe(tmp_path))
     assert (code, output) == (130, "")
     assert "heed: stopped after update 2; continue with resume=true" in errors
 

@@ -1,4 +1,4 @@
-"""The `heed` command: train, evaluate, translate, attention.
+"""The `heed` command: train, doctor, evaluate, translate, attention.
 
 Everything heavy is imported by the command that needs it, so that `heed --help` answers at once.
 """
@@ -36,12 +36,23 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell sizes, first batch, memory and time, and train nothing.")
+    ] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heed.publishing.run_card import write_run_card
     from heed.training.recipe import read_recipe
 
     settings = read_recipe(recipe, overrides)
+    if dry_run:
+        from heed.diagnosis.estimate import dry_run as estimate
+
+        _quieten()
+        estimated = estimate(settings)
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(estimated)
+        return
     from heed.training.run import train as run_recipe
 
     _quieten()
@@ -56,6 +67,28 @@ def train(
             f"{result.progress.update:,} updates, {result.progress.target_tokens:,} target tokens, {minutes:.1f} min"
         )
         print(f"model: {result.folder}\ncard: {card}")
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")
+    ] = None,
+    pairs: Annotated[int, typer.Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+):
+    """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
+    from heed.training.recipe import read_recipe
+
+    settings = read_recipe(recipe, overrides)
+    from heed.diagnosis.doctor import diagnose
+
+    _quieten()
+    diagnosis = diagnose(settings, pairs)
+    print(json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False) if as_json else diagnosis)
+    if diagnosis.has_errors:
+        sys.exit(1)
 
 
 @app.command()
@@ -157,6 +190,38 @@ def attention(
     translator = Translator.from_pretrained(model, device=device)
     weights = attention_map(translator.model, translator.tokenizers, text, target, layer, head, kind)
     print(draw_attention(weights, output))
+
+
+@app.command()
+def verify(
+    model: Model,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="Sentence to try the model with; repeatable.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Text file of such sentences, one a line.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code in the folder even where it is not Heed's.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="To compute in; float32 is the strictest.")
+    ] = "float32",
+    device: Device = None,
+):
+    """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
+    from heed.diagnosis.verification import verify as verify_model
+
+    texts = list(text or [])
+    if data is not None:
+        lines = data.read_text(encoding="utf-8").split("\n")  # and at nothing else that Unicode calls a line's end
+        texts += [line for line in lines if line.strip()]
+        if not texts:
+            raise ValueError(f"`--data` must hold sentences, but {data} has none.")
+    _quieten()
+    result = verify_model(model, texts, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.table())
+    if result.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -279,12 +279,31 @@ def test_other_errors_are_not_taken_for_memory(make_loop, monkeypatch):
         loop.run()
 
 
-def start_process(recipe: Path, rank: int, port: int) -> subprocess.Popen:
-    """Start one of two processes of a run by hand, without a launcher that looks after them."""
-    environment = {**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
-    script = HERE.parents[1] / "scripts" / "train.py"
-    return subprocess.Popen([sys.executable, script, recipe], env=environment, stderr=subprocess.PIPE, text=True)
+def start_two(*command) -> list[subprocess.Popen]:
+    """Start two processes of a run by hand, without a launcher that looks after them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**ENVIRONMENT, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
+    """Wait until a file is there, while all processes live."""
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert time.monotonic() < deadline
+        assert [process.poll() for process in processes] == [None, None]
+        time.sleep(0.1)
 
 
 @pytest.mark.multiprocess
@@ -292,16 +311,9 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
     changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
     recipe = tiny_recipe(tmp_path / "run", changes)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [start_process(tmp_path / "recipe.yaml", rank, port) for rank in (0, 1)]
+    processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
     try:
-        deadline = time.monotonic() + 100
-        while not (tmp_path / "run/checkpoints/update-00000005").exists():
-            assert time.monotonic() < deadline
-            assert [process.poll() for process in processes] == [None, None]
-            time.sleep(0.1)
+        wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
         processes[1].kill()
         told = processes[0].communicate(timeout=60)[1]
     finally:
@@ -314,3 +326,37 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
     loop = make_loop({**changes, "resume": True})
     assert loop.progress.update >= 5
     assert loop.progress.processes == 1
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("lost", "kind"), [(1, signal.SIGSTOP), (0, signal.SIGSTOP), (0, signal.SIGKILL)])
+def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, lost, kind):
+    processes = start_two(HERE / "watch_run.py", tmp_path)
+    try:
+        for rank in (0, 1):
+            wait_for(tmp_path / f"waiting-{rank}", processes)
+        processes[lost].send_signal(kind)
+        told = processes[1 - lost].communicate(timeout=60)[1]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[1 - lost].returncode == 1
+    what = "has ended" if kind == signal.SIGKILL else "has given no sign of life for 3 seconds"
+    assert f"heed: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
+
+
+@pytest.mark.soak
+@pytest.mark.multiprocess
+def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5})
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
+    try:
+        wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        told = processes[0].communicate(timeout=60)[1]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode == 1
+    assert "heed: Process 1 of this run has given no sign of life for 30 seconds" in told

@@ -33,7 +33,6 @@ from heed.training.checkpoints import (
     prune_checkpoints,
     save_checkpoint,
 )
-from heed.training.engine import Engine
 from heed.training.monitoring import RunLog, new_window, training_values
 from heed.training.preparation import Corpus, Row, make_model
 from heed.training.processes import (
@@ -48,6 +47,8 @@ from heed.training.processes import (
 from heed.training.recipe import Recipe
 from heed.training.schedule import learning_rate, make_optimizer
 from heed.training.validation import score_pairs, validation_loss
+from heed.training.watch import Watch
+from heed.training.zero import make_engine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,7 +97,8 @@ class TrainingLoop:
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.d_model = model.config.d_model
         self.pad_token_id = corpus.tokenizers.source.pad_token_id
-        self.engine = Engine(accelerator, model, make_optimizer(model, recipe.optimization))
+        optimizer = make_optimizer(model, recipe.optimization)
+        self.engine = make_engine(accelerator, model, optimizer, recipe.optimization)
         self._check_sharding()
         decay = recipe.optimization.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
@@ -112,6 +114,7 @@ class TrainingLoop:
         accelerator.wait_for_everyone()
         limit = recipe.optimization.max_minutes
         self._time_is_up = limit is not None and self.progress.seconds >= limit * 60
+        self._watch = Watch(accelerator)
         self._stop_signal: int | None = None
         self._is_stopping = False
         self._may_stop_anywhere = False
@@ -175,10 +178,11 @@ class TrainingLoop:
             mininterval=1.0,
         )
         try:
-            self._train(bar)
-            self._save(must=True)
-            self._prune()  # the last validation may have found a better one than those kept
-            self.accelerator.wait_for_everyone()  # every process may count on what the main one has written
+            with self._watch:
+                self._train(bar)
+                self._save(must=True)
+                self._prune()  # the last validation may have found a better one than those kept
+                self.accelerator.wait_for_everyone()  # every process may count on what the main one has written
         except RuntimeError as error:
             if self.accelerator.num_processes > 1 and is_lost_process(error):
                 raise ProcessLostError(
@@ -478,7 +482,8 @@ class TrainingLoop:
                 blank = self._kind(self._config)
             blank.generation_config = self._generation_config
             try:
-                save_checkpoint(self.checkpoints, blank, state, self.corpus.tokenizers, self.recipe.to_yaml())
+                with self._watch.busy():
+                    save_checkpoint(self.checkpoints, blank, state, self.corpus.tokenizers, self.recipe.to_yaml())
             except OSError as error:
                 failure = str(error)
         failure = told_by_main(self.accelerator, failure)

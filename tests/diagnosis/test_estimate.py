@@ -1,0 +1,236 @@
+"""`heed train --dry-run`: its figures are those of the run, and it leaves nothing behind."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+from heed import cli
+from heed.data.batching import padding_share
+from heed.diagnosis.estimate import (
+    LiveMemory,
+    Trial,
+    count_parameters,
+    dry_run,
+    plan_batches,
+    split_rows,
+    state_memory,
+)
+from heed.training.devices import make_accelerator
+from heed.training.loop import TrainingLoop
+from heed.training.preparation import make_model, prepare_corpus
+from tiny_runs import tiny_recipe, tiny_tree
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Forget the precision of earlier runs in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
+
+
+def test_the_plan_is_the_plan_of_the_loop(corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 500})
+    plan = plan_batches(recipe, corpus)
+    recipe.folder.mkdir()
+    loop = TrainingLoop(recipe, corpus, make_accelerator(recipe))
+    updates = list(corpus.updates(0))
+    assert plan.updates_per_epoch == plan.looked_at == len(updates)
+    assert plan.timed == [loop._micro_batches(update)[0] for update in updates][:12]
+    assert plan.first == loop._micro_batches(updates[0])[0][0]
+    assert plan.micro_batches == max(len(loop._micro_batches(update)[0]) for update in updates)
+
+
+def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 500})
+    plan = plan_batches(recipe, corpus)
+    updates = list(corpus.updates(0))
+    batches = [rows for update in updates for rows in split_rows(update, 500, 1)[0]]
+    rows = [row for batch in batches for row in batch]
+    numbers = iter(range(len(rows)))
+    lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
+    assert plan.padding == pytest.approx(
+        padding_share([[next(numbers) for _ in batch] for batch in batches], *lengths)
+    )
+    assert plan.padding > 0
+    assert plan.target_tokens == pytest.approx(sum(lengths[1]) / len(updates))
+    assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
+
+
+def test_updates_beyond_those_looked_at_are_counted(corpus, tmp_path, monkeypatch):
+    recipe = tiny_recipe(tmp_path / "run")
+    whole = plan_batches(recipe, corpus).updates_per_epoch
+    monkeypatch.setattr("heed.diagnosis.estimate.LOOKED_AT_UPDATES", 2)
+    plan = plan_batches(recipe, corpus)
+    assert (plan.looked_at, plan.updates_per_epoch) == (2, whole)
+    assert whole > 3
+
+
+def test_processes_share_the_work_of_an_update(corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 200})
+    alone, shared = plan_batches(recipe, corpus), plan_batches(recipe, corpus, processes=2, rank=1)
+    assert 0.45 < shared.padded_tokens / alone.padded_tokens < 0.7
+    assert shared.target_tokens == alone.target_tokens
+    assert shared.timed == [split_rows(update, 200, 2)[1] for update in corpus.updates(0)][:12]
+
+
+def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_path):
+    model = make_model(tiny_recipe(tmp_path / "run"), corpus.tokenizers)
+    counts = count_parameters(model)
+    assert counts["together"] == model.num_parameters() == sum(counts.values()) - counts["together"]
+    assert counts["embeddings"] == 400 * 32
+    encoder = sum(p.numel() for name, p in model.model.encoder.named_parameters() if "embed" not in name)
+    assert counts["encoder"] == encoder
+    untied = {"model.options.tie_word_embeddings": False}
+    counts = count_parameters(make_model(tiny_recipe(tmp_path / "run", untied), corpus.tokenizers))
+    assert counts["embeddings"] == 3 * 400 * 32
+
+
+def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    alone = state_memory(1000, recipe, 1, DistributedType.NO)
+    assert alone == {"weights": 4000, "gradients": 4000, "Adam's moments": 8000}
+    average = tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"})
+    assert state_memory(1000, average, 1, DistributedType.NO)["moving average"] == 4000
+    assert state_memory(1000, recipe, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
+    assert sum(state_memory(1000, recipe, 4, DistributedType.FSDP).values()) == 4000
+    assert sum(state_memory(1000, recipe, 4, DistributedType.DEEPSPEED).values()) == 4000 + 3000
+
+
+def test_live_memory_sees_what_lives_at_once_and_forgets_what_is_freed():
+    with LiveMemory() as memory:
+        kept = torch.zeros(1000)
+        for _ in range(5):
+            passing = kept + 1
+            del passing
+        view = kept[10:]
+    assert memory.now == 4000
+    assert memory.peak == 8000
+    del kept
+    assert memory.now == 4000  # the view holds it
+    del view
+    assert memory.now == 0
+
+
+def test_live_memory_of_a_layer_is_what_its_formula_says():
+    layer = torch.nn.Sequential(torch.nn.Linear(100, 400), torch.nn.Sigmoid(), torch.nn.Linear(400, 100))
+    inputs = torch.randn(50, 100)
+    layer(inputs).sum().backward()  # gradients are there from here on
+    with LiveMemory([*layer.parameters(), inputs]) as memory:
+        layer(inputs).sum().backward()
+    hidden, outer, weight = 4 * 50 * 400, 4 * 50 * 100, 4 * 400 * 100
+    # Saved: the sigmoid's output. At worst: its gradient and the linear layer's before it, or a weight's.
+    assert hidden + outer <= memory.peak <= 4 * hidden + 2 * outer + 2 * weight
+    assert memory.now == 0
+
+
+def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run")
+    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+    before = copy.deepcopy(trial.model.state_dict())
+    rows = plan_batches(recipe, corpus).hungry[0]
+    whole, half = trial.activation_memory(rows), trial.activation_memory(rows[: len(rows) // 2])
+    assert 0.35 < half / whole < 0.65
+    logits = 4 * len(rows) * max(len(row["labels"]) for row in rows) * 400
+    assert 2 * logits < whole < 40 * logits
+    assert trial.seconds_per_token([[rows]]) > 0
+    assert all(torch.equal(weight, before[name]) for name, weight in trial.model.state_dict().items())
+
+
+def test_checkpointing_saves_activations(corpus, tmp_path):
+    sizes = {}
+    for on in (False, True):
+        changes = {"model.gradient_checkpointing": on, "model.options.encoder_layers": 6, "model.options.dropout": 0.1}
+        recipe = tiny_recipe(tmp_path / "run", changes)
+        trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+        sizes[on] = trial.activation_memory(plan_batches(recipe, corpus).hungry[0])
+    assert sizes[True] < 0.8 * sizes[False]
+
+
+def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
+    recipe = tiny_recipe(tmp_path / "run")
+    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+    rows = plan_batches(recipe, corpus).hungry[0]
+    seen = []
+    monkeypatch.setattr(trial, "_seconds", lambda batches: seen.append(len(batches[0])) or 100.0)
+    trial.seconds_per_token([[rows]])
+    assert max(seen) < len(rows)
+
+
+def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 60, "optimization.max_epochs": 4})
+    result = dry_run(recipe)
+    text = str(result)
+    assert list(tmp_path.iterdir()) == []
+    yaml_part = text.split("--- recipe\n")[1].split("\n\n--- ")[0]
+    assert yaml.safe_load(yaml_part) == yaml.safe_load(recipe.to_yaml())
+    per_epoch = result.batches.updates_per_epoch
+    assert f"updates per epoch    {per_epoch}" in text
+    assert f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)" in text
+    assert "epochs of the run    4.0" in text
+    first = result.batches.first[0]
+    assert " ".join(map(str, first["input_ids"])) in text
+    assert result.corpus.tokenizers.decode_target([first["labels"]])[0] in text
+    assert "update         1  0.0015" in text
+    total = sum(result.memory.values()) / 2**20
+    assert f"{total:,.0f} MiB" in text.split("together")[-1]
+    assert "an update on CPU" in text
+
+
+def test_a_stream_says_what_it_cannot_tell(tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("ko\ten\n" + "".join(f"문장 {n}\tSentence {n}\n" for n in range(500)), encoding="utf-8")
+    changes = {"data.train": str(pairs), "data.streaming": True, "data.pool_size": 200, "tokenizer.vocab_size": 300}
+    text = str(dry_run(tiny_recipe(tmp_path / "run", changes)))
+    assert "updates per epoch    unknown, because the data are streamed" in text
+    assert "epochs of the run    unknown" in text
+    assert "updates of the run   6 (`optimization.max_updates`)" in text
+
+
+def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
+    make_model(tiny_recipe(tmp_path / "run"), corpus.tokenizers).save_pretrained(tmp_path / "model")
+    corpus.tokenizers.save_pretrained(tmp_path / "model")
+    changes = {"model.options": {}, "model.start_from": str(tmp_path / "model")}
+    result = dry_run(tiny_recipe(tmp_path / "run", changes))
+    assert result.parameters["embeddings"] == 400 * 32
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["heed", "train", str(path), "seed=7", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    output = capsys.readouterr().out
+    assert not ended.value.code
+    assert "seed: 7" in output
+    assert output.splitlines()[-1] == "Nothing was trained, and nothing was written."
+    assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.multiprocess
+def test_two_processes_print_one_estimate_for_two(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "heed.cli", "train", str(path), "--dry-run"]
+    finished = subprocess.run(
+        command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.count("--- model") == 1
+    assert "on each of 2 processes" in finished.stdout
+    assert "gradients in exchange" in finished.stdout
+    assert not (tmp_path / "run").exists()

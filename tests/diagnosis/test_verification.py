@@ -1,0 +1,539 @@
+"""`heed verify`: a sound model passes every check, and each planted defect fails the check that is meant for it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import MethodType
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from heed import HeedForConditionalGeneration, cli, modeling_heed
+from heed.data.korean_english import korean_english_pairs
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.diagnosis.trials import make_sample
+from heed.diagnosis.verdicts import Verdict
+from heed.diagnosis.verification import (
+    check_attentions,
+    check_batch,
+    check_cache,
+    check_determinism,
+    check_left_padding,
+    check_loss_padding,
+    check_loss_split,
+    check_order,
+    check_remote_code,
+    check_right_padding,
+    check_round_trip,
+    check_saving,
+    check_special_ids,
+    check_special_text,
+    check_tied_weights,
+    check_weights,
+    verify,
+)
+from helpers import SHARINGS, VARIANTS, tiny_model
+
+OF_A_MODEL = {
+    check.__name__: check
+    for check in (
+        *(check_attentions, check_batch, check_cache, check_determinism, check_left_padding, check_loss_padding),
+        *(check_loss_split, check_order, check_right_padding, check_saving),
+    )
+}
+EVERY_CHECK = {
+    *("weights complete", "save and load", "tied weights", "code in the folder", "batch", "order of a batch"),
+    *("right padding", "left padding", "cache", "determinism", "attention weights", "loss of a split update"),
+    *("loss and padding", "special ids", "tokenizer round trip", "special tokens in a text"),
+}
+SIZES = {
+    **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
+}
+
+
+def failed(verification) -> set[str]:
+    return set(verification.failed)
+
+
+def skipped(verification) -> set[str]:
+    return {verdict.check for verdict in verification.verdicts if verdict.result == "skipped"}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    pairs = list(korean_english_pairs("train", 300))
+    return train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizers):
+    """A sound model with its tokenizer and code."""
+    model = tiny_model(vocab_size=400)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def heed(monkeypatch, capsys):
+    """Run `heed verify` in this process; return its exit code, output and errors."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heed", "verify", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    yield run
+    logging.set_verbosity(verbosity)
+    if bars:
+        logging.enable_progress_bar()
+
+
+# Sound models
+
+
+def test_a_sound_model_passes_every_check(heed, folder):
+    code, output, _ = heed(folder)
+    assert code == 0, output
+    lines = output.splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert {line.split("  ")[0] for line in table[1:17]} == EVERY_CHECK
+    assert "HeedForConditionalGeneration" in lines[0]
+    assert "in float32 on cpu" in lines[0]
+    assert lines[-1] == "16 passed, 0 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("check", OF_A_MODEL.values(), ids=OF_A_MODEL)
+@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods", "separate_vocabularies"])
+def test_heed_passes(variant, check):
+    verdict = check(tiny_model(**VARIANTS[variant])).assert_passed()
+    assert verdict.figure <= min(verdict.limit, 1e-5)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_embeddings_are_judged_by_what_the_config_says(sharing):
+    check_tied_weights(tiny_model(**SHARINGS[sharing])).assert_passed()
+
+
+def test_a_model_in_bfloat16_is_judged_by_a_wider_tolerance():
+    model = tiny_model().to(torch.bfloat16)
+    verdict = check_left_padding(model).assert_passed()
+    assert 1e-4 < verdict.figure < verdict.limit == 5e-2
+
+
+def test_a_check_leaves_the_model_as_it_was():
+    model = tiny_model().train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    settings = model.generation_config.to_dict()
+    for check in OF_A_MODEL.values():
+        check(model)
+    assert model.training
+    assert model.generation_config.to_dict() == settings
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_two_tokenizers_of_a_kind_each_are_both_tried(tmp_path):
+    pairs = list(korean_english_pairs("train", 300))
+    texts = [p["ko"] for p in pairs], [p["en"] for p in pairs]
+    two = train_tokenizers(*texts, vocab_size=400, target_vocab_size=350, joint=False, algorithm="unigram")
+    options = {"vocab_size": 400, "decoder_vocab_size": 350, "share_encoder_decoder_embeddings": False}
+    model = tiny_model(**options)
+    model.generation_config.eos_token_id = 2
+    check_special_ids(model, two).assert_passed()
+    check_round_trip(two).assert_passed()
+    check_special_text(two).assert_passed()
+    swapped = check_special_ids(model, TokenizerPair(two.target, two.source))
+    assert (swapped.result, swapped.figure) == ("FAIL", 2), swapped
+
+
+# Models of others
+
+
+def marian():
+    return MarianMTModel(MarianConfig(**SIZES, pad_token_id=98, decoder_start_token_id=98))
+
+
+def bart():
+    return BartForConditionalGeneration(BartConfig(**SIZES))
+
+
+def t5():
+    sizes = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = T5Config(**sizes)
+    config.decoder_start_token_id = 0
+    return T5ForConditionalGeneration(config)
+
+
+LACKING = {"attention weights", "loss of a split update"}
+OTHERS = {
+    "marian": (marian, {*LACKING, "left padding"}),
+    "bart": (bart, {*LACKING, "left padding"}),
+    "t5": (t5, LACKING),
+}
+
+
+@pytest.mark.parametrize(("make", "faults"), OTHERS.values(), ids=OTHERS)
+def test_another_model_fails_where_it_is_known_to_and_nowhere_else(tmp_path, make, faults):
+    make().save_pretrained(tmp_path)
+    verification = verify(tmp_path)
+    assert failed(verification) == faults
+    assert skipped(verification) == {"code in the folder", "tokenizer round trip", "special tokens in a text"}
+
+
+def test_the_loss_of_marian_grows_with_the_number_of_micro_batches():
+    verdict = check_loss_split(marian())
+    assert verdict.figure == pytest.approx(2, abs=0.1)  # three means are summed where one mean is due
+    assert "3 micro-batches add up to" in verdict.told
+
+
+def test_a_tokenizer_that_takes_text_for_control_tokens_is_caught(tokenizers):
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.source.backend_tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
+    verdict = check_special_text(TokenizerPair(plain, plain))
+    assert verdict.result == "FAIL"
+    assert "<s>" in verdict.told
+
+
+# Planted defects
+
+
+@pytest.fixture
+def model():
+    return tiny_model()
+
+
+def test_positions_that_ignore_the_cache_are_caught(model, monkeypatch):
+    positions_of = modeling_heed.positions_of
+    monkeypatch.setattr(
+        modeling_heed, "positions_of", lambda length, past, mask, device: positions_of(length, 0, mask, device)
+    )
+    verdict = check_cache(model)
+    assert verdict.result == "FAIL"
+    assert verdict.figure > 1
+    assert "of 12 generated sentences differ" in verdict.told
+    assert float(re.search(r"logits (\S+),", verdict.told)[1]) > 0.01
+
+
+def test_a_loss_that_ignores_num_items_in_batch_is_caught(model):
+    loss = HeedForConditionalGeneration.loss
+    model.loss = MethodType(lambda self, logits, labels, count=None: loss(self, logits, labels), model)
+    assert check_loss_split(model).figure == pytest.approx(2, abs=0.2)
+    check_loss_padding(model).assert_passed()
+
+
+def test_a_loss_that_counts_padding_is_caught(model):
+    loss = HeedForConditionalGeneration.loss
+    model.loss = MethodType(
+        lambda self, logits, labels, count=None: loss(self, logits, labels, count or labels.numel()), model
+    )
+    assert check_loss_padding(model).figure > 0.01
+
+
+def test_labels_at_padding_that_are_not_ignored_are_caught(model):
+    loss = HeedForConditionalGeneration.loss
+    model.loss = MethodType(
+        lambda self, logits, labels, count=None: loss(self, logits, labels.clamp(min=0), count), model
+    )
+    assert check_loss_padding(model).result == "FAIL"
+
+
+def without_mask(model):
+    """Let the model read padding as if it were text."""
+    forward = model.model.forward
+    model.model.forward = lambda **kwargs: forward(**{**kwargs, "attention_mask": None})
+
+
+def test_an_ignored_padding_mask_is_caught(model):
+    without_mask(model)
+    for check in (check_batch, check_right_padding, check_left_padding):
+        verdict = check(model)
+        assert verdict.result == "FAIL"
+        assert verdict.figure > 0.01
+
+
+def test_positions_that_count_padding_are_caught_on_the_left_alone(model, monkeypatch):
+    monkeypatch.setattr(
+        modeling_heed, "positions_of", lambda length, past, mask, device: (torch.arange(length) + past)[None]
+    )
+    assert check_left_padding(model).result == "FAIL"
+    for check in (check_batch, check_right_padding, check_cache):
+        check(model).assert_passed()
+
+
+def test_a_row_that_reads_its_neighbour_is_caught_by_the_order(model):
+    add_positions = model.model.encoder.add_positions
+    model.model.encoder.add_positions = lambda embeddings, positions: (
+        add_positions(embeddings, positions) + 0.1 * torch.arange(len(embeddings))[:, None, None]
+    )
+    for check in (check_order, check_batch):
+        assert check(model).result == "FAIL"
+
+
+def test_chance_in_evaluation_mode_is_caught(model):
+    model.model.encoder.dropout.forward = lambda states: torch.nn.functional.dropout(states, 0.1)
+    assert check_determinism(model).result == "FAIL"
+
+
+def test_attention_weights_that_are_not_returned_are_caught(model):
+    model.model.encoder.attention_settings = lambda _: model.config
+    verdict = check_attentions(model)
+    assert verdict.result == "FAIL"
+    assert verdict.told.startswith("encoder_attentions: nothing is returned under sdpa")
+
+
+def test_an_output_layer_that_lost_its_tie_is_caught(model):
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    verdict = check_tied_weights(model)
+    assert (verdict.result, verdict.figure) == ("FAIL", 1)
+    assert "target and output embeddings separate (wrong)" in verdict.told
+
+
+def test_embeddings_that_are_shared_against_the_config_are_caught():
+    model = tiny_model(tie_word_embeddings=False)
+    model.model.decoder.embed_tokens.weight = model.model.encoder.embed_tokens.weight
+    assert "source and target embeddings shared (wrong)" in check_tied_weights(model).told
+
+
+def test_a_weight_that_is_not_saved_is_caught(model):
+    model._keys_to_ignore_on_save = ["model.encoder.layers.0.feed_forward.fc1.bias"]
+    model._keys_to_ignore_on_load_missing = None
+    save_pretrained = model.save_pretrained
+
+    def save(folder, **settings):
+        save_pretrained(folder, **settings)
+        for path in Path(folder).glob("*.safetensors"):
+            tensors = load_file(path)
+            tensors.pop("model.encoder.layers.0.feed_forward.fc1.bias", None)
+            save_file(tensors, path, {"format": "pt"})
+
+    model.save_pretrained = save
+    verdict = check_saving(model)
+    assert (verdict.result, verdict.figure) == ("FAIL", 1)
+    assert "missing: model.encoder.layers.0.feed_forward.fc1.bias" in verdict.told
+
+
+def test_a_model_that_loads_in_another_way_than_it_was_saved_is_caught(model):
+    from_pretrained = type(model).from_pretrained
+
+    class Forgetful(HeedForConditionalGeneration):
+        @classmethod
+        def from_pretrained(cls, *args, **kwargs):
+            loaded, report = from_pretrained(*args, **kwargs)
+            loaded.model.encoder.layers[0].feed_forward.fc1.bias.data.zero_()
+            return loaded, report
+
+    model.__class__ = Forgetful
+    verdict = check_saving(model)
+    assert verdict.result == "FAIL"
+    assert "fc1.bias" in verdict.told
+
+
+def test_a_tensor_missing_from_the_file_is_told_by_name(heed, folder):
+    tensors = load_file(folder / "model.safetensors")
+    lost = "model.decoder.layers.1.cross_attn.q_proj.weight"
+    del tensors[lost]
+    save_file({**tensors, "extra": torch.zeros(2)}, folder / "model.safetensors", {"format": "pt"})
+    verdict = check_weights(folder)
+    assert verdict.figure == 2
+    assert verdict.told == f"missing: {lost}; unknown: extra"
+    code, output, errors = heed(folder)
+    assert (code, "Traceback" in errors) == (1, False)
+    assert any(line.startswith("weights complete") and lost in line for line in output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"pad_token_id": 7}, "pad_token_id: 7 in the config, 0 in the generation config, 0 in the tokenizer"),
+        ({"eos_token_id": 7}, "eos_token_id: 7 in the config, 2 in the generation config, 2 in the tokenizer"),
+        ({"decoder_start_token_id": 7}, "decoder_start_token_id: 7 in the config, 1 in the generation config"),
+    ],
+)
+def test_special_ids_of_the_config_that_differ_are_told(tokenizers, changes, told):
+    model = tiny_model(vocab_size=400)
+    model.generation_config.eos_token_id = 2
+    check_special_ids(model, tokenizers).assert_passed()
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    assert told in check_special_ids(model, tokenizers).told
+
+
+def test_a_tokenizer_with_another_padding_id_is_caught(heed, folder):
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "pad_token": "<unk>"}))
+    code, output, _ = heed(folder)
+    assert code == 1
+    assert "pad_token_id: 0 in the config, 0 in the generation config, 3 in the tokenizer" in output
+
+
+def test_a_broken_tokenizer_is_a_failed_check(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    verification = verify(folder)
+    assert failed(verification) == {"special ids"}
+    assert skipped(verification) == {"tokenizer round trip", "special tokens in a text"}
+
+
+def test_a_vocabulary_of_another_size_is_told():
+    pairs = list(korean_english_pairs("train", 100))
+    texts = [p["ko"] for p in pairs], [p["en"] for p in pairs]
+    verdict = check_special_ids(tiny_model(vocab_size=400), train_tokenizers(*texts, vocab_size=390))
+    assert "source vocabulary: 390 tokens in the tokenizer, 400 rows in the model" in verdict.told
+
+
+def test_the_first_text_that_comes_back_changed_is_shown():
+    words = train_tokenizers(["a b c"], ["d e"], vocab_size=None, algorithm="word")
+    check_round_trip(words, ["a b", "e d c"]).assert_passed()
+    verdict = check_round_trip(words, ["a b", "a x", "a y"])
+    assert verdict.figure == 2
+    assert verdict.told == "2 of 3 texts come back changed: 'a x' as 'a'"
+    check_special_text(words).assert_passed()
+
+
+def test_an_error_of_the_model_is_a_failed_check_with_its_message(model):
+    def broken(**_):
+        raise RuntimeError("no such kernel")
+
+    model.model.forward = broken
+    verdict = check_batch(model)
+    assert (verdict.result, verdict.figure, verdict.told) == ("FAIL", None, "RuntimeError: no such kernel")
+
+
+def test_logits_that_are_not_numbers_fail(model):
+    model.lm_head.weight.data[5] = float("nan")
+    assert check_right_padding(model).result == "FAIL"
+
+
+# Code in the folder
+
+
+def test_code_that_is_not_the_installed_package_runs_only_when_trusted(folder, model, tmp_path):
+    marker = tmp_path / "ran"
+    model = HeedForConditionalGeneration.from_pretrained(folder).eval()
+    check_remote_code(folder, model).assert_passed()
+    path = folder / "modeling_heed.py"
+    path.write_text(path.read_text() + f"\nimport pathlib\npathlib.Path({str(marker)!r}).touch()\n")
+    verdict = check_remote_code(folder, model)
+    assert verdict.result == "skipped"
+    assert "--trust-remote-code" in verdict.told
+    assert not marker.exists()
+    check_remote_code(folder, model, trust_remote_code=True).assert_passed()
+    assert marker.exists()
+
+
+def test_a_file_of_code_beside_the_installed_ones_is_not_run(folder):
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text("raise SystemExit")
+    assert check_remote_code(folder, tiny_model()).result == "skipped"
+
+
+def test_code_elsewhere_that_the_config_points_to_is_not_run(folder):
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    settings["auto_map"]["AutoConfig"] = "someone/repository--configuration_heed.HeedConfig"
+    path.write_text(json.dumps(settings))
+    assert check_remote_code(folder, tiny_model()).result == "skipped"
+
+
+def test_code_that_computes_something_else_is_caught(folder):
+    path = folder / "modeling_heed.py"
+    code = path.read_text()
+    assert code.count("math.log(10000.0)") == 1
+    path.write_text(code.replace("math.log(10000.0)", "math.log(1000.0)"))
+    model = HeedForConditionalGeneration.from_pretrained(folder).eval()
+    verdict = check_remote_code(folder, model, trust_remote_code=True)
+    assert verdict.result == "FAIL"
+    assert verdict.figure > 1e-3
+
+
+def test_code_that_needs_the_package_is_caught(folder):
+    path = folder / "modeling_heed.py"
+    path.write_text(path.read_text().replace("from .configuration_heed", "from heed.configuration_heed"))
+    model = HeedForConditionalGeneration.from_pretrained(folder).eval()
+    verdict = check_remote_code(folder, model, trust_remote_code=True)
+    assert verdict.result == "FAIL"
+    assert "import of heed halted" in verdict.told
+
+
+# The command
+
+
+def test_the_results_are_json_on_demand(heed, tmp_path):
+    marian().save_pretrained(tmp_path)
+    code, output, _ = heed(tmp_path, "--json", "--device", "cpu")
+    report = json.loads(output)
+    assert code == 1
+    assert report["passed"] is False
+    assert {verdict["check"] for verdict in report["verdicts"]} == EVERY_CHECK
+    assert {"result": "FAIL", "figure": 3, "limit": 0.0}.items() <= next(
+        verdict for verdict in report["verdicts"] if verdict["check"] == "attention weights"
+    ).items()
+
+
+def test_texts_of_the_user_are_tried(heed, folder, tmp_path):
+    (tmp_path / "texts.txt").write_text("one\n\ntwo  three\n", encoding="utf-8")
+    code, output, _ = heed(folder, "--text", "zero", "--data", tmp_path / "texts.txt")
+    assert code == 0
+    assert "3 texts encoded and decoded" in output
+
+
+def refused(heed, *arguments):
+    code, output, errors = heed(*arguments)
+    assert (code, output) == (2, "")
+    assert "Traceback" not in errors
+    (message,) = (line for line in errors.splitlines() if line.startswith("heed: "))
+    return message
+
+
+def test_a_user_mistake_is_told_in_one_line(heed, folder, tmp_path):
+    assert "must be a folder with a model, but does not exist" in refused(heed, tmp_path / "nothing")
+    assert "has no config.json" in refused(heed, tmp_path)
+    GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
+    assert "an encoder-decoder is needed, but 'gpt2' is none" in refused(heed, tmp_path / "gpt2")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert "has none" in refused(heed, folder, "--data", tmp_path / "empty.txt")
+    assert "`device`" in refused(heed, folder, "--device", "cuda:99")
+    (folder / "model.safetensors").write_bytes(b"123")
+    assert "cannot be loaded" in refused(heed, folder)
+    marian().save_pretrained(tmp_path / "marian")
+    assert "nothing can encode them" in refused(heed, tmp_path / "marian", "--text", "x")
+
+
+def test_a_model_with_few_positions_gets_short_sentences():
+    model = tiny_model(position_encoding="learned", max_position_embeddings=12)
+    sample = make_sample(model)
+    assert max(map(len, sample.sources)) == 6
+    check_batch(model, sample).assert_passed()
+    check_left_padding(model, sample).assert_passed()
+    with pytest.raises(ValueError, match="at least 10 positions"):
+        make_sample(tiny_model(position_encoding="learned", max_position_embeddings=8))
+
+
+def test_only_a_passed_verdict_can_be_asserted():
+    for result in ("FAIL", "skipped"):
+        with pytest.raises(AssertionError, match=r"batch: .*the reason"):
+            Verdict("batch", result, None, None, "the reason").assert_passed()
+    assert Verdict("batch", "pass", 0.0, 0.0, "").assert_passed().passed

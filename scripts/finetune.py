@@ -1,20 +1,20 @@
-"""Go on training a saved Heed model with transformers' own Seq2SeqTrainer.
+"""Go on training a saved Heed model with HeedSeq2SeqTrainer, transformers' Seq2SeqTrainer with exact results.
 
     python scripts/finetune.py runs/quickstart/model --train builtin:train:2000 --validation builtin:validation:200 \
         --source ko --target en --output runs/finetuned
 
-The recipe's loop (`heed train`, `model.start_from`) batches by tokens and is faster; this is the road for those who
-have a Trainer set-up already, and a pattern to copy from.
+The recipe's loop (`heed train`, `model.start_from`) does more for long runs; this is the road for those who have a
+Trainer set-up already, and a pattern to copy from. `--tokens-per-update` batches pairs of similar length.
 """
 
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainingArguments, set_seed
 
+from heed import HeedSeq2SeqTrainer
 from heed.cli import run
 from heed.data.sources import read_pairs
 from heed.data.tokenization import TokenizerPair
@@ -35,6 +35,7 @@ def finetune(
     learning_rate: Annotated[float, typer.Option(help="Peak of the inverse square root schedule.")] = 5e-4,
     warmup_steps: Annotated[int, typer.Option(help="Updates up to the peak.")] = 100,
     seed: Annotated[int, typer.Option(help="Of dropout and order.")] = 1,
+    tokens_per_update: Annotated[int | None, typer.Option(help="Padded tokens, in place of --batch-size.")] = None,
 ):
     """Fine-tune, validate with BLEU and chrF, save."""
     if output.exists() and any(output.iterdir()):
@@ -53,23 +54,20 @@ def finetune(
         return pairs.map(encode, batched=True, remove_columns=pairs.column_names)
 
     def scores(results):
-        labels = np.where(results.label_ids < 0, network.config.pad_token_id, results.label_ids)
-        predictions = np.where(results.predictions < 0, network.config.pad_token_id, results.predictions)
-        texts, references = tokenizers.decode_target(predictions), tokenizers.decode_target(labels)
+        texts, references = (tokenizers.decode_target(ids) for ids in (results.predictions, results.label_ids))
         values = score_translations(texts, references, metrics=("bleu", "chrf", "exact_match"))
         return {name: values[name] for name in ("bleu", "chrf", "exact_match")}
 
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(output),
         num_train_epochs=epochs,
-        per_device_train_batch_size=batch_size,
+        **({} if tokens_per_update else {"per_device_train_batch_size": batch_size}),
         per_device_eval_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
         learning_rate=learning_rate,
         lr_scheduler_type="inverse_sqrt",
         warmup_steps=warmup_steps,
         adam_beta2=0.98,  # section 5.3 of the paper
-        train_sampling_strategy="group_by_length",
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,
@@ -79,13 +77,14 @@ def finetune(
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=seed,
     )
-    trainer = Seq2SeqTrainer(
+    trainer = HeedSeq2SeqTrainer(
         model=network,
         args=arguments,
         train_dataset=read(train, "train"),
         eval_dataset=read(validation, "validation"),
         data_collator=DataCollatorForSeq2Seq(tokenizers.source, model=network),
         compute_metrics=scores,
+        tokens_per_update=tokens_per_update,
     )
     trainer.train()
     print({name: round(value, 3) for name, value in trainer.evaluate().items()})

@@ -18,6 +18,7 @@ _HOMES = {
     "HeedForConditionalGeneration": "heed.modeling_heed",
     "HeedModel": "heed.modeling_heed",
     "HeedPreTrainedModel": "heed.modeling_heed",
+    "HeedSeq2SeqTrainer": "heed.training.trainer",
     "TokenizerPair": "heed.data.tokenization",
     "Translator": "heed.inference.translation",
     "attention_map": "heed.inference.attention",

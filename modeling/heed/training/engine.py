@@ -11,6 +11,7 @@ import torch.distributed
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from heed.training.processes import local, shard_like, whole, whole_weights
 
@@ -45,6 +46,19 @@ class Engine:
     def shards_weights(self) -> bool:
         """Return whether the launcher has asked for weights or optimizer in parts."""
         return self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+
+    def settle(self, batch: dict[str, torch.Tensor]) -> None:
+        """Let DDP decide in which pieces it exchanges gradients, which it does after its first backward pass.
+
+        Sums over three and more processes depend on these pieces in their last bit, so that without this the first
+        update of a resumed run would be another than that of a run which was never stopped.
+
+        Args:
+            batch: Any one; its gradient is thrown away.
+        """
+        if isinstance(self.model, DistributedDataParallel):
+            self.backward(self.model(**batch).loss)
+            self.discard()
 
     def micro_batch(self, exchanges: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass.

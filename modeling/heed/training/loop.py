@@ -201,6 +201,7 @@ class TrainingLoop:
         self.model.train()
         if self.progress.validated_update < self.progress.update and self._is_due("validation"):
             self._validate()  # the run was stopped between saving and validating
+        self.engine.settle(self._tensors([self.corpus.validation[0]]))
         updates = self._updates()
         while not self._is_finished():
             begun = time.perf_counter()
@@ -317,8 +318,7 @@ class TrainingLoop:
 
     def _backward(self, rows: list[Row], tokens: int, filler: Row) -> torch.Tensor:
         begun = time.perf_counter()
-        batch = collate(rows or [filler], self.pad_token_id)
-        batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
+        batch = self._tensors(rows or [filler])
         self._count(waiting_seconds=time.perf_counter() - begun)
         loss = self.model(**batch, num_items_in_batch=tokens).loss
         if rows:
@@ -327,6 +327,10 @@ class TrainingLoop:
             loss = loss * 0  # a process without rows takes part in the exchange all the same
         self.engine.backward(loss)
         return loss.detach() * tokens
+
+    def _tensors(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+        batch = collate(rows, self.pad_token_id)
+        return {name: values.to(self.accelerator.device) for name, values in batch.items()}
 
     def _shrink_token_budget(self, processes: list[list[list[Row]]]) -> None:
         self.engine.discard()

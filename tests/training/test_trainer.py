@@ -1,0 +1,331 @@
+"""HeedSeq2SeqTrainer and the loop: the same results for any batch size, accumulation and number of processes."""
+
+import re
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    ProphetNetConfig,
+    ProphetNetForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.utils import logging as transformers_logging
+
+from helpers import tiny_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
+import contract
+import trainer_process
+
+TOLERANCE = 1e-5
+WORLDS = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    transformers_logging.disable_progress_bar()
+    folder = tmp_path_factory.mktemp("contract")
+    contract.prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    """What one process, this one, measured."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return trainer_process.measure(folder)
+
+
+@pytest.fixture(scope="module")
+def several(folder, one):
+    """What every process of two and of three measured."""
+    script = Path(trainer_process.__file__)
+    for world in WORLDS:
+        contract.launch(script, world, folder)
+    found = [torch.load(folder / f"found-{w}-{rank}.pt", weights_only=False) for w in WORLDS for rank in range(w)]
+    assert [run["world"] for run in found] == [2, 2, 3, 3, 3]
+    return found
+
+
+def assert_same_updates(updates, reference):
+    """Compare losses and gradients to the reference."""
+    loss, gradient = reference
+    assert gradient.norm() > 0.1
+    for other_loss, other_gradient in updates:
+        assert abs(other_loss / loss - 1) < TOLERANCE
+        assert contract.relative_difference(other_gradient, gradient) < TOLERANCE
+
+
+def updates_with(run, column, smoothing):
+    return [value for key, value in run[column]["updates"].items() if key[2] == smoothing]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_loss_and_gradient_do_not_depend_on_micro_batches_accumulation_or_token_buckets(one, column, smoothing):
+    updates = updates_with(one, column, smoothing)
+    assert len(updates) == 3 * 2
+    assert_same_updates(updates, one["trainer"]["updates"][48, 1, smoothing, False])
+
+
+def test_smoothing_changes_the_loss(one):
+    plain, smoothed = (one["trainer"]["updates"][48, 1, smoothing, False] for smoothing in (0.0, 0.1))
+    assert abs(smoothed[0] / plain[0] - 1) > 1e-3
+    assert contract.relative_difference(smoothed[1], plain[1]) > 1e-2
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(one, several, column, smoothing):
+    for run in several:
+        updates = updates_with(run, column, smoothing)
+        assert len(updates) == 6
+        assert_same_updates(updates, one["trainer"]["updates"][48, 1, smoothing, False])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_marians_loss_and_gradient_do_not_depend_on_the_split_either(one, several, smoothing):
+    reference = one["marian"]["updates"][48, 1, smoothing]
+    for run in [one, *several]:
+        assert_same_updates([run["marian"]["updates"][8, 6 // run["world"], smoothing]], reference)
+        assert_same_updates([run["marian"]["updates"][48 // run["world"], 1, smoothing]], reference)
+
+
+def assert_same_evaluation(ours, theirs):
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE)
+    assert ours["predictions"] == theirs["predictions"]
+    assert ours["scores"] == theirs["scores"]
+    assert ours["in_order"]
+
+
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_evaluation_does_not_depend_on_the_batch_size(one, column):
+    evaluations = one[column]["evaluations"]
+    assert list(evaluations) == [1, 8, 48]
+    assert len(evaluations[1]["predictions"]) == 21
+    assert len(set(evaluations[1]["predictions"])) > 10
+    bleu, chrf = evaluations[1]["scores"]
+    assert 5 < bleu < 95
+    assert 5 < chrf < 95
+    for evaluation in evaluations.values():
+        assert_same_evaluation(evaluation, one["trainer"]["evaluations"][1])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_evaluation_does_not_depend_on_the_number_of_processes(one, several, column):
+    for run in several:
+        for evaluation in run[column]["evaluations"].values():
+            assert_same_evaluation(evaluation, one["trainer"]["evaluations"][1])
+
+
+@pytest.mark.multiprocess
+def test_marians_evaluation_is_mended_too(one, several):
+    for run in [one, *several]:
+        for evaluation in run["marian"]["evaluations"]:
+            assert_same_evaluation(evaluation, one["marian"]["evaluations"][0])
+    # What is mended: without it, samples are repeated.
+    assert {run["stock predictions"] for run in several} == {24, 32}
+
+
+@pytest.mark.multiprocess
+def test_datasets_with_fewer_pairs_than_processes_or_without_a_length_are_evaluated(one, several):
+    for run, count in product([one, *several], (1, 2)):
+        assert len(run["few"][count]["tokens"]) == count
+        assert run["few"][count]["tokens"] == one["few"][count]["tokens"]
+        assert run["few"][count]["loss"] == pytest.approx(one["few"][count]["loss"], rel=TOLERANCE)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("kind", ["losses", "losses by tokens"])
+def test_epochs_that_end_unevenly_neither_hang_nor_repeat_nor_drop_pairs(one, several, kind):
+    assert len(one[kind]) == 6
+    assert len(set(one[kind])) == 6
+    for run in several:
+        assert run[kind] == pytest.approx(one[kind], rel=1e-4)
+
+
+@pytest.mark.multiprocess
+def test_a_run_of_one_process_is_resumed_by_several(one, several):
+    assert one["losses after one process"] == one["losses"]
+    for run in several:
+        assert run["losses after one process"] == pytest.approx(one["losses"], rel=1e-4)
+
+
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_a_resumed_run_ends_with_the_same_weights(one, column):
+    assert one[column]["resumed"] == [0.0, 0.0]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("column", ["loop", "trainer"])
+def test_a_resumed_run_of_several_processes_ends_with_the_same_weights(several, column):
+    for run in several:
+        # With three, also because DDP has settled the order of its sums before the first update.
+        assert max(run[column]["resumed"]) == 0.0
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(one):
+    assert one["stops"]
+
+
+@pytest.mark.multiprocess
+def test_a_loss_that_is_not_finite_in_one_process_stops_all(several):
+    assert [run["stops"] for run in several] == [True] * 5
+
+
+# On one process
+
+
+@pytest.fixture
+def column(folder):
+    return contract.column("trainer", folder)
+
+
+def test_a_weight_that_is_not_finite_is_not_saved(column, tmp_path):
+    trainer = column.trainer(save_strategy="steps", save_steps=1, learning_rate=1e-3)
+    trainer.args.output_dir = str(tmp_path / "run")
+    step = trainer.create_optimizer().step
+
+    def step_and_spoil(*args, **kwargs):
+        step(*args, **kwargs)
+        next(trainer.model.parameters()).data[0] = float("inf")
+
+    trainer.optimizer.step = step_and_spoil
+    with pytest.raises(FloatingPointError, match="a weight is not finite"):
+        trainer.train()
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def tiny_models():
+    sizes = {"vocab_size": 400, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 512}
+    sizes |= {"attention_dropout": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    small = {"vocab_size": 400, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    small |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
+    return {
+        "bart": lambda: BartForConditionalGeneration(BartConfig(**sizes)),
+        "m2m100": lambda: M2M100ForConditionalGeneration(M2M100Config(**sizes)),
+        "t5": lambda: T5ForConditionalGeneration(T5Config(**small)),
+        "prophetnet": lambda: ProphetNetForConditionalGeneration(
+            ProphetNetConfig(
+                **{"vocab_size": 400, "hidden_size": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "dropout": 0.0},
+                **{"num_encoder_layers": 1, "num_decoder_layers": 1, "ngram": 2, "decoder_start_token_id": 1},
+                **{"num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2},
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["bart", "m2m100", "t5"])
+def test_other_models_are_mended_too(column, name, monkeypatch):
+    torch.manual_seed(0)
+    model = tiny_models()[name]()
+    make = type(column).trainer
+    monkeypatch.setattr(type(column), "trainer", lambda self, *_, **kwargs: make(self, model, **kwargs))
+    for smoothing in (0.0, 0.1):
+        reference = column.update(48, 1, smoothing, False)
+        assert_same_updates([column.update(8, 6, smoothing, False), column.update(1, 48, smoothing, True)], reference)
+
+
+def test_a_model_whose_loss_has_further_terms_is_refused(column):
+    # ProphetNet's is that of the next two tokens.
+    with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
+        column.trainer(tiny_models()["prophetnet"]()).train()
+
+
+def test_the_smoothing_of_the_arguments_is_that_of_the_saved_config(column):
+    assert column.trainer(label_smoothing_factor=0.2).model.config.label_smoothing == 0.2
+    model = tiny_model(label_smoothing=0.3)
+    assert column.trainer(model).model.config.label_smoothing == 0.3
+    trainer = column.kind(model_init=lambda: tiny_model(), args=column.trainer(label_smoothing_factor=0.2).args)
+    assert trainer.call_model_init().config.label_smoothing == 0.2
+
+
+def rows_of_an_epoch(trainer, updates=0):
+    trainer.state.global_step = updates
+    rows = trainer.train_dataset
+    return [batch["labels"] for batch in trainer.get_train_dataloader()], rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_every_pair_comes_once_an_epoch_in_another_order(column, by_tokens, workers):
+    options = {"tokens_per_update": 900, "buckets_per_update": 2} if by_tokens else {}
+    trainer = column.trainer(options=options, gradient_accumulation_steps=4, dataloader_num_workers=workers)
+    orders = []
+    updates = len(trainer.get_train_dataloader()) // 4
+    for epoch in (0, 1):
+        batches, rows = rows_of_an_epoch(trainer, updates * epoch)
+        assert len(batches) == updates * 4
+        orders.append([[i for i in row if i >= 0] for batch in batches for row in batch.tolist()])
+        assert sorted(row for row in orders[-1] if row) == sorted(row["labels"] for row in rows)
+    assert orders[0] != orders[1]
+
+
+def test_micro_batches_of_an_update_cost_about_the_same(column):
+    trainer = column.trainer(
+        options={"tokens_per_update": 4000, "buckets_per_update": 4}, gradient_accumulation_steps=4
+    )
+    sizes = [batch["input_ids"].numel() + batch["labels"].numel() for batch in trainer.get_train_dataloader()]
+    assert max(sizes[:4]) < 1.5 * 4000 / 4
+
+
+def test_generated_tokens_end_once_whatever_generate_fills_up_with(column):
+    trainer = column.trainer()
+    trainer.model.generation_config.eos_token_id = [2, 4]
+    tokens = torch.tensor([[1, 7, 4, 2, 2, 0], [2, 7, 8, 0, 0, 0], [1, 0, 9, 8, 2, 0]])
+    kept = trainer._without_padding(tokens, 1).tolist()
+    assert kept == [[1, 7, 4, -100, -100], [2, 7, 8, -100, -100], [1, 0, 9, 8, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({"buckets_per_update": 2}, {}, "`buckets_per_update` must be None without"),
+        ({"tokens_per_update": 900}, {"per_device_train_batch_size": 4}, "`per_device_train_batch_size` must be left"),
+        ({"tokens_per_update": 900}, {"train_sampling_strategy": "sequential"}, "`train_sampling_strategy` must be r"),
+        ({}, {"train_sampling_strategy": "group_by_length"}, "`train_sampling_strategy` must be random or sequential"),
+        ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` must be False"),
+        ({}, {"dataloader_drop_last": True}, "`dataloader_drop_last` must be False"),
+        ({}, {"accelerator_config": {"split_batches": True}}, "`accelerator_config.split_batches` must be False"),
+        ({"compute_loss_func": print}, {}, "`compute_loss_func` must be None"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_break_a_promise_are_refused(column, options, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        column.trainer(options=options, **arguments)
+
+
+def test_updates_of_tokens_need_a_dataset_with_a_length(column):
+    trainer = column.trainer(options={"tokens_per_update": 900})
+    trainer.train_dataset = trainer_process.Stream(trainer.train_dataset)
+    with pytest.raises(ValueError, match="`train_dataset` must have a length"):
+        trainer.train()
+
+
+def test_labels_of_which_none_is_to_be_predicted_are_refused(column):
+    rows = [{"input_ids": [5, 2], "labels": [-100, -100]}]
+    with pytest.raises(ValueError, match="`labels` must hold at least one label"):
+        column.trainer().evaluate(rows)
+
+
+def test_every_test_that_the_contract_names_exists():
+    root = Path(__file__).parents[2]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "contract.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    missing = [name for file, name in named if f"\ndef {name}(" not in (root / file).read_text(encoding="utf-8")]
+    assert missing == []

@@ -1,0 +1,97 @@
+"""What every process of test_trainer.py does: python trainer_process.py FOLDER; each writes what it measured there."""
+
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset
+from transformers import Seq2SeqTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
+import contract
+
+from heed import HeedSeq2SeqTrainer
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def losses(column, folder: Path, resume_from: Path | None = None, **options) -> list[float]:
+    """Train for two epochs of three updates, the last of them smaller, and return the losses of the updates."""
+    arguments = {"save_strategy": "steps", "save_steps": 4} if resume_from is None else {}
+    if not options:
+        arguments["per_device_train_batch_size"] = 18 // column.world
+    trainer = column.trainer(options=options, max_steps=6, learning_rate=1e-3, **arguments)
+    trainer.args.output_dir = str(folder)
+    trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def evaluation_of_few(column, count: int) -> dict:
+    """Evaluate fewer pairs than there may be processes, of a dataset without a length."""
+    rows = column.rows[column.model][:count]
+    trainer = column.trainer(per_device_eval_batch_size=8)
+    streamed = trainer.predict(Stream(rows), num_beams=4, metric_key_prefix="eval")
+    listed = trainer.predict(rows, num_beams=4, metric_key_prefix="eval")
+    assert streamed.predictions.tolist() == listed.predictions.tolist()
+    return {"loss": streamed.metrics["eval_loss"], "tokens": streamed.predictions.tolist()}
+
+
+def stops_at_a_loss_that_is_not_finite(column, folder: Path) -> bool:
+    """Have the last process meet a NaN in the third update; return whether all stop, their weights as they were."""
+    trainer = column.trainer(max_steps=6, learning_rate=1e-3, save_strategy="steps", save_steps=1)
+    trainer.args.output_dir = str(folder)
+    compute, rank = HeedSeq2SeqTrainer.compute_loss, trainer.args.process_index
+    seen = []
+
+    def compute_or_fail(self, *args, **kwargs):
+        loss = compute(self, *args, **kwargs)
+        is_bad = self.state.global_step == 2 and rank == self.args.world_size - 1
+        seen.append([weight.detach().clone() for weight in self.model.parameters()])
+        return loss * float("nan") if is_bad else loss
+
+    with (
+        patch.object(HeedSeq2SeqTrainer, "compute_loss", compute_or_fail),
+        pytest.raises(FloatingPointError, match="diverged near update 3"),
+    ):
+        trainer.train()
+    same = all(map(torch.equal, seen[-1], (weight.detach() for weight in trainer.model.parameters())))
+    return same and sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+
+def measure(folder: Path) -> dict:
+    """Return all that must not depend on the number of processes."""
+    found = contract.measure(folder, ["loop", "trainer"])
+    heed, world = contract.column("trainer", folder), found["world"]
+    found["losses"] = losses(heed, folder / f"across-{world}")
+    by_tokens = {"tokens_per_update": contract.tokens_per_update(heed.rows["training"]) // 3, "buckets_per_update": 2}
+    found["losses by tokens"] = losses(heed, folder / f"tokens-{world}", **by_tokens)
+    found["losses after one process"] = losses(heed, folder / "unused", folder / "across-1" / "checkpoint-4")
+    found["few"] = {count: evaluation_of_few(heed, count) for count in (1, 2)}
+    found["stops"] = stops_at_a_loss_that_is_not_finite(heed, folder / f"nan-{world}")
+    marian = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "marian")
+    found["marian"] = {
+        "updates": {
+            (micro, accumulation, smoothing): marian.update(micro, accumulation, smoothing, False)
+            for micro, accumulation in ((contract.PAIRS // world, 1), (8, 6 // world))
+            for smoothing in (0.0, 0.1)
+        },
+        "evaluations": [marian.evaluate(size) for size in (1, 8)],
+    }
+    found["stock predictions"] = len(contract.WithTrainer(folder, Seq2SeqTrainer, "marian").evaluate(8)["predictions"])
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    where = Path(sys.argv[1])
+    measured = measure(where)
+    torch.save(measured, where / f"found-{measured['world']}-{torch.distributed.get_rank()}.pt")

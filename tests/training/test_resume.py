@@ -234,6 +234,13 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     check_output_folder(tiny_recipe(tmp_path / "run", {**other, "allow_changes": True}))
 
 
+def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
+    make_loop({"optimization.max_updates": 2}).run()
+    loop = make_loop({"optimization.beta2": 0.9, "resume": True, "allow_changes": True})
+    assert {group["betas"] for group in loop.optimizer.param_groups} == {(0.9, 0.9)}
+    assert len(loop.optimizer.state) == len(loop.engine.parameters)
+
+
 def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="`output` must be the folder of a run where resume=true"):

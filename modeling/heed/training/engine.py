@@ -162,4 +162,6 @@ class Engine:
             }
             for number, values in optimizer_state["state"].items()
         }
+        # Betas and the like stay those of the recipe, which is allowed to change them.
+        optimizer_state["param_groups"] = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict(optimizer_state)

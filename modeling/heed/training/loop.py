@@ -396,9 +396,8 @@ class TrainingLoop:
         values["train/skipped_updates"] = self.progress.skipped_updates
         self.progress.window = new_window()
         self._record(values)
-        bar.set_postfix_str(
-            f"loss {values['train/loss']:.3f}, {values['train/target_tokens_per_s']:,.0f} target tokens/s"
-        )
+        loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
+        bar.set_postfix_str(f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s")
 
     def _validate(self) -> None:
         """Measure loss and scores on the validation pairs, and note how good they are."""

@@ -24,17 +24,22 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
             waited for.
 
     Returns:
-        Loss per target token, perplexity, mean norm of the gradient, target tokens a second, and the parts, from 0 to
-        1, of padding in the tokens and of waiting in the time.
+        Loss per target token, perplexity, mean norm of the gradient (these not, if all updates were skipped), target
+        tokens a second, and the parts, from 0 to 1, of padding in the tokens and of waiting in the time.
     """
-    loss = window["loss"] / max(1, window["target_tokens"])
-    return {
-        "train/loss": loss,
-        "train/perplexity": math.exp(min(loss, 100)),
-        "train/gradient_norm": window["gradient_norm"] / max(1, window["updates"]),
+    values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
         "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
         "train/waiting_share": min(1.0, window["waiting_seconds"] / max(window["seconds"], 1e-9)),
+    }
+    if not window["updates"]:
+        return values
+    loss = window["loss"] / window["target_tokens"]
+    return {
+        "train/loss": loss,
+        "train/perplexity": math.exp(min(loss, 100)),
+        "train/gradient_norm": window["gradient_norm"] / window["updates"],
+        **values,
     }
 
 

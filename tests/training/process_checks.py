@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from heed.data.batching import padding_share
 from heed.data.encoding import PairEncoder
 from heed.training import loop as loop_module
 from heed.training.checkpoints import checkpoint_path, load_state
@@ -87,7 +88,7 @@ def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) 
 
 def stream(folder: Path, accelerator) -> dict:
     """Read a stream together; tell what came, and how many pairs this process encoded of them."""
-    changes = {**STREAM, "data.max_source_tokens": 9, "data.train": "builtin:train:301"}
+    changes = {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"}
     recipe = tiny_recipe(folder, changes)
     encoded, encode = [], PairEncoder.rows
 
@@ -244,7 +245,43 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     with patch.object(loop_module, "save_checkpoint", fail_once):
         full.run()
     ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.iterdir())
+    unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
+    with patch.object(loop_module, "save_checkpoint", fail_once):
+        try:
+            unsaved.run()
+        except OSError as error:
+            ends["unsaved"] = str(error)
+    poisoned = make_loop(folder / "poisoned", {}, corpus, accelerator)
+    if accelerator.process_index == 1:
+        next(poisoned.model.parameters()).data.view(-1)[0] = float("inf")
+    try:
+        poisoned._save(must=True)
+    except FloatingPointError as error:
+        ends["poisoned"] = str(error)
     return ends
+
+
+def seed_after_an_update(folder: Path, corpus, accelerator) -> int:
+    make_loop(folder, {"optimization.max_updates": 2}, corpus, accelerator).run()
+    return torch.initial_seed()
+
+
+def padding(folder: Path, corpus, accelerator) -> dict:
+    """Tell the padding that is logged, and what it is by the rows that each process got."""
+    loop = make_loop(folder, {"logging.every_updates": 3, "optimization.max_updates": 3}, corpus, accelerator)
+    parts = [
+        part
+        for update in list(corpus.updates(0))[:3]
+        for process in loop._micro_batches(update)
+        for part in process
+        if part
+    ]
+    rows = [row for part in parts for row in part]
+    numbers = iter(range(len(rows)))
+    batches = [[next(numbers) for _ in part] for part in parts]
+    lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
+    loop.run()
+    return {"logged": logged(folder, "train/padding_share"), "share": padding_share(batches, *lengths)}
 
 
 def all_checks(folder: Path, corpus, accelerator) -> dict:
@@ -260,6 +297,8 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
         "sharded": sharded(folder / "sharded", corpus, accelerator),
         "shrunk": shrinks_together(folder / "shrunk", corpus, accelerator),
         "skipped": skips_together(folder / "skipped", corpus, accelerator),
+        "padding": padding(folder / "padding", corpus, accelerator),
+        "seed": seed_after_an_update(folder / "seed", corpus, accelerator),
         "ends": ends_together(folder / "ends", corpus, accelerator),
     }
     return checks | {"seconds": time.perf_counter() - begun}

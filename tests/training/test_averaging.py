@@ -44,6 +44,14 @@ def test_the_average_is_float32_and_not_the_weights_themselves():
     assert not torch.equal(average.weights["weight"], layer.weight.float())
 
 
+def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
+    loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
+    before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
+    loop.run()
+    for name, weight in loop.model.named_parameters():
+        torch.testing.assert_close(loop.moving_average.weights[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
+
+
 AVERAGED = {"optimization.ema_decay": 0.6, "checkpoints.publish": "ema", "validation.every_updates": 3}
 
 

@@ -3,6 +3,7 @@ import logging
 import re
 import resource
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from heed.training.checkpoints import (
     Progress,
     TrainingState,
     checkpoint_path,
-    delete_unfinished,
+    clear_remains,
     find_damage,
     list_checkpoints,
     load_progress,
@@ -129,7 +130,8 @@ def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, cap
     damage(checkpoint_path(folder, 7))
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 3)
     damage(checkpoint_path(folder, 3))
-    assert newest_whole_checkpoint(folder) is None
+    with pytest.raises(ValueError, match=r"all are damaged: update-00000020 \(.*overwrite=true or another `output`"):
+        newest_whole_checkpoint(folder)
     assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
 
 
@@ -157,10 +159,32 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
     assert newest_whole_checkpoint(save(tmp_path, tokenizers, 2).parent) == checkpoint_path(tmp_path, 2)
 
 
-def test_what_a_killed_run_left_is_deleted(folder):
+def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
     (folder / "update-00000008.partial" / "training_state").mkdir(parents=True)
-    delete_unfinished(folder, 7)
-    assert sorted(path.name for path in folder.iterdir()) == ["update-00000003", "update-00000007"]
+    (folder / "update-00000020.damaged").mkdir()
+    clear_remains(folder, 7)
+    names = ["update-00000003", "update-00000007", "update-00000020.damaged"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert (folder / names[2] / "model.safetensors").is_file()
+    assert [update for update, _ in list_checkpoints(folder)] == [3, 7]
+
+
+def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
+    def fail(file):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoints, "_checksum", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        newest_whole_checkpoint(folder)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", Mock(side_effect=OSError("Device or resource busy")))
+        prune_checkpoints(folder, {20})
+    assert "update-00000003 could not be deleted: Device or resource busy" in caplog.text
+    prune_checkpoints(folder, {20})
+    assert [update for update, _ in list_checkpoints(folder)] == [20]
 
 
 def test_only_the_wanted_checkpoints_are_kept(folder):

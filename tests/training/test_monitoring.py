@@ -57,6 +57,14 @@ def test_every_value_is_logged_and_the_gradients_norm_is_that_of_the_gradient(ma
     )
 
 
+def test_the_logged_norm_is_that_before_clipping(make_loop, tmp_path):
+    make_loop({}, tmp_path / "free").run()
+    make_loop({"optimization.max_grad_norm": 0.01}, tmp_path / "clipped").run()
+    first = [logged(tmp_path / name, "train/gradient_norm")[0] for name in ("free", "clipped")]
+    assert first[1] == pytest.approx(first[0], rel=1e-6)
+    assert first[0] > 0.1
+
+
 def test_the_padding_share_is_that_of_the_batches(make_loop, tmp_path):
     loop = make_loop({"optimization.token_budget": 500, "logging.every_updates": 6})
     updates = [update for epoch in (0, 1) for update in loop.corpus.updates(epoch)][:6]

@@ -14,6 +14,7 @@ from process_run import measure
 from safetensors.torch import load_file
 
 from heed.training.devices import make_accelerator
+from heed.training.loop import seed_of_update
 from heed.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe
 
@@ -121,12 +122,13 @@ def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, che
 
 
 def test_a_stream_is_encoded_in_shares_and_comes_whole_to_every_process(two, checks, tmp_path, corpus):
-    recipe = tiny_recipe(tmp_path, {**STREAM, "data.max_source_tokens": 9, "data.train": "builtin:train:301"})
+    recipe = tiny_recipe(tmp_path, {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"})
     alone = prepare_corpus(recipe, two[0] / "stream" / "tokenizer")
     rows = [row for update in alone.updates(0) for bucket in update for row in bucket]
     expected = [[*row["input_ids"], -1, *row["labels"]] for row in rows]
     kept = alone.report.kept
     assert alone.encoder.too_long > 10
+    assert len(expected) > 100
     for check in checks:
         assert check["stream"]["rows"] == expected
         assert check["stream"]["too_long"] == alone.encoder.too_long
@@ -179,3 +181,15 @@ def test_whatever_ends_a_run_is_decided_once_for_all_processes(checks):
         assert check["ends"]["patient"] == 4
         assert check["ends"]["told"] == "stopped after update 3; continue with resume=true"
         assert check["ends"]["full"] == [2, 6]
+        assert check["ends"]["unsaved"] == "No space left on device"
+        assert "a weight is not finite" in check["ends"]["poisoned"]
+
+
+def test_each_process_draws_its_own_random_numbers(checks):
+    assert [check["seed"] for check in checks] == [seed_of_update(1, 1, rank) for rank in (0, 1)]
+
+
+def test_the_padding_of_all_processes_is_logged(checks):
+    for check in checks:
+        assert check["padding"]["logged"] == [pytest.approx(check["padding"]["share"])]
+        assert check["padding"]["share"] > 0.01

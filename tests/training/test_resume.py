@@ -1,6 +1,8 @@
 """A run that was stopped goes on as if it had not been, and refuses to go on as another."""
 
+import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -10,11 +12,17 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heed.training.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
+from heed.training.checkpoints import (
+    _write_manifest,
+    checkpoint_path,
+    load_progress,
+    load_state,
+    published_checkpoints,
+)
 from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingInterrupted, TrainingLoop
+from heed.training.folder import changed_keys, check_output_folder
+from heed.training.loop import TrainingInterrupted, TrainingLoop, seed_of_update
 from heed.training.preparation import prepare_corpus
-from heed.training.run import changed_keys, check_output_folder
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9
@@ -205,6 +213,7 @@ def test_a_harmless_change_is_allowed(change):
         {"data.train": "builtin:train:301"},
         {"data.cleaning": {"max_ratio": 3}},
         {"tokenizer.vocab_size": 401},
+        {"validation.select": "chrf"},
         {"model.options": {"dropout": 0.2}},
         {"optimization.learning_rate": 0.004},
         {"optimization.tokens_per_update": 2001},
@@ -225,6 +234,147 @@ def test_more_updates_are_another_run_where_the_learning_rate_ends_with_them():
     assert changed(change, {"optimization.schedule": "paper"}) == []
 
 
+def test_where_a_stream_lies_is_not_harmless_because_nothing_tells_another_from_it():
+    change = {"data.folder": "elsewhere", "data.test": {"new": "new.tsv"}}
+    assert changed(change, {"data.streaming": True}) == ["data.folder", "data.test.new"]
+    assert changed(change) == []
+
+
+def test_changed_validation_pairs_are_noticed_also_beside_a_stream(tmp_path):
+    kinds = [{}, {"data.validation": "builtin:validation:19"}]
+    for streaming in (False, True):
+        marks = [
+            prepare_corpus(
+                tiny_recipe(tmp_path, {**kind, "data.streaming": streaming}), tmp_path / "tokenizer"
+            ).fingerprint
+            for kind in kinds
+        ]
+        assert marks[0] != marks[1]
+
+
+def test_the_random_numbers_of_an_update_are_its_own_and_its_processs(make_loop):
+    seeds = {seed_of_update(*numbers) for numbers in itertools.product((1, 2), (0, 1, 2), (0, 1, 2))}
+    assert len(seeds) == 18
+    loop = make_loop()
+    for update in (0, 4):
+        loop.progress.update = update
+        loop._seed()
+        assert torch.initial_seed() == seed_of_update(1, update, 0)
+
+
+def test_what_the_last_validation_found_is_found_again(make_loop, tmp_path):
+    make_loop(CHANGES, tmp_path / "straight").run()
+    loop = make_loop({**CHANGES, "optimization.max_updates": 3}, tmp_path / "run")
+    found = loop.run()
+    assert [update for _, update in found.best] == [3]
+    # The recipe that goes on validates at other updates, but this one is still to come.
+    other = make_loop({**CHANGES, "validation.every_updates": 100, "resume": True}, tmp_path / "run")
+    assert other.progress.best == []
+    assert other.run().best == found.best
+    assert len(logged(tmp_path / "run", "validation/loss")) == 1
+
+
+def test_the_clock_goes_on_where_it_was(make_loop, tmp_path):
+    loop = make_loop({"optimization.max_minutes": 50.0})
+    train_on = loop._train_on
+
+    def train_long(update):
+        loop._started -= 600
+        train_on(update)
+
+    loop._train_on = train_long
+    assert loop.run().update == 5
+    resumed = make_loop({"optimization.max_minutes": 50.0, "resume": True})
+    assert resumed.progress.seconds > 3000
+    assert resumed.run().update == 5
+    assert make_loop({"optimization.max_minutes": 70.0, "resume": True}).run().update == 6
+
+
+def test_a_checkpoint_off_the_interval_counts_as_regular_only_while_it_is_the_last(make_loop, tmp_path, saved_updates):
+    changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2}
+    make_loop({**changes, "optimization.max_updates": 5}).run()
+    assert saved_updates(tmp_path / "run") == [4, 5]
+    progress = make_loop({**changes, "resume": True}).run()
+    assert saved_updates(tmp_path / "run") == [4, 6]
+    settings = tiny_recipe(tmp_path / "run", changes).checkpoints
+    paths = published_checkpoints(tmp_path / "run/checkpoints", settings, progress)
+    assert [path.name[-1] for path in paths] == ["4", "6"]
+
+
+def test_a_recipe_that_keeps_fewer_makes_room_when_it_resumes(make_loop, tmp_path, saved_updates):
+    changes = {"checkpoints.every_updates": 1, "checkpoints.keep_best": 3, "validation.every_updates": 1}
+    make_loop({**changes, "optimization.max_updates": 4}).run()
+    assert saved_updates(tmp_path / "run") == [1, 2, 3, 4]
+    fewer = {"checkpoints.every_updates": 1, "checkpoints.keep_last": 1, "validation.every_updates": 1, "resume": True}
+    loop = make_loop(fewer)
+    assert len(loop.progress.best) == 1
+    assert saved_updates(tmp_path / "run") == sorted({loop.progress.best[0][1], 4})
+
+
+def test_a_smaller_budget_of_the_recipe_counts_and_a_shrunk_one_only_where_shrinking_is_allowed(make_loop):
+    loop = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
+    loop.progress.token_budget = 1000
+    assert loop.token_budget == 700
+    loop.progress.token_budget = 300
+    assert loop.token_budget == 300
+    loop.recipe.optimization.shrink_token_budget = False
+    assert loop.token_budget == 700
+
+
+def test_other_sizes_of_the_model_are_refused_whatever_is_allowed(make_loop):
+    make_loop({"optimization.max_updates": 1}).run()
+    with pytest.raises(ValueError, match="`model` must have the sizes of the run that is resumed"):
+        make_loop({"model.options.d_model": 64, "resume": True, "allow_changes": True})
+
+
+def test_a_moving_average_that_comes_later_is_saved(make_loop, tmp_path):
+    make_loop().run()
+    average = {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}
+    make_loop({**average, "resume": True, "allow_changes": True}).run()
+    assert load_state(checkpoint_path(tmp_path / "run/checkpoints", 6)).moving_average
+
+
+def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path):
+    loop = make_loop({"optimization.max_updates": 1})
+    loop.run()
+    path = checkpoint_path(loop.checkpoints, 1)
+    (path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="all are damaged"):
+        make_loop({"resume": True})
+    assert path.is_dir()
+
+
+def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tmp_path):
+    loop = make_loop({"optimization.max_updates": 1})
+    loop.run()
+    state = checkpoint_path(loop.checkpoints, 1) / "training_state"
+    (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
+    (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
+    _write_manifest(state.parent)
+    with pytest.raises(ValueError, match="has format 9; this Heed reads 2: upgrade it"):
+        check_output_folder(tiny_recipe(tmp_path / "run", {"resume": True}))
+
+
+def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
+    loop = make_loop()
+    save = loop._save
+
+    def save_and_be_told(must):
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(must)
+
+    monkeypatch.setattr(loop, "_save", save_and_be_told)
+    with pytest.raises(TrainingInterrupted, match="after update 6"):
+        loop.run()
+
+
+def test_a_finished_run_says_that_nothing_is_left(make_loop, caplog):
+    make_loop().run()
+    with caplog.at_level(logging.INFO, logger="heed"):
+        make_loop({"resume": True}).run()
+    assert "nothing is left to train: the run has come to its end, after 6 updates" in caplog.text
+
+
 def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 2})
     loop.run()
@@ -232,6 +382,9 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
     with pytest.raises(ValueError, match=r"`optimization.learning_rate` must be as in the run that is resumed"):
         check_output_folder(tiny_recipe(tmp_path / "run", other))
     check_output_folder(tiny_recipe(tmp_path / "run", {**other, "allow_changes": True}))
+    changes = {"tokenizer.vocab_size": 500, "resume": True, "allow_changes": True}
+    with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be .* the weights know no other tokenizer"):
+        check_output_folder(tiny_recipe(tmp_path / "run", changes))
 
 
 def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):

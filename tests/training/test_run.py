@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 
 from heed.evaluation.metrics import score_translations
 from heed.inference.translation import Translator
-from heed.training import run
 from heed.training.checkpoints import checkpoint_path, list_checkpoints
+from heed.training.devices import make_accelerator
+from heed.training.folder import RUN_FILES, check_output_folder, folder_of_run
 from heed.training.recipe import make_recipe, read_recipe
-from heed.training.run import check_output_folder, make_accelerator, train
+from heed.training.run import train
 from tiny_runs import logged, tiny_recipe
 
 CHANGES = {
@@ -36,7 +37,7 @@ def finished(tmp_path_factory):
 def test_the_run_folder_holds_the_run(finished):
     names = {path.name for path in finished.recipe.folder.iterdir()}
     assert names == {"recipe.yaml", "log.jsonl", "tokenizer", "checkpoints", "model"}
-    assert names <= set(run.RUN_FILES)
+    assert names <= set(RUN_FILES)
     assert read_recipe(finished.recipe.folder / "recipe.yaml") == finished.recipe
     assert finished.progress.update == 6
 
@@ -45,6 +46,7 @@ def test_the_model_folder_holds_all_it_takes(finished):
     assert {path.name for path in finished.folder.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("recipe.yaml", "metrics.json", "configuration_heed.py", "modeling_heed.py"),
+        "pipeline_heed.py",
     }
     assert make_recipe(yaml.safe_load((finished.folder / "recipe.yaml").read_text())) == finished.recipe
 
@@ -138,6 +140,66 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ValueError, match=r"`output` must be a folder, but .*run is a file"):
         train(tiny_recipe(tmp_path / "run", {"overwrite": True}))
+
+
+def test_overwriting_a_folder_that_is_no_runs_is_refused(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.bin").write_text("mine")
+    with pytest.raises(ValueError, match="`output` must be empty or a run's folder"):
+        train(tiny_recipe(tmp_path, {"overwrite": True}))
+    assert (tmp_path / "model" / "mine.bin").read_text() == "mine"
+
+
+def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="decoder_attention_heads"):
+        train(tiny_recipe(folder, {"model.options.decoder_attention_heads": 5}))
+    assert [path.name for path in folder.iterdir()] == ["tokenizer"]
+    result = train(tiny_recipe(folder, {"tokenizer.vocab_size": 390, "optimization.max_updates": 1}))
+    assert len(result.corpus.tokenizers.source) == 390
+
+
+def test_a_resume_that_fails_leaves_the_recipe_of_the_run(finished, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny_recipe(folder, {"optimization.max_updates": 1}))
+    before = (folder / "recipe.yaml").read_text()
+    changes = {"model.options.d_model": 64, "resume": True, "allow_changes": True}
+    with pytest.raises(ValueError, match="`model` must have the sizes"):
+        train(tiny_recipe(folder, changes))
+    assert (folder / "recipe.yaml").read_text() == before
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    recipe = tiny_recipe(tmp_path / "run")
+    with folder_of_run(recipe), pytest.raises(ValueError, match="another run is writing into"):
+        train(recipe)
+    assert train(tiny_recipe(tmp_path / "run", {"optimization.max_updates": 1})).progress.update == 1
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_its_key(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="`output` must be a folder that can be made"):
+        train(tiny_recipe(tmp_path / "file" / "run"))
+
+
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`logging.trackers` must name installed ones \(.*\), but names mist"):
+        train(tiny_recipe(tmp_path / "run", {"logging.trackers": ["mist"]}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_is_not_published_where_nothing_was_validated_and_that_is_told(tmp_path, caplog):
+    changes = {"checkpoints.publish": "best", "checkpoints.every_updates": 2, "optimization.max_updates": 4}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    assert "nothing was validated" in caplog.text
+    ours = load_file(result.folder / "model.safetensors")
+    last = load_file(tmp_path / "run/checkpoints/update-00000004/model.safetensors")
+    assert all(torch.equal(ours[name], last[name]) for name in last)
+
+
+def test_a_stream_whose_pairs_are_all_too_long_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"No training pair is left: 300 .*`data.max_source_tokens` \(2\)"):
+        train(tiny_recipe(tmp_path / "run", {"data.streaming": True, "data.max_source_tokens": 2}))
 
 
 def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path):

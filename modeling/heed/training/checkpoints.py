@@ -40,7 +40,7 @@ class Progress:
         update: Finished updates, skipped ones too.
         epoch: Epoch of the next update, from 0.
         update_in_epoch: Finished updates of that epoch.
-        target_tokens: Target tokens trained on, padding not counted.
+        target_tokens: Target tokens of these updates, padding not counted.
         seconds: Seconds since the run began, interruptions not counted.
         processes: Number of processes that wrote this.
         token_budget: Padded tokens of a micro-batch after memory ran out; `None` for the recipe's.
@@ -50,7 +50,8 @@ class Progress:
         best: The best validations, (value, update), best first.
         validations_without_improvement: How many there were since the best.
         window: Sums since the last line of the log.
-        data: A fingerprint of the training rows, where they are known from the start.
+        awaits_validation: Whether this update is to be validated and has not been.
+        data: A fingerprint of validation and training rows, of the latter where they are known from the start.
     """
 
     update: int = 0
@@ -66,6 +67,7 @@ class Progress:
     best: list[tuple[float, int]] = field(default_factory=list)
     validations_without_improvement: int = 0
     window: dict[str, float] = field(default_factory=dict)
+    awaits_validation: bool = False
     data: str | None = None
 
 
@@ -126,7 +128,7 @@ def written_beside(path: Path) -> Iterator[Path]:
     """Yield a folder to write into, which takes the place of `path` when all is written.
 
     Raises:
-        OSError: If not all could be written; nothing of it is left, and `path` is as it was.
+        OSError: If not all could be written; nothing of it is left.
     """
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -195,12 +197,25 @@ def load_progress(path: Path) -> Progress:
 
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones."""
+    """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
+
+    Raises:
+        ValueError: If there are checkpoints, but all are damaged.
+        OSError: If a file is there but cannot be read, which is no damage and may pass.
+    """
+    damages = {}
     for _, path in reversed(list_checkpoints(folder)):
         damage = find_damage(path)
         if damage is None:
             return path
+        damages[path.name] = damage
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
+    if damages:
+        told = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
+        raise ValueError(
+            f"`resume` must find a whole checkpoint in {folder}, but all are damaged: {told}. To start again, set "
+            "overwrite=true or another `output`."
+        )
     return None
 
 
@@ -209,7 +224,7 @@ def find_damage(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
         return f"{MANIFEST} is missing or unreadable"
     for file, size, checksum in entries:
         name = file.relative_to(path)
@@ -222,18 +237,25 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def delete_unfinished(folder: Path, update: int) -> None:
-    """Delete half-written checkpoints, and those after an update: damaged ones, where a run resumes from it."""
+def clear_remains(folder: Path, update: int) -> None:
+    """Delete half-written checkpoints; put those after an update, which are damaged, out of the resumed run's way."""
     for path in folder.glob("*.partial"):
         shutil.rmtree(path)
-    prune_checkpoints(folder, {saved for saved, _ in list_checkpoints(folder) if saved <= update})
+    for saved, path in list_checkpoints(folder):
+        if saved > update:
+            aside = path.with_name(path.name + ".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete all checkpoints but those of the updates in `keep`."""
+    """Delete all checkpoints but those of the updates in `keep`; what cannot be deleted now, a later call tries."""
     for update, path in list_checkpoints(folder):
         if update not in keep:
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                logger.warning("the checkpoint %s could not be deleted: %s", path, error)
 
 
 def kept_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> set[int]:
@@ -248,8 +270,10 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
     best = [update for _, update in progress.best]
     if settings.publish in ("last", "ema"):
         updates = [progress.update]
-    elif settings.publish in ("best", "average_best") and best:
-        updates = best if settings.publish == "average_best" else best[:1]
+    elif settings.publish in ("best", "average_best"):
+        if not best:
+            logger.warning("nothing was validated, so that the last weights are published and not the best")
+        updates = (best if settings.publish == "average_best" else best[:1]) or [progress.update]
     damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
     for path, damage in damages.items():
         if damage is not None:

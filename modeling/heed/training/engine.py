@@ -80,11 +80,8 @@ class Engine:
         """Exchange the gradients where no backward pass has done it."""
         if not torch.distributed.is_initialized():
             return
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        for parameter in trained:
-            if parameter.grad is None:  # without it the others would wait for this process
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        # All processes have the same ones: each has had a pair, if only one that does not count.
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
             handle.wait()
         torch._foreach_div_(gradients, torch.distributed.get_world_size())

@@ -26,7 +26,7 @@ from heed.training.averaging import MovingAverage
 from heed.training.checkpoints import (
     Progress,
     TrainingState,
-    delete_unfinished,
+    clear_remains,
     kept_updates,
     load_state,
     newest_whole_checkpoint,
@@ -36,11 +36,10 @@ from heed.training.checkpoints import (
 from heed.training.monitoring import RunLog, new_window, training_values
 from heed.training.preparation import Corpus, Row, make_model
 from heed.training.processes import (
-    ProcessLostError,
     any_of,
     in_total,
-    is_lost_process,
     is_sharded,
+    lost_processes_told,
     told_by_main,
     whole_weights,
 )
@@ -91,7 +90,7 @@ class TrainingLoop:
         set_seed(recipe.seed)
         model = make_model(recipe, corpus.tokenizers)
         if resumed_from is not None:
-            model = type(model).from_pretrained(resumed_from, config=model.config)
+            model = _with_weights_of(resumed_from, model)
         if recipe.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
@@ -100,14 +99,14 @@ class TrainingLoop:
         optimizer = make_optimizer(model, recipe.optimization)
         self.engine = make_engine(accelerator, model, optimizer, recipe.optimization)
         self._check_sharding()
+        self._saved_update: int | None = None
         decay = recipe.optimization.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
         if resumed_from is not None:
             self._load(resumed_from)
-        self._saved_update = self.progress.update if resumed_from is not None else None
         if accelerator.is_main_process:
             # What a killed run left half-written, or wrote after its last checkpoint, is not this run's.
-            delete_unfinished(self.checkpoints, self.progress.update)
+            clear_remains(self.checkpoints, self.progress.update)
             self.log.rewind(self.progress.update, self.progress.validated_update)
             if resumed_from is not None:
                 self._prune()  # a recipe that keeps fewer than before makes room
@@ -131,7 +130,7 @@ class TrainingLoop:
         state = load_state(path)
         if state.progress.data != self.progress.data and not self.recipe.allow_changes:
             raise ValueError(
-                f"The training data must be those of the run that is resumed ({path}), but their rows have changed; "
+                f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
                 "allow_changes=true resumes all the same."
             )
         self.engine.load(state.weights, state.optimizer)
@@ -144,6 +143,10 @@ class TrainingLoop:
             logger.info("%s processes go on with a run of %s: the same updates, other dropout", now, then)
         state.progress.processes, state.progress.data = now, self.progress.data
         self.progress = state.progress
+        del self.progress.best[self.recipe.checkpoints.keep_best :]
+        # A moving average that a changed recipe asks for begins here, and is still to be saved.
+        lacks_average = self.moving_average is not None and state.moving_average is None
+        self._saved_update = None if lacks_average else self.progress.update
         logger.info("resuming after update %s", self.progress.update)
 
     @property
@@ -178,18 +181,13 @@ class TrainingLoop:
             mininterval=1.0,
         )
         try:
-            with self._watch:
+            with lost_processes_told(self.accelerator), self._watch:
                 self._train(bar)
                 self._save(must=True)
                 self._prune()  # the last validation may have found a better one than those kept
-                self.accelerator.wait_for_everyone()  # every process may count on what the main one has written
-        except RuntimeError as error:
-            if self.accelerator.num_processes > 1 and is_lost_process(error):
-                raise ProcessLostError(
-                    f"Another process of this run has ended near update {self.progress.update}, so this one ends too: "
-                    "look for its message, and continue with resume=true."
-                ) from error
-            raise
+                # Also, every process may count on what the main one has written.
+                if any_of(self.accelerator, self._stop_signal is not None):
+                    raise self._interruption()
         finally:
             bar.close()
             for number, handler in handlers.items():
@@ -199,8 +197,12 @@ class TrainingLoop:
     def _train(self, bar: tqdm) -> None:
         self._started = time.perf_counter() - self.progress.seconds
         self.model.train()
-        if self.progress.validated_update < self.progress.update and self._is_due("validation"):
+        if self.progress.awaits_validation:
             self._validate()  # the run was stopped between saving and validating
+        if self._is_finished():
+            logger.info(
+                "nothing is left to train: the run has come to its end, after %s updates", self.progress.update
+            )
         self.engine.settle(self._tensors([self.corpus.validation[0]]))
         updates = self._updates()
         while not self._is_finished():
@@ -223,8 +225,6 @@ class TrainingLoop:
                 if number >= self.progress.update_in_epoch:
                     self.progress.update_in_epoch = number + 1
                     yield update
-            if self.progress.update_in_epoch == 0:
-                raise ValueError("The training data hold no pair.")
             self.progress.epoch += 1
             self.progress.update_in_epoch = 0
 
@@ -264,8 +264,7 @@ class TrainingLoop:
 
     def _seed(self) -> None:
         """Make dropout a matter of the seed, the update and the process alone."""
-        entropy = [self.recipe.seed, self.progress.update, self.accelerator.process_index]
-        set_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
 
     def _micro_batches(self, update: list[list[Row]]) -> list[list[list[Row]]]:
         """Return the micro-batches of an update: for every process, equally many lists of rows."""
@@ -282,8 +281,9 @@ class TrainingLoop:
 
     @property
     def token_budget(self) -> int:
-        """Padded tokens of a micro-batch: the recipe's, or fewer after memory ran out."""
-        return min(self.recipe.token_budget, self.progress.token_budget or self.recipe.token_budget)
+        """Padded tokens of a micro-batch: the recipe's, or fewer where it allows that and memory ran out."""
+        asked, shrunk = self.recipe.token_budget, self.progress.token_budget
+        return min(asked, shrunk) if shrunk and self.recipe.optimization.shrink_token_budget else asked
 
     def _make_gradients(self, processes: list[list[list[Row]]], tokens: int) -> torch.Tensor | None:
         """Add up the gradients of this process's micro-batches, and exchange them.
@@ -379,6 +379,7 @@ class TrainingLoop:
         """Log, save and validate where the recipe says so, and obey a signal."""
         if self._is_due("logging"):
             self._log_training(bar)
+        self.progress.awaits_validation = self._is_due("validation")
         # Saved first, so that nothing is lost by a signal while the model translates.
         if self._is_stopping or self._is_due("validation") or self._is_due("checkpoints"):
             self._save(must=self._is_stopping)
@@ -453,7 +454,7 @@ class TrainingLoop:
         sign = 1 if self.recipe.validation.select == "loss" else -1
         improved = not progress.best or sign * value < sign * progress.best[0][0]
         progress.validations_without_improvement = 0 if improved else progress.validations_without_improvement + 1
-        progress.validated_update = progress.update
+        progress.validated_update, progress.awaits_validation = progress.update, False
         if self._saved_update == progress.update and math.isfinite(value):
             # Sorting is stable: of equals the first one counts as better.
             ranked = sorted([*progress.best, (value, progress.update)], key=lambda entry: sign * entry[0])
@@ -532,3 +533,23 @@ class TrainingLoop:
 
     def _interruption(self) -> TrainingInterrupted:
         return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")
+
+
+def seed_of_update(seed: int, update: int, process: int) -> int:
+    """Return where the random numbers of a process begin in the update after so many finished ones."""
+    return int(np.random.SeedSequence([seed, update, process]).generate_state(1)[0])
+
+
+def _with_weights_of(path: Path, model: "PreTrainedModel") -> "PreTrainedModel":
+    """Return a model of the same config with the weights of a checkpoint.
+
+    Raises:
+        ValueError: If they do not fit.
+    """
+    try:
+        return type(model).from_pretrained(path, config=model.config)
+    except RuntimeError as error:  # what transformers raises for weights of other sizes
+        raise ValueError(
+            f"`model` must have the sizes of the run that is resumed ({path}), with allow_changes=true too, "
+            "but has others instead."
+        ) from error

@@ -75,6 +75,8 @@ class RunLog:
                 line = json.loads(text)
             except ValueError:  # a kill in the middle of a line
                 continue
+            if not isinstance(line, dict):
+                continue
             is_validation = any(name.startswith("validation/") for name in line)
             if line["update"] <= (validated_update if is_validation else update):
                 kept.append(text + "\n")

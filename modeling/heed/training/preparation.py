@@ -40,7 +40,7 @@ class Corpus:
         encoder: Counts the rows that were too long.
         pairs: Number of training rows, or `None` for a stream that has not come to its end yet.
         languages: Target languages of the model's directions, if it has several.
-        fingerprint: A checksum of the training rows, or `None` for a stream.
+        fingerprint: A checksum of validation and training rows, of the latter unless they are a stream.
     """
 
     tokenizers: TokenizerPair
@@ -51,7 +51,7 @@ class Corpus:
     encoder: PairEncoder
     pairs: int | None = None
     languages: tuple[str, ...] = field(default_factory=tuple)
-    fingerprint: str | None = None
+    fingerprint: str = ""
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
@@ -78,6 +78,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, languages)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=languages).rows(validation))
     corpus = Corpus(tokenizers, None, held_out, validation, report, encoder, languages=languages)
+    corpus.fingerprint = held_out.fingerprint()
     if data.streaming:
 
         def updates(epoch: int) -> Iterator[list[list[Row]]]:
@@ -88,13 +89,10 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         return corpus
     rows = EncodedPairs(encoder.rows(pairs))
     if not len(rows):
-        raise ValueError(
-            f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
-            f"({data.max_source_tokens}) or `data.max_target_tokens` ({data.max_target_tokens})."
-        )
+        raise no_pair_left(encoder)
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, **_batching(recipe))
     corpus.pairs = len(rows)
-    corpus.fingerprint = rows.fingerprint()
+    corpus.fingerprint += rows.fingerprint()
     corpus.updates = lambda epoch: _rows_of(batches, rows, epoch)
     return corpus
 
@@ -113,7 +111,17 @@ def _counted(corpus: Corpus, updates: Iterator) -> Iterator[list[list[Row]]]:
     for update in updates:
         rows += sum(map(len, update))
         yield update
+    if not rows:
+        raise no_pair_left(corpus.encoder)
     corpus.pairs = rows
+
+
+def no_pair_left(encoder: PairEncoder) -> ValueError:
+    """Return the error for a corpus without a row."""
+    return ValueError(
+        f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
+        f"({encoder.max_source_tokens}) or `data.max_target_tokens` ({encoder.max_target_tokens})."
+    )
 
 
 def _rows_of(batches: UpdateBatches, rows: EncodedPairs, epoch: int) -> Iterator[list[list[Row]]]:

@@ -1,9 +1,10 @@
 """What several processes do together: sums and decisions, a stream that is encoded in shares, parts made whole.
 
-With one process, and weights that are not sharded, every function here does nothing but hand its argument back.
+With one process, and weights that are not sharded, nothing is exchanged and nothing copied.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -112,3 +113,21 @@ def is_lost_process(error: BaseException) -> bool:
     if isinstance(error, torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
+
+
+@contextmanager
+def lost_processes_told(accelerator: Accelerator) -> Iterator[None]:
+    """Turn the errors that the end of another process leaves behind into one that says so.
+
+    Raises:
+        ProcessLostError: If another process of the run has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes > 1 and is_lost_process(error):
+            raise ProcessLostError(
+                "Another process of this run has ended, so this one ends too: look for its message, and continue with "
+                "resume=true."
+            ) from error
+        raise

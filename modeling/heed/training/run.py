@@ -3,14 +3,13 @@
 import contextlib
 import json
 import logging
-import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import set_seed
 from safetensors.torch import load_file
 
@@ -23,14 +22,15 @@ from heed.training.checkpoints import (
     MOVING_AVERAGE,
     STATE_FOLDER,
     Progress,
-    newest_whole_checkpoint,
     published_checkpoints,
     written_beside,
 )
 from heed.training.devices import hardware_in_words, make_accelerator
+from heed.training.folder import check_output_folder, folder_of_run, set_aside, write_recipe
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import Corpus, prepare_corpus
-from heed.training.recipe import Recipe, read_recipe
+from heed.training.processes import lost_processes_told
+from heed.training.recipe import Recipe
 from heed.training.validation import score_pairs, validation_loss
 
 if TYPE_CHECKING:
@@ -39,39 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-# What a run writes into its folder; `overwrite` deletes these and nothing else.
-RUN_FILES = (
-    "recipe.yaml",
-    "log.jsonl",
-    "checkpoints",
-    "tokenizer",
-    "tokenizer.partial",
-    "trackers",
-    "model.partial",
-    "model",
-)
-# What may change when a run is resumed, and leaves it the same run: where things lie, how long it goes on, how it is
-# split, looked at, kept and published.
-HARMLESS = (
-    "output",
-    "resume",
-    "overwrite",
-    "allow_changes",
-    "data.folder",
-    "data.test",
-    "optimization.max_updates",
-    "optimization.max_epochs",
-    "optimization.max_minutes",
-    "optimization.token_budget",
-    "optimization.shrink_token_budget",
-    "optimization.skip_nonfinite_updates",
-    "optimization.device",
-    "validation",
-    "checkpoints",
-    "decoding",
-    "logging",
-    "card",
-)
 
 
 @dataclass
@@ -116,18 +83,25 @@ def train(recipe: Recipe) -> RunResult:
     check_output_folder(recipe)
     # A tokenizer that BLEU does not know, or that is not installed, must not come out after hours of training.
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
+    check_trackers(recipe.logging.trackers)
     accelerator = make_accelerator(recipe)
-    accelerator.wait_for_everyone()  # nobody writes before everybody has looked
-    folder = recipe.folder
+    with lost_processes_told(accelerator):
+        accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+        with folder_of_run(recipe) if accelerator.is_main_process else contextlib.nullcontext():
+            return _train(recipe, accelerator)
+
+
+def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     set_seed(recipe.seed)
-    with _set_aside(recipe) if recipe.overwrite and accelerator.is_main_process else contextlib.nullcontext():
-        if accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    is_overwriting = recipe.overwrite and accelerator.is_main_process
+    with set_aside(recipe.folder) if is_overwriting else contextlib.nullcontext():
         with accelerator.main_process_first():
-            corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-        logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
+            corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
+        if corpus.pairs is not None:
+            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
         loop = TrainingLoop(recipe, corpus, accelerator)
+        if accelerator.is_main_process:
+            write_recipe(recipe)
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
     progress = loop.run()
@@ -136,7 +110,7 @@ def train(recipe: Recipe) -> RunResult:
     accelerator.log({f"test/{name}": value for name, value in _numbers(metrics).items()}, step=progress.update)
     accelerator.end_training()
     return RunResult(
-        folder=folder / MODEL_FOLDER,
+        folder=recipe.folder / MODEL_FOLDER,
         recipe=recipe,
         corpus=corpus,
         progress=progress,
@@ -147,67 +121,19 @@ def train(recipe: Recipe) -> RunResult:
     )
 
 
-def check_output_folder(recipe: Recipe) -> None:
-    """Check that the run may write into its folder.
+def check_trackers(names: list[str]) -> None:
+    """Check that trackers are installed, for Accelerate goes on without those that are not.
 
     Raises:
-        ValueError: If the folder is not empty and the recipe says neither `resume` nor `overwrite`, or the run in it
-            was another one.
+        ValueError: If one is not.
     """
-    folder = recipe.folder
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`output` must be a folder, but {folder} is a file.")
-    if not folder.is_dir() or not any(folder.iterdir()) or recipe.overwrite:
-        return
-    if not recipe.resume:
-        raise ValueError(
-            f"`output` must be an empty folder, but {folder} is not: continue the run in it with resume=true, "
-            "delete it with overwrite=true, or choose another folder with output=…"
-        )
-    checkpoint = newest_whole_checkpoint(folder / "checkpoints")
-    # A run that has no checkpoint yet may have its tokenizer.
-    written = folder / "recipe.yaml" if checkpoint is None else checkpoint / STATE_FOLDER / "recipe.yaml"
-    if not written.is_file():
-        raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
-    if recipe.allow_changes:
-        return
-    earlier, now = asdict(read_recipe(written)), asdict(recipe)
-    for name in changed_keys(earlier, now):
-        then, value = (_look_up(tree, name) for tree in (earlier, now))
-        raise ValueError(
-            f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: it would no longer be "
-            "the same run. allow_changes=true resumes all the same."
-        )
-
-
-def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the keys, with dots, whose change makes of a recipe another run: not those of logging, say."""
-    harmless = set(HARMLESS)
-    if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
-        harmless.discard("optimization.max_updates")  # the learning rate follows from it
-    if now.get("data", {}).get("streaming"):
-        harmless.discard("data.test")  # its pairs are left out of training, which no checksum of a stream can tell
-    return [
-        name
-        for name in _leaves(now) | _leaves(earlier)
-        if not any(name == key or name.startswith(key + ".") for key in harmless)
-        and _look_up(earlier, name) != _look_up(now, name)
-    ]
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, None]:
-    """Return the dotted names of all values, in order."""
-    names: dict[str, None] = {}
-    for key, value in tree.items():
-        names |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": None}
-    return names
-
-
-def _look_up(tree: dict[str, Any], name: str) -> Any:
-    value: Any = tree
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+    installed = [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in installed:
+            raise ValueError(
+                f"`logging.trackers` must name installed ones ({', '.join(installed) or 'there is none'}), "
+                f"but names {name}."
+            )
 
 
 def publish_weights(recipe: Recipe, loop: TrainingLoop) -> "PreTrainedModel":
@@ -267,39 +193,6 @@ def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> 
     if accelerator.is_main_process:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
     return metrics
-
-
-@contextlib.contextmanager
-def _set_aside(recipe: Recipe) -> Iterator[None]:
-    """Move an earlier run's files beside its folder; delete them if what follows succeeds, else put them back."""
-    folder = recipe.folder
-    aside = folder.with_name(folder.name + ".replaced")
-    if aside.exists():
-        raise ValueError(
-            f"{aside} holds a run that an interrupted overwrite=true set aside: move it away or delete it."
-        )
-    aside.mkdir(parents=True)
-    for name in RUN_FILES:
-        if (folder / name).exists():
-            (folder / name).rename(aside / name)
-    try:
-        yield
-    except BaseException:
-        _delete_run(folder)
-        for path in aside.iterdir():
-            path.rename(folder / path.name)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside)
-
-
-def _delete_run(folder: Path) -> None:
-    for name in RUN_FILES:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

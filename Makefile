@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: quickstart test soak check format clean
+.PHONY: quickstart test soak conformance check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -17,6 +17,9 @@ test: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m soak
+
+conformance: $(INSTALLED)
+	$(BIN)/python scripts/conformance/run.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

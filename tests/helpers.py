@@ -20,6 +20,8 @@ VARIANTS = {
     "neighbourhoods": {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3},
     "grouped": {"d_k": 6, "d_v": 10, "encoder_key_value_heads": 1, "decoder_key_value_heads": 2},
     "separate_vocabularies": {"decoder_vocab_size": 71, "share_encoder_decoder_embeddings": False},
+    "bart": {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True},
+    "m2m100": {"sinusoid_layout": "tensor2tensor", "position_offset": 2, "norm_placement": "pre"},
     "unequal_stacks": {"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 48},
 }
 SHARINGS = {

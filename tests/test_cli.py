@@ -130,6 +130,7 @@ def test_the_published_folder_is_complete(model):
     assert {path.name for path in model.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("recipe.yaml", "metrics.json", "README.md", "configuration_heed.py", "modeling_heed.py"),
+        "pipeline_heed.py",
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
 

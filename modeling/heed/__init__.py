@@ -12,6 +12,8 @@ from importlib.util import find_spec
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BeamSearch": "heed.inference.strategies.beam_search",
+    "ContrastiveSearch": "heed.inference.strategies.contrastive",
     "HeedConfig": "heed.configuration_heed",
     "HeedDecoder": "heed.modeling_heed",
     "HeedEncoder": "heed.modeling_heed",
@@ -19,6 +21,8 @@ _HOMES = {
     "HeedModel": "heed.modeling_heed",
     "HeedPreTrainedModel": "heed.modeling_heed",
     "HeedSeq2SeqTrainer": "heed.training.trainer",
+    "HeedTranslationPipeline": "heed.pipeline_heed",
+    "MinimumBayesRisk": "heed.inference.strategies.minimum_bayes_risk",
     "TokenizerPair": "heed.data.tokenization",
     "Translator": "heed.inference.translation",
     "attention_map": "heed.inference.attention",
@@ -60,12 +64,22 @@ def _register_models():
     HeedForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
+def _register_pipeline():
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    from heed.pipeline_heed import TASK, HeedTranslationPipeline
+
+    PIPELINE_REGISTRY.register_pipeline(TASK, HeedTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
+
+
 # Which module of transformers learns of Heed's classes, from which module of Heed, and how.
 _REGISTRATIONS = {
     "transformers.models.auto.configuration_auto": ("heed.configuration_heed", _register_config),
     "transformers.models.auto.modeling_auto": ("heed.modeling_heed", _register_models),
+    "transformers.pipelines": ("heed.pipeline_heed", _register_pipeline),
 }
-_WATCHED = {*_REGISTRATIONS, "heed.configuration_heed", "heed.modeling_heed"}
+_WATCHED = {*_REGISTRATIONS, "heed.configuration_heed", "heed.modeling_heed", "heed.pipeline_heed"}
 _in_progress: set[str] = set()
 
 

@@ -1,4 +1,4 @@
-"""The `heed` command: train, doctor, evaluate, translate, attention.
+"""The `heed` command: train, doctor, evaluate, translate, attention, verify, push.
 
 Everything heavy is imported by the command that needs it, so that `heed --help` answers at once.
 """
@@ -28,6 +28,8 @@ MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in t
 TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
 Kind = Literal["cross", "encoder", "decoder"]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
+AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")]
 
 
 @app.command()
@@ -93,7 +95,7 @@ def doctor(
 
 @app.command()
 def evaluate(
-    model: Model,
+    model: AnyModel,
     data: Annotated[
         list[str], typer.Option("--data", help="File, Hub dataset or builtin:SPLIT:COUNT; twice for two text files.")
     ],
@@ -108,6 +110,7 @@ def evaluate(
     token_budget: Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")] = 8192,
     predictions: Annotated[Path | None, typer.Option(help="Write the translations here, one a line.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    revision: Revision = None,
     device: Device = None,
 ):
     """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match.
@@ -120,7 +123,8 @@ def evaluate(
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
     _quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    texts = _translate_all(model, [pair["source"] for pair in pairs], device, token_budget=token_budget, **search)
+    sources = [pair["source"] for pair in pairs]
+    texts = _translate_all((model, revision), sources, device, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
@@ -140,7 +144,7 @@ def evaluate(
 
 @app.command()
 def translate(
-    model: Model,
+    model: AnyModel,
     text: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]…", help="Sentences; else standard input.")
     ] = None,
@@ -150,13 +154,14 @@ def translate(
     max_new_tokens: MaxNewTokens = None,
     to: TargetLanguage = None,
     token_budget: Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")] = 8192,
+    revision: Revision = None,
     device: Device = None,
 ):
     """Translate sentences, or standard input line by line; the order is kept."""
     from heed.inference.translation import Translator
 
     _quieten()
-    translator = Translator.from_pretrained(model, device=device)
+    translator = Translator.from_pretrained(model, device=device, revision=revision)
     lines = text if text else io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n")
     for translations in translator.translate_lines(
         lines,
@@ -173,13 +178,14 @@ def translate(
 
 @app.command()
 def attention(
-    model: Model,
+    model: AnyModel,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The source sentence.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to draw: .png, .svg or .pdf.")],
     target: Annotated[str | None, typer.Option(help="Its translation. Default: the model's own.")] = None,
     layer: Annotated[int, typer.Option(help="Layer, from 0; -1 is the last.")] = -1,
     head: Annotated[int | None, typer.Option(help="Head, from 0. Default: the mean over all heads.")] = None,
     kind: Annotated[Kind, typer.Option(help="Whose attention.")] = "cross",
+    revision: Revision = None,
     device: Device = None,
 ):
     """Draw which source tokens each target token looks at, as a heat map."""
@@ -187,7 +193,7 @@ def attention(
     from heed.inference.translation import Translator
 
     _quieten()
-    translator = Translator.from_pretrained(model, device=device)
+    translator = Translator.from_pretrained(model, device=device, revision=revision)
     weights = attention_map(translator.model, translator.tokenizers, text, target, layer, head, kind)
     print(draw_attention(weights, output))
 
@@ -225,6 +231,44 @@ def verify(
 
 
 @app.command()
+def push(
+    model: Model,
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository. Default: its owner's.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, made if it is not there.")] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+):
+    """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    from heed.publishing.hub import push as push_folder
+
+    _quieten()
+    pushed = push_folder(model, repository, private=private, revision=revision, message=message)
+    print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
+    source_language: Annotated[
+        str | None, typer.Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
+    ] = None,
+    target_language: Annotated[str | None, typer.Option(help="Language to translate into, likewise.")] = None,
+):
+    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
+    from heed.publishing.conversion import convert as convert_folder
+
+    _quieten()
+    result = convert_folder(source, target, source_language, target_language)
+    for note in result.notes:
+        print(note)
+    print(f"{result.model_type}: {result.parameters:,} parameters, logits differ by {result.difference:.1e} at most")
+    print(f"model: {result.folder}")
+
+
+@app.command()
 def version():
     """Print the versions of Heed and of what it stands on."""
     from importlib.metadata import version as version_of
@@ -233,18 +277,21 @@ def version():
         print(f"{name} {version_of(name)}")
 
 
-def _translate_all(model: Path, sources: list[str], device: str | None, **settings) -> list[str] | None:
+def _translate_all(
+    place: tuple[str, str | None], sources: list[str], device: str | None, **settings
+) -> list[str] | None:
     """Return the best translation of each source; where processes share the work, in the main one only."""
     from heed.inference.translation import Translator
 
+    model, revision = place
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        translator = Translator.from_pretrained(model, device=device)
+        translator = Translator.from_pretrained(model, device=device, revision=revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
     from heed.training.devices import join_processes
     from heed.training.validation import translate_spread
 
     accelerator = join_processes(device)
-    translator = Translator.from_pretrained(model, device=accelerator.device)
+    translator = Translator.from_pretrained(model, device=accelerator.device, revision=revision)
     texts = translate_spread(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()

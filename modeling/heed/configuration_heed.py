@@ -17,7 +17,22 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
+FORMAT_VERSION = 1
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
+
+class OfferedPipelines(dict):
+    """The tasks that a folder brings code for, without those that the installed Heed has: it wins over copied code.
+
+    `pipeline()` demands trust in the copied code for a task that it finds here, and looks among the registered ones
+    for any other.
+    """
+
+    def __contains__(self, task) -> bool:
+        """Tell whether the folder's code is needed for a task."""
+        from transformers.pipelines import PIPELINE_REGISTRY
+
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict
@@ -30,7 +45,8 @@ class HeedConfig(PreTrainedConfig):
         vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
             The paper shares one byte-pair vocabulary of about 37,000 tokens (section 5.1).
         decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
-            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`.
+            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`. While both are
+            equal, assigning `vocab_size` sets both.
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
             translates about as well and generates faster.
@@ -51,13 +67,17 @@ class HeedConfig(PreTrainedConfig):
             positions away (restricted self-attention, section 4); `None` reaches everything.
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
             `max_position_embeddings`), `rotary` (Su et al., 2021; relative positions), or `none`.
-        sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, or `concatenated` halves as in
-            Tensor2Tensor and Marian.
+        sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
+            `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
+        position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
+            `pad_token_id` + 1, which is 2.
         max_position_embeddings (`int`): Longest sequence of `learned` positions, and the default length limit
             of `generate()`; the other positions extend to any length.
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
+        embedding_norm (`bool`): Adds a norm after embeddings plus positions, before their dropout, in both stacks, as
+            BART has it.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
@@ -69,9 +89,11 @@ class HeedConfig(PreTrainedConfig):
             `True` shares them as the next two say; both `True` is the paper's single matrix (section 3.4).
         share_encoder_decoder_embeddings (`bool`): Source and target embeddings are one matrix.
         tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
+        output_bias (`bool`): Adds a bias to the pre-softmax matrix, as Marian has it; the paper has none.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids. The decoder's
             first input is `decoder_start_token_id`.
+        format_version (`int`): Raised by releases whose models an older Heed would read wrongly.
 
     Raises:
         ValueError: If sizes do not divide, a value is out of range, options exclude each other, or a key looks
@@ -84,6 +106,7 @@ class HeedConfig(PreTrainedConfig):
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
         "num_attention_heads": "encoder_attention_heads",
+        "layer_norm_epsilon": "layer_norm_eps",
     }
     # Empty, not None: the plans stand on the stacks and the head, see `HeedEncoder._tp_plan`.
     base_model_tp_plan = {}
@@ -108,10 +131,12 @@ class HeedConfig(PreTrainedConfig):
     encoder_neighbourhood: int | None = None
     decoder_neighbourhood: int | None = None
     position_encoding: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
-    sinusoid_layout: Literal["interleaved", "concatenated"] = "interleaved"
+    sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    position_offset: int = 0
     max_position_embeddings: int = 512
     scale_embedding: bool = True
     norm_placement: Literal["post", "pre"] = "post"
+    embedding_norm: bool = False
     norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
     layer_norm_eps: float = 1e-5
     dropout: float | int = 0.1
@@ -121,20 +146,36 @@ class HeedConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     share_encoder_decoder_embeddings: bool = True
     tie_output_embeddings: bool = True
+    output_bias: bool = False
     use_cache: bool = True
     is_encoder_decoder: bool = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
+    format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs):
         """Check the fields against each other, then let the base class take the remaining keys."""
+        if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
+            raise ValueError(
+                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
+                "was written by a newer Heed. Install that one, or load the code that lies with the model (without "
+                "Heed, `trust_remote_code=True`)."
+            )
         self._check_spelling(kwargs)
+        if "custom_pipelines" in kwargs:
+            kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         self.validate_architecture()
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, name, value):
+        one_size = name == "vocab_size" and self.__dict__.get("decoder_vocab_size") == self.__dict__.get("vocab_size")
+        super().__setattr__(name, value)
+        if one_size:  # `decoder_vocab_size` was `vocab_size` by default or in effect, and stays so
+            self.decoder_vocab_size = value
 
     @property
     def shares_source_and_target_embeddings(self) -> bool:
@@ -168,8 +209,7 @@ class HeedConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
-        if self.position_encoding == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"`d_model` must be even for sinusoidal positions, but is {self.d_model} instead.")
+        self._check_positions()
         if self.activation_function not in GATED_ACTIVATIONS:
             from transformers.activations import ACT2FN
 
@@ -180,6 +220,19 @@ class HeedConfig(PreTrainedConfig):
                     "`activation_function` must be a transformers activation or one of "
                     f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
                 )
+
+    def _check_positions(self):
+        """Check what belongs to absolute positions."""
+        is_sinusoidal = self.position_encoding == "sinusoidal"
+        if is_sinusoidal and self.d_model % 2:
+            raise ValueError(f"`d_model` must be even for sinusoidal positions, but is {self.d_model} instead.")
+        if is_sinusoidal and self.sinusoid_layout == "tensor2tensor" and self.d_model < 4:
+            raise ValueError(f"`d_model` must be at least 4 for `tensor2tensor` sines, but is {self.d_model} instead.")
+        if self.position_offset < 0 or (self.position_offset and not is_sinusoidal):
+            raise ValueError(
+                "`position_offset` must be at least 0, and 0 unless `position_encoding` is sinusoidal, "
+                f"but is {self.position_offset} with {self.position_encoding} instead."
+            )
 
     def _check_heads(self, stack: str):
         """Check that the heads of one stack divide what they have to divide."""

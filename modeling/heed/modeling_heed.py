@@ -48,13 +48,15 @@ def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
     Args:
         positions: Integer positions of any shape, say `(batch, length)`.
         width: Even size of the encoding, d_model.
-        layout: `interleaved` puts sine 2i beside cosine 2i+1; `concatenated` puts all sines first.
+        layout: `interleaved` puts sine 2i beside cosine 2i+1; `concatenated` and `tensor2tensor` put all sines first,
+            the latter with wavelengths that grow up to 10000·2π and not just below it.
 
     Returns:
         `(*positions.shape, width)`.
     """
     even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
-    angles = positions.to(torch.float32)[..., None] * torch.exp(even * (-math.log(10000.0) / width))
+    span = width - 2 if layout == "tensor2tensor" else width
+    angles = positions.to(torch.float32)[..., None] * torch.exp(even * (-math.log(10000.0) / span))
     waves = angles.sin(), angles.cos()
     return torch.stack(waves, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(waves, dim=-1)
 
@@ -66,10 +68,11 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.width = config.d_model
         self.layout = config.sinusoid_layout
+        self.offset = config.position_offset
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Encode `(batch, length)` positions as `(batch, length, d_model)`."""
-        return sinusoids(positions, self.width, self.layout)
+        return sinusoids(positions + self.offset, self.width, self.layout)
 
 
 class RotaryPositions(nn.Module):
@@ -277,7 +280,10 @@ class HeedResidual(nn.Module):
         self.norm = make_norm(config)
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Add what `sublayer` makes of `(batch, length, d_model)` to it."""
+        """Add what `sublayer` makes of `(batch, length, d_model)` to it.
+
+        It is a function: accelerate moves a module among the arguments, and fails where its weights lie on disk.
+        """
         if self.is_post_norm:
             return self.norm(hidden_states + self.dropout(sublayer(hidden_states)))
         return hidden_states + self.dropout(sublayer(self.norm(hidden_states)))
@@ -306,7 +312,7 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
         hidden_states = self.self_attn_residual(
             hidden_states, lambda states: self.self_attn(states, attention_mask, **kwargs)[0]
         )
-        return self.feed_forward_residual(hidden_states, self.feed_forward)
+        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states))
 
 
 class HeedDecoderLayer(GradientCheckpointingLayer):
@@ -342,7 +348,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
                     states, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs
                 )[0],
             )
-        return self.feed_forward_residual(hidden_states, self.feed_forward)
+        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states))
 
 
 class HeedPreTrainedModel(PreTrainedModel):
@@ -405,6 +411,14 @@ class HeedPreTrainedModel(PreTrainedModel):
             self.set_output_embeddings(head)
         return embeddings
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Load as transformers does, and remember the revision, at which a pipeline finds the target's tokenizer."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        config = loaded[0].config if isinstance(loaded, tuple) else loaded.config
+        config._commit_hash = getattr(config, "_commit_hash", None) or kwargs.get("revision")
+        return loaded
+
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save as transformers does; where the code travels along, every Auto class finds its model in the folder."""
         if self._auto_class is not None:
@@ -413,6 +427,10 @@ class HeedPreTrainedModel(PreTrainedModel):
                 "AutoModel": "modeling_heed.HeedModel",
                 "AutoModelForSeq2SeqLM": "modeling_heed.HeedForConditionalGeneration",
             }
+            # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
+            from .pipeline_heed import CUSTOM_PIPELINES
+
+            self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
@@ -448,9 +466,16 @@ class HeedStack(HeedPreTrainedModel):
             self.embed_positions = SinusoidalPositions(config)
         elif config.position_encoding == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.gradient_checkpointing = False
+
+    def post_init(self):
+        """Finish as transformers does; the plan of tensor parallelism names no gate where there is none."""
+        super().post_init()
+        if self.config.activation_function not in GATED_ACTIVATIONS:
+            self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("fc_gate")}
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Look up and scale `(batch, length)` token ids (section 3.4), or scale `(batch, length, d_model)` embeddings.
@@ -467,10 +492,13 @@ class HeedStack(HeedPreTrainedModel):
         return inputs_embeds * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` embeddings, and drop out."""
+        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` embeddings, and drop out.
+
+        Between the two stands a norm where `embedding_norm` asks for it.
+        """
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
-        return self.dropout(embeddings)
+        return self.dropout(self.embedding_norm(embeddings))
 
     def _check_token_ids(self, input_ids: torch.Tensor):
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
@@ -752,7 +780,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
     def __init__(self, config: HeedConfig):
         super().__init__(config)
         self.model = HeedModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
         owner = "encoder" if config.shares_source_and_target_embeddings else "decoder"
         self._tied_weights_keys = {}
         if config.shares_target_and_output_embeddings:
@@ -783,6 +811,19 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         leaves no padding to count positions by, and may not be of the kind that the attention function takes.
         """
         return attention_mask
+
+    def compute_transition_scores(self, sequences, scores, beam_indices=None, normalize_logits=False) -> torch.Tensor:
+        """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as documented there.
+
+        transformers' own takes the source's vocabulary for the target's.
+        """
+        if beam_indices is None:
+            beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
+        steps = int((beam_indices >= 0).sum(-1).max())
+        stacked = torch.stack(tuple(scores[:steps]), dim=1)  # (rows, steps, V)
+        stacked = stacked.log_softmax(-1) if normalize_logits else stacked
+        rows, step = beam_indices[:, :steps], torch.arange(steps, device=sequences.device)
+        return stacked[rows.clamp(min=0), step, sequences[:, -steps:]].masked_fill(rows < 0, 0.0)
 
     @can_return_tuple
     def forward(

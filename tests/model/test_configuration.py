@@ -24,6 +24,7 @@ def test_the_defaults_are_the_base_model_of_the_paper():
         **{"encoder_neighbourhood": None, "decoder_neighbourhood": None, "position_encoding": "sinusoidal"},
         **{"sinusoid_layout": "interleaved", "scale_embedding": True, "norm_placement": "post"},
         **{"norm_type": "layernorm", "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0},
+        **{"position_offset": 0, "embedding_norm": False, "output_bias": False},
         **{"label_smoothing": 0.1, "vocab_size": JOINT_VOCABULARY, "decoder_vocab_size": JOINT_VOCABULARY},
         **{"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "tie_output_embeddings": True},
     }
@@ -41,6 +42,9 @@ WRONG = [
     ({"dropout": -0.1}, "dropout"),
     ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
     ({"d_model": 33, "d_k": 8, "d_v": 8}, "d_model"),
+    ({"sinusoid_layout": "tensor2tensor", "d_model": 2, "d_k": 2, "d_v": 2}, "d_model.*at least 4.*is 2"),
+    ({"position_offset": -1}, "position_offset.*at least 0"),
+    ({"position_offset": 2, "position_encoding": "learned"}, "position_offset.*sinusoidal, but is 2 with learned"),
     ({"activation_function": "rellu"}, "activation_function.*relu"),
     ({"encoder_attention_heads": 5}, "d_model.*encoder_attention_heads.*32 and 5"),
     ({"decoder_attention_heads": 5, "d_k": 8}, "d_model.*decoder_attention_heads.*d_v"),
@@ -106,6 +110,28 @@ def test_a_config_made_wrong_by_assignment_is_not_saved(tmp_path):
     config.decoder_attention_heads = 5
     with pytest.raises((ValueError, StrictDataclassError), match="decoder_attention_heads"):
         config.save_pretrained(tmp_path)
+
+
+def test_a_vocabulary_of_both_sides_stays_one_when_its_size_is_assigned(tmp_path):
+    config = tiny_config()
+    config.vocab_size = 120
+    assert config.decoder_vocab_size == 120
+    HeedForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert HeedForConditionalGeneration.from_pretrained(tmp_path).lm_head.weight.shape[0] == 120
+
+
+def test_a_vocabulary_of_the_target_alone_stays_as_it_is_when_the_sources_size_is_assigned():
+    config = tiny_config(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    config.vocab_size = 120
+    assert (config.vocab_size, config.decoder_vocab_size) == (120, 71)
+
+
+def test_the_other_name_that_models_give_a_norms_epsilon_is_understood():
+    config = tiny_config(layer_norm_epsilon=0.5)
+    assert config.layer_norm_eps == 0.5
+    config.layer_norm_epsilon = 0.25
+    assert config.layer_norm_eps == 0.25
+    assert "layer_norm_epsilon" not in config.to_dict()
 
 
 def count_parameters(**changes) -> int:

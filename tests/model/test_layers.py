@@ -89,8 +89,9 @@ def test_every_parameter_is_trained():
     }
 
 
-def test_every_rule_of_the_tensor_parallel_plan_names_modules_of_the_model():
-    model = HeedForConditionalGeneration(tiny_config(activation_function="swiglu"))
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_every_rule_of_the_tensor_parallel_plan_names_modules_of_the_model(activation):
+    model = HeedForConditionalGeneration(tiny_config(activation_function=activation))
     modules = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in model.named_modules()}
     plan = model._tp_plan
     assert {"lm_head", "model.encoder.layers.*.self_attn.q_proj", "model.decoder.layers.*.cross_attn.out_proj"} <= {

@@ -114,9 +114,10 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     calls = []
-    model.model.decoder.layers[0].feed_forward.fc1.register_forward_hook(lambda *_: calls.append(1))
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.layers[0].feed_forward.fc1.register_forward_hook(lambda *_: calls.append(1))
     checkpointed = loss_and_gradient(model, [batch])
-    assert len(calls) == 2
+    assert len(calls) == 4  # each once forward, once again for the gradients
     assert_same(checkpointed, plain)
 
 

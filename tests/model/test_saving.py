@@ -109,8 +109,9 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_the_saved_folder_holds_exactly_the_two_files_of_code(folder):
-    assert sorted(path.name for path in folder.glob("**/*.py")) == ["configuration_heed.py", "modeling_heed.py"]
+def test_the_saved_folder_holds_exactly_the_three_files_of_code(folder):
+    files = sorted(path.name for path in folder.glob("**/*.py"))
+    assert files == ["configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"]
     assert json.loads((folder / "config.json").read_text())["auto_map"] == {
         "AutoConfig": "configuration_heed.HeedConfig",
         "AutoModel": "modeling_heed.HeedModel",
@@ -198,6 +199,6 @@ def test_a_shelf_file_imports_only_what_every_hub_user_has(path):
 def test_no_text_of_a_shelf_file_looks_like_a_relative_import(path):
     source = path.read_text()
     found = re.findall(r"^\s*(?:from\s+\.\S*\s+import|import\s+\.\S+).*$", source, re.MULTILINE)
-    real = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.level]
+    real = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level]
     assert len(found) == len(real)
     assert "TYPE_CHECKING" not in source

@@ -1,6 +1,7 @@
-"""A trained model from a folder onto a device, with the user's mistakes told in one sentence each."""
+"""A trained model from a folder or the Hub onto a device, with the user's mistakes told in one sentence each."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# What is fetched of a repository: no code, for the installed Heed has its own, and no training state.
+FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
+IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -43,21 +48,60 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     return resolved
 
 
-def load_model(folder: str | Path) -> "PreTrainedModel":
-    """Load an encoder-decoder from a local folder, on the CPU and in evaluation mode.
+def model_folder(model: str | Path, revision: str | None = None) -> Path:
+    """Find the folder of a model, after fetching it where it lies on the Hub.
+
+    Args:
+        model: A local folder, or an id on the Hub such as `name/model`; a folder of that name wins.
+        revision: Branch, tag or commit on the Hub; by default the newest of the main branch. A commit that was
+            fetched before needs no network.
+
+    Raises:
+        FileNotFoundError: When there is neither such a folder nor such a model or revision on the Hub, or the Hub
+            cannot be reached and the model was not fetched before.
+        ValueError: When a revision is given for a local folder.
+
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
+        return folder
+    if not HUB_ID.fullmatch(str(model)):
+        raise FileNotFoundError(
+            f"{folder} must be a folder with a model, or the id of a model on the Hub, but does not exist."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        fetched = snapshot_download(
+            str(model), revision=revision, allow_patterns=FETCHED_FILES, ignore_patterns=IGNORED_FILES
+        )
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+        place = f"{model} at revision {revision}" if revision else str(model)
+        raise FileNotFoundError(
+            f"{place} must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
+        ) from error
+    return Path(fetched)
+
+
+def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
+    """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses a folder whose weights do not match the
     model: there, missing weights become random numbers and unknown ones are dropped.
 
     Args:
-        folder: A local folder with config.json and weights.
+        folder: A local folder with config.json and weights, or an id on the Hub.
+        revision: Branch, tag or commit on the Hub.
 
     Raises:
-        FileNotFoundError: When the folder, its config.json or its weights are missing.
+        FileNotFoundError: When the folder or repository, its config.json or its weights are missing.
         ValueError: When the config or the weights cannot be used; the message has the folder and the reason.
 
     """
-    folder = Path(folder)
+    folder = model_folder(folder, revision)
     _check_files(folder)
     # The classes of heed must be known to transformers' Auto classes.
     from transformers import AutoModelForSeq2SeqLM
@@ -87,11 +131,6 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_files(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} must be a folder with a model, but does not exist. (A model on the Hub must be downloaded"
-            " first: huggingface_hub.snapshot_download.)"
-        )
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")

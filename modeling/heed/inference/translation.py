@@ -16,23 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from heed.data.tokenization import TokenizerPair
-from heed.inference.loading import first_line, load_model, resolve_device
+from heed.inference.loading import first_line, load_model, model_folder, resolve_device
+from heed.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# The bound where neither the call nor the model's generation config sets one. transformers' own, 20 tokens,
-# cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the
-# batch.
-DEFAULT_MAX_NEW_TOKENS = 256
-
-TRANSFORMERS_DEFAULT_LENGTH = 20
-
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
-
-# Their sinusoidal positions are extended as needed, whatever `max_position_embeddings` says.
-MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 
 
 @dataclass(frozen=True)
@@ -96,12 +87,15 @@ class Translator:
         self.tokenizers = tokenizers
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> Self:
-        """Load a model and its tokenizers from a folder.
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device | None = None, revision: str | None = None
+    ) -> Self:
+        """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with config.json, weights and tokenizer files.
+            folder: A local folder with config.json, weights and tokenizer files, or an id on the Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
+            revision: Branch, tag or commit on the Hub.
 
         Raises:
             FileNotFoundError: When the folder, its config or its weights are missing.
@@ -109,8 +103,8 @@ class Translator:
                 or the device does not exist here.
 
         """
-        folder = Path(folder)
         target = resolve_device(device)
+        folder = model_folder(folder, revision)
         model: Any = load_model(folder)
         try:
             tokenizers = TokenizerPair.from_pretrained(folder)
@@ -351,21 +345,6 @@ class Translator:
                 " or look whether the model repeats itself.",
                 stacklevel=3,
             )
-
-
-def position_limit(config: Any) -> int | None:
-    """Tell how many positions a model's sequences may have; None is any number.
-
-    Args:
-        config: The config of a Heed model (limited where its positions are learned) or of another
-            encoder-decoder.
-
-    """
-    if config.model_type == "heed":
-        return config.max_position_embeddings if config.position_encoding == "learned" else None
-    if config.model_type in MODELS_OF_ANY_LENGTH:
-        return None
-    return getattr(config, "max_position_embeddings", None)
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:

@@ -1,0 +1,169 @@
+"""Words that a translation must contain: what is still missing, and how a beam is shared out among hypotheses.
+
+Lexically constrained decoding (Hokamp and Liu, 2017) with dynamic beam allocation (Post and Vilar, 2018).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+Phrase = tuple[int, ...]
+Constraint = tuple[Phrase, ...]
+
+
+class Progress(NamedTuple):
+    """How far a hypothesis is: the numbers of the constraints it meets, and its newest tokens."""
+
+    met: frozenset[int]
+    recent: Phrase
+
+
+class ForcedWords:
+    """The constraints of one sentence; each is a few alternative phrases, one of which must occur in the output.
+
+    A constraint is met as soon as one of its phrases occurs among the generated tokens, contiguous; phrases may
+    overlap.
+
+    Args:
+        constraints: At least one phrase each.
+
+    """
+
+    def __init__(self, constraints: tuple[Constraint, ...]):
+        self.constraints = constraints
+        self._longest = max((len(phrase) for phrases in constraints for phrase in phrases), default=0)
+        self._shortest = [min(len(phrase) for phrase in phrases) for phrases in constraints]
+
+    @property
+    def start(self) -> Progress:
+        """Return the progress of an empty hypothesis."""
+        return Progress(frozenset(), ())
+
+    def advance(self, progress: Progress, token: int) -> Progress:
+        """Return the progress of a hypothesis with one more token."""
+        recent = (*progress.recent, token)[-self._longest :] if self._longest else ()
+        met = {
+            number
+            for number, phrases in enumerate(self.constraints)
+            if any(recent[-len(phrase) :] == phrase for phrase in phrases)
+        }
+        return Progress(progress.met | met, recent)
+
+    def remaining(self, progress: Progress) -> int:
+        """Return how many tokens are needed at most to meet what is unmet, 0 where all is met.
+
+        One phrase at a time can go on from what stands at the end; all others start anew. So there always is a
+        token that makes it one less.
+        """
+        unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
+        gains = [
+            self._shortest[number] - len(phrase) + begun
+            for number in unmet
+            for phrase in self.constraints[number]
+            for begun in _begun(phrase, progress.recent)
+        ]
+        return sum(self._shortest[number] for number in unmet) - max(gains, default=0)
+
+    def next_tokens(self, progress: Progress) -> set[int]:
+        """Return the tokens that begin or go on with a phrase of an unmet constraint."""
+        return {
+            phrase[begun]
+            for number, phrases in enumerate(self.constraints)
+            if number not in progress.met
+            for phrase in phrases
+            for begun in _begun(phrase, progress.recent)
+        }
+
+    def order(
+        self, scores: torch.Tensor, progress: Sequence[Progress], count: int, ends: Sequence[int], room: int
+    ) -> list[tuple[int, int, Progress]]:
+        """Order the best continuations of one sentence's hypotheses so that the fullest banks come first.
+
+        Candidates are the `count` best of all, every hypothesis' best, and every token that `next_tokens` names.
+        Those with equally many tokens missing form a bank. The banks take turns, the one with the fewest missing
+        first, each with its best candidate left (Post and Vilar, 2018, allocate in equal shares and hand unused
+        slots on; taking turns does the same, and the fullest bank is never without a slot, so every constraint is
+        met in the end).
+
+        Args:
+            scores: `(K, V)` accumulated log-probabilities, -inf where nothing may follow.
+            progress: Of each of the K hypotheses.
+            count: Number of best continuations to look at.
+            ends: Tokens that end a hypothesis; allowed only where all constraints are met.
+            room: Tokens that may still follow; candidates that lack more are left out.
+
+        Returns:
+            Hypothesis, token and progress of each candidate, in order.
+
+        """
+        vocabulary = scores.shape[1]
+        pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
+        for row, best in enumerate(scores.argmax(1).tolist()):
+            forced = sorted(self.next_tokens(progress[row]))
+            pool |= dict.fromkeys(row * vocabulary + token for token in [best, *forced])
+        places = list(pool)
+        values = scores.flatten()[places].tolist()
+        banks: dict[int, int] = {}
+        ordered = []
+        for value, place in sorted(zip(values, places, strict=True), key=lambda pair: -pair[0]):
+            row, token = divmod(place, vocabulary)
+            after = self.advance(progress[row], token)
+            missing = self.remaining(after)
+            if value == float("-inf") or missing > (0 if token in ends else room):
+                continue
+            rank = banks[missing] = banks.get(missing, -1) + 1
+            ordered.append((rank, missing, (row, token, after)))
+        ordered.sort(key=lambda entry: entry[:2])
+        return [candidate for _, _, candidate in ordered]
+
+
+def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
+    """Return how many tokens of a phrase may stand at the end already, always with 0 among them."""
+    most = min(len(phrase) - 1, len(recent))
+    return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
+
+
+def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
+    """Check the constraints of one sentence.
+
+    Args:
+        given: A list with, for each constraint, a list of token ids, or a list of such lists as alternatives.
+        vocabulary: Number of target tokens.
+        ends: Tokens that end a hypothesis.
+        name: Of the setting, for the messages.
+
+    Raises:
+        ValueError: If it has another form, a phrase is empty, an id is out of range or an end token, or a
+            constraint stands there twice.
+
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")
+    constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
+    for number, phrases in enumerate(constraints):
+        if phrases in constraints[:number]:
+            raise ValueError(
+                f"`{name}` must hold different constraints, but {given[number]!r} stands there twice instead."
+            )
+        for token in (token for phrase in phrases for token in phrase):
+            if not 0 <= token < vocabulary or token in ends:
+                raise ValueError(
+                    f"`{name}` must hold token ids from 0 to {vocabulary - 1} that end no sentence, "
+                    f"but holds {token} instead."
+                )
+    return ForcedWords(constraints)
+
+
+def _read_constraint(given: Any, name: str) -> Constraint:
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    phrases = [given] if is_list and isinstance(given[0], int) else given
+    if is_list and all(
+        isinstance(phrase, Sequence) and phrase and all(isinstance(token, int) for token in phrase)
+        for phrase in phrases
+    ):
+        return tuple(tuple(phrase) for phrase in phrases)
+    raise ValueError(
+        f"`{name}` must be a list of token ids, or a list of such lists of which one is to occur, "
+        f"but is {given!r} instead."
+    )

@@ -1,0 +1,197 @@
+"""One model, or several, asked for the next token step by step, with their caches.
+
+Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+Averaging = Literal["probabilities", "log_probabilities"]
+
+# Settings of other ways of decoding; beside one of ours they would do nothing.
+OTHER_MODES = ("constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory")
+
+
+def check_request(strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Refuse what none of our strategies can do.
+
+    Args:
+        strategy: Name for the messages.
+        model: The model whose `generate()` was called.
+        generation_config: As `generate()` prepared it.
+        model_kwargs: What `generate()` would hand to the model.
+
+    Raises:
+        ValueError: If the model has no encoder, another way of decoding is asked for too, or the cache holds
+            tokens already.
+
+    """
+    if not model.config.is_encoder_decoder:
+        raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
+    for name in OTHER_MODES:
+        value = getattr(generation_config, name, None)
+        if value:
+            raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and int(cache.get_seq_length()) > 0:
+        raise ValueError(
+            f"`past_key_values` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
+        )
+
+
+def filler(generation_config: Any) -> int:
+    """Return the token behind the end of finished sequences: padding, or the end token where there is none."""
+    if generation_config.pad_token_id is not None:
+        return generation_config.pad_token_id
+    return next(iter(end_tokens(generation_config)), 0)
+
+
+def end_tokens(generation_config: Any) -> list[int]:
+    """Return the ids that end a sequence, perhaps none."""
+    ends = generation_config.eos_token_id
+    if ends is None:
+        return []
+    return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
+
+
+class ModelSteps:
+    """A model with what it is given at each step: the encoded source, masks and cache.
+
+    Args:
+        model: An encoder-decoder.
+        model_kwargs: As `generate()` prepares them, expanded to `(B * K, …)`.
+
+    """
+
+    def __init__(self, model: Any, model_kwargs: dict[str, Any]):
+        self.model = model
+        self.model_kwargs = dict(model_kwargs)
+        self._is_first = True
+
+    def next(self, tokens: torch.Tensor) -> Any:
+        """Run the decoder on what it has not seen yet of `(B * K, L)` tokens, and return the model's output."""
+        length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens.to(self.model.device),
+            next_sequence_length=length,
+            is_first_iteration=self._is_first,
+            **self.model_kwargs,
+        )
+        outputs = self.model(**inputs, return_dict=True)
+        self._is_first = False
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=True
+        )
+        return outputs
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Let each of the B * K rows go on from the cache of another row of its sentence.
+
+        Keys and values of the source stay where they are: the rows of one sentence have the same.
+        """
+        cache = self.model_kwargs.get("past_key_values")
+        if cache is not None:
+            cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
+
+
+def check_members(model: Any, members: Sequence[Any]) -> None:
+    """Check that models can vote on the next token together.
+
+    Raises:
+        ValueError: If one is no encoder-decoder, differs in vocabulary or special tokens, or is in training mode
+            while the first is not.
+
+    """
+    for number, member in enumerate(members):
+        name = f"`models[{number}]`"
+        if not member.config.is_encoder_decoder:
+            raise ValueError(f"{name} must be an encoder-decoder, but is {type(member).__name__} instead.")
+        if member.training and not model.training:
+            raise ValueError(f"{name} must be in evaluation mode, but is in training mode instead: call its eval().")
+        for what, (ours, theirs) in _vocabularies(model, member).items():
+            if ours != theirs:
+                raise ValueError(
+                    f"{name} must have the vocabulary of the model that generates, with {what} {ours}, "
+                    f"but it is {theirs} instead."
+                )
+
+
+def _vocabularies(model: Any, member: Any) -> dict[str, tuple[Any, Any]]:
+    def described(one: Any) -> dict[str, Any]:
+        return {
+            "target size": one.get_output_embeddings().weight.shape[0],
+            "source size": one.get_input_embeddings().weight.shape[0],
+            "end tokens": sorted(end_tokens(one.generation_config)),
+            "start token": one.generation_config.decoder_start_token_id,
+            "padding": one.generation_config.pad_token_id,
+        }
+
+    theirs = described(member)
+    return {what: (ours, theirs[what]) for what, ours in described(model).items()}
+
+
+def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
+    """Encode the source with a further model of an ensemble.
+
+    Args:
+        member: The model.
+        source: `(B, S)` token ids.
+        first: The model that generates, whose masks hold for all.
+        rows_per_sentence: K.
+
+    """
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    given = first.model_kwargs
+    mask = given.get("attention_mask")
+    mask = None if mask is None else mask[::rows_per_sentence].to(member.device)
+    encoded = member.get_encoder()(input_ids=source.to(member.device), attention_mask=mask, return_dict=True)
+    model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
+    _, model_kwargs = member._expand_inputs_for_generation(
+        expand_size=rows_per_sentence, is_encoder_decoder=True, **model_kwargs
+    )
+    model_kwargs["use_cache"] = given.get("use_cache")
+    if given.get("decoder_attention_mask") is not None:
+        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(member.device)
+    if given.get("use_cache"):
+        config = member.config.get_text_config(decoder=True)
+        model_kwargs["past_key_values"] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    return ModelSteps(member, model_kwargs)
+
+
+def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
+    """Average what several models say of the next token.
+
+    Args:
+        log_probabilities: One `(rows, V)` per model.
+        weights: One per model, with sum 1.
+        averaging: Of `probabilities` (the mixture of the models), or of `log_probabilities` (their geometric mean,
+            not brought back to sum 1, so that a sequence's score is the mean of the models' scores).
+
+    Returns:
+        `(rows, V)` log-probabilities.
+
+    """
+    stacked = torch.stack(log_probabilities)
+    shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
+    if averaging == "log_probabilities":
+        return (shares * stacked).sum(0)
+    return torch.logsumexp(stacked + shares.log(), dim=0)
+
+
+def source_attention(outputs: Any) -> torch.Tensor:
+    """Return how the newest token attended to the source: the last layer's heads averaged, `(rows, S)`.
+
+    Raises:
+        ValueError: If the model's attention kernel returns no weights.
+
+    """
+    layers = outputs.get("cross_attentions")
+    if not layers or layers[-1] is None:
+        raise ValueError(
+            "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`, "
+            "but the model's returns none: load it with attn_implementation='eager'."
+        )
+    return layers[-1][:, :, -1].float().mean(1)

@@ -1,0 +1,115 @@
+"""What the outcomes of transformers' common tests say: counts, failures, skips with their reasons, and faults."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+# Test class, name in the report.
+SUBJECTS = {
+    "HeedTest": "Heed",
+    "MarianTest": "MarianMTModel",
+    "BartTest": "BartForConditionalGeneration",
+    "T5Test": "T5ForConditionalGeneration",
+    "HeedTokenizerTest": "Heed's tokenizer",
+    "PlainTokenizerTest": "a plain byte-level tokenizer",
+}
+# What is ours, and what it is measured against.
+YARDSTICKS = {"Heed": "MarianMTModel", "Heed's tokenizer": "a plain byte-level tokenizer"}
+OUTCOMES = ("passed", "failed", "skipped")
+LONGEST_REASON = 150
+CLEAN = "Heed fails nothing, and skips nothing that Marian runs; its tokenizer fails nothing that a plain one passes."
+
+# Subject, test, then `outcome` and `reason`.
+Outcomes = dict[str, dict[str, dict[str, str]]]
+
+
+def read_outcomes(file: Path) -> Outcomes:
+    """Read what `suite/conftest.py` wrote, and group it by subject."""
+    by_subject: Outcomes = {}
+    for name, outcome in json.loads(file.read_text(encoding="utf-8")).items():
+        test_class, test = name.split("::")
+        by_subject.setdefault(SUBJECTS[test_class], {})[test] = outcome
+    return {subject: by_subject[subject] for subject in SUBJECTS.values() if subject in by_subject}
+
+
+def tests_with(outcome: str, tests: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the tests that ended so, with one line of reason each."""
+    return {name: one_line(test["reason"]) for name, test in tests.items() if test["outcome"] == outcome}
+
+
+def one_line(reason: str) -> str:
+    """Return the first line of a reason, shortened, with nothing in it that Markdown takes for its own.
+
+    A line that ends in a colon announces the next, which is taken in its place.
+    """
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    line = next((line for line in lines if not line.endswith(":")), "no reason given")
+    line = line.replace("|", "/").replace("<", "‹").replace(">", "›").replace("`", "'")
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+
+
+def faults(outcomes: Outcomes) -> list[str]:
+    """Return what must not be: a failure, or a skip that the yardstick does not have.
+
+    A tokenizer's failure that the plain tokenizer shares is one of the class that both are of.
+    """
+    found = []
+    for subject, yardstick in YARDSTICKS.items():
+        ours, theirs = outcomes.get(subject, {}), outcomes.get(yardstick, {})
+        shared = tests_with("failed", theirs) if subject == "Heed's tokenizer" else {}
+        found += [f"{subject}: {name} failed" for name in tests_with("failed", ours) if name not in shared]
+        if theirs:
+            skipped = tests_with("skipped", theirs)
+            found += [
+                f"{subject}: only ours skips {name}" for name in tests_with("skipped", ours) if name not in skipped
+            ]
+    return found
+
+
+def counts_table(outcomes: Outcomes) -> str:
+    """Return the Markdown table of counts."""
+    lines = ["| | passed | failed | skipped | tests |", "|---|---|---|---|---|"]
+    for subject, tests in outcomes.items():
+        counts = Counter(test["outcome"] for test in tests.values())
+        numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
+        lines.append(f"| {subject} | {numbers} | {len(tests)} |")
+    return "\n".join(lines)
+
+
+def failures_list(outcomes: Outcomes) -> str:
+    """Return every failure by name, with its reason."""
+    lines = [
+        f"- {subject}: `{name}`: {reason}"
+        for subject, tests in outcomes.items()
+        for name, reason in sorted(tests_with("failed", tests).items())
+    ]
+    return "\n".join(lines) or "None."
+
+
+def skips_table(outcomes: Outcomes) -> str:
+    """Return Heed's skips by their reason, and whether Marian has them."""
+    theirs = tests_with("skipped", outcomes.get("MarianMTModel", {}))
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in tests_with("skipped", outcomes.get("Heed", {})).items():
+        by_reason.setdefault(reason, []).append(name)
+    lines = ["| tests | reason | Marian too | names |", "|---|---|---|---|"]
+    for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+        too = sum(name in theirs for name in names)
+        listed = ", ".join(f"`{name}`" for name in sorted(names))
+        lines.append(f"| {len(names)} | {reason} | {'yes' if too == len(names) else f'**{too}**'} | {listed} |")
+    return "\n".join(lines)
+
+
+def report(outcomes: Outcomes, versions: dict[str, str]) -> str:
+    """Return the whole report in Markdown."""
+    measured = ", ".join(f"{name} {version}" for name, version in versions.items())
+    found = faults(outcomes)
+    verdict = CLEAN if not found else "Faults:"
+    parts = [
+        f"Measured with {measured}.",
+        counts_table(outcomes),
+        "\n".join([f"**{verdict}**", *(f"- {fault}" for fault in found)]),
+        f"### Failures\n\n{failures_list(outcomes)}",
+        f"### What Heed skips\n\n{skips_table(outcomes)}",
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,150 @@
+"""Run transformers' own common model tests against Heed: `make conformance`.
+
+The tests are in the source distribution of transformers on PyPI. The one of the installed version is fetched with pip
+into `.cache/conformance/`, what it lacks and what ties it to our models is added from `suite/`, and pytest runs it
+against tiny models: Heed, and Marian, BART and T5 through the same glue. The report is printed; `--write` also puts
+it into docs/conformance.md. The exit status is 1 if a test of Heed fails, or is skipped where Marian's is not.
+
+    python scripts/conformance/run.py --models heed marian -k "not fsdp"
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from report import faults, read_outcomes, report
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = Path(__file__).resolve().parent / "suite"
+CACHE = ROOT / ".cache" / "conformance"
+DOCUMENT = ROOT / "docs" / "conformance.md"
+BEGIN, END = "<!-- begin: written by make conformance -->", "<!-- end -->"
+MODELS = ("heed", "marian", "bart", "t5", "tokenizers")
+# What transformers' tests import and Heed does not need.
+TEST_LIBRARY = "parameterized==0.9.0"
+# These stand in for files that the source distribution lacks; where one is there, it is the one to use.
+STAND_INS = (
+    "distributed_testing_utils.py",
+    "exporters/test_export.py",
+    "generation/test_utils.py",
+    "utils/test_configuration_utils.py",
+)
+
+
+def pip(*arguments: str):
+    """Run pip, quietly, with whatever index it is configured for."""
+    subprocess.run([sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"], check=True)
+
+
+def fetch(release: str) -> Path:
+    """Return the folder of transformers' tests and of the library they need, fetched at first use.
+
+    Args:
+        release: Version of transformers.
+    """
+    folder = CACHE / release
+    if folder.exists():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        new = Path(temporary)
+        pip("download", "--no-deps", "--no-binary=transformers", "--dest", str(new), f"transformers=={release}")
+        (archive,) = new.glob("transformers-*.tar.gz")
+        with tarfile.open(archive) as files:
+            top = f"{archive.name.removesuffix('.tar.gz')}/"
+            members = [member for member in files.getmembers() if member.name.startswith(f"{top}tests/")]
+            files.extractall(new / "unpacked", members=members, filter="data")
+        shutil.move(new / "unpacked" / top / "tests", new / "fetched" / "tests")
+        pip("install", "--no-deps", "--target", str(new / "fetched" / "libraries"), TEST_LIBRARY)
+        (new / "fetched").rename(folder)
+    return folder
+
+
+def lay_out(fetched: Path, folder: Path):
+    """Put the fetched tests and our own files together as the package `tests` in an empty folder.
+
+    Args:
+        fetched: Folder of the fetched tests.
+        folder: Where `tests/` is made.
+    """
+    shutil.copytree(fetched / "tests", folder / "tests")
+    for file in sorted(SUITE.rglob("*.py")):
+        name = file.relative_to(SUITE)
+        target = folder / "tests" / name
+        if name.as_posix() in STAND_INS and target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    for package in [folder / "tests", *(path for path in (folder / "tests").rglob("*") if path.is_dir())]:
+        (package / "__init__.py").touch()
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+
+
+def run_tests(fetched: Path, folder: Path, models: list[str], expression: str) -> Path:
+    """Run pytest and return the file of the outcomes.
+
+    Args:
+        fetched: Folder of the fetched tests, whose `libraries` they need.
+        folder: What `lay_out` made.
+        models: Names of `suite/models/test_*.py`.
+        expression: pytest's `-k`.
+
+    Raises:
+        SystemExit: If pytest itself failed.
+    """
+    outcomes = folder / "outcomes.json"
+    paths = [os.environ.get("PYTHONPATH", ""), str(folder), str(fetched / "libraries")]
+    environment = {
+        **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-q", "--tb=short", "-W", "ignore"]
+    command += ["-p", "no:cacheprovider", "--timeout=600", "--outcomes", str(outcomes), "-k", expression]
+    command += [f"tests/models/test_{model}.py" for model in models]
+    log = CACHE / f"pytest-{fetched.name}.log"
+    with log.open("w", encoding="utf-8") as output:
+        finished = subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output, check=False)
+    print(f"pytest's output is in {log.relative_to(ROOT)}", file=sys.stderr)
+    if finished.returncode not in (0, 1):
+        sys.exit(f"pytest ended with {finished.returncode}; the last lines are\n{log.read_text()[-2000:]}")
+    return outcomes
+
+
+def write(text: str):
+    """Replace the part of docs/conformance.md that is written by this script."""
+    document = DOCUMENT.read_text(encoding="utf-8")
+    before, rest = document.split(BEGIN)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def main():
+    """Fetch, run, report."""
+    parser = argparse.ArgumentParser(description="Run transformers' own common model tests against Heed.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="what to test")
+    parser.add_argument("-k", dest="expression", default="", help="only tests whose names match, as pytest's -k")
+    parser.add_argument("--write", action="store_true", help="put the report into docs/conformance.md")
+    options = parser.parse_args()
+    if options.write and (options.expression or set(options.models) != set(MODELS)):
+        parser.error("`--write` must be given without `--models` and `-k`: the document is about the whole suite.")
+
+    versions = {name: version(name) for name in ("transformers", "torch", "tokenizers")}
+    fetched = fetch(versions["transformers"])
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        lay_out(fetched, Path(temporary))
+        outcomes = read_outcomes(run_tests(fetched, Path(temporary), options.models, options.expression))
+    text = report(outcomes, {**versions, "Python": platform.python_version()})
+    print(text)
+    if options.write:
+        write(text)
+    sys.exit(1 if faults(outcomes) else 0)
+
+
+if __name__ == "__main__":
+    main()

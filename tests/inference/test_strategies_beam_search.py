@@ -1,0 +1,388 @@
+"""Our beam search, with all its options, equals the plainest one, and transformers' own where it has none."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heed import BeamSearch
+from heed.inference.strategies.penalties import coverage_penalty, length_penalty
+from heed.inference.strategies.steps import average
+from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, padded, sentences, tiny_model
+from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of, without
+
+LENGTHS = (9, 2, 6)
+LIMIT = 8
+SETTINGS = {
+    "four_beams": {"num_beams": 4},
+    "n_best": {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.6},
+    "early_stopping": {"num_beams": 3, "early_stopping": True},
+    "never": {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0},
+    "static_cache": {"num_beams": 4, "cache_implementation": "static"},
+    "processors": {"num_beams": 5, "num_return_sequences": 5, "repetition_penalty": 1.5, "min_new_tokens": 3},
+}
+
+
+def cut(row):
+    """Cut a generated row behind its end token, or where padding begins."""
+    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
+    row = row[: end + 1]
+    while row[-1] == PAD:
+        row = row[:-1]
+    return row
+
+
+def decode(model, rows, strategy, side="right", **options):
+    """Return `(score, tokens)` of each returned hypothesis of a batch."""
+    ids, mask = padded(rows, side)
+    options = {"do_sample": False, "max_new_tokens": LIMIT, "return_dict_in_generate": True} | options
+    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
+    return list(zip(found.sequences_scores.tolist(), map(cut, found.sequences.tolist()), strict=True))
+
+
+def each_alone(models, rows, averaged=None, **options):
+    """Decode each sentence with the plainest implementation."""
+    found = []
+    for row in rows:
+
+        def next_token(tokens, row=row):
+            asked = [ask(model, row, tokens) for model in models]
+            if averaged is None:
+                return asked[0][:2]
+            return averaged([log_probabilities for log_probabilities, *_ in asked]), asked[0][1]
+
+        found.append(PlainBeamSearch(next_token, **options).search())
+    return found
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("variant", ["default", "grouped", "neighbourhoods"])
+def test_without_options_it_is_the_beam_search_of_transformers(variant, options):
+    model, (ids, mask) = tiny_model(**VARIANTS[variant]), padded(sentences(*LENGTHS))
+    options = options | {"attention_mask": mask, "do_sample": False, "max_length": 13}
+    options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    options |= {"output_attentions": True, "output_hidden_states": True}
+    theirs = model.generate(ids, **options)
+    ours = model.generate(ids, custom_generate=BeamSearch(), **options)
+    assert [cut(row) for row in ours.sequences.tolist()] == [cut(row) for row in theirs.sequences.tolist()]
+    assert_near(ours.sequences_scores, theirs.sequences_scores)
+    assert torch.equal(ours.beam_indices, theirs.beam_indices.long())
+    for name in ("scores", "logits"):
+        # Behind its end a sentence's rows may hold anything.
+        one, other = (
+            model.compute_transition_scores(found.sequences, getattr(found, name), found.beam_indices)
+            for found in (ours, theirs)
+        )
+        assert_near(one, other)
+        assert {len(step) for step in getattr(ours, name)} == {3 * options["num_beams"]}
+    for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states"):
+        for one, other in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            assert [layer.shape for layer in one] == [layer.shape for layer in other]
+    assert torch.equal(ours.encoder_hidden_states[-1], theirs.encoder_hidden_states[-1])
+    assert torch.equal(ours.encoder_attentions[-1], theirs.encoder_attentions[-1])
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_finished_rows_are_filled_with_padding(beams):
+    model, (ids, mask) = tiny_model(), padded(sentences(9, 2, 6))
+    rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
+    filled = [token for row in rows.tolist() for token in row[len(cut(row)) :]]
+    assert filled
+    assert set(filled) == {PAD}
+
+
+def test_one_beam_is_greedy_search():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"attention_mask": mask, "max_length": 13, "do_sample": False}
+    greedy = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+    # With these a longer hypothesis would be looked for, but greedy search stops at its first.
+    options |= {"length_penalty": 9.0, "early_stopping": "never"}
+    assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
+
+
+def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    found = model.generate(
+        ids,
+        attention_mask=mask,
+        custom_generate=BeamSearch(length_penalty_form="gnmt", num_beam_groups=2, diversity_penalty=0.7),
+        **{"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6},
+        **{"return_dict_in_generate": True, "output_scores": True},
+    )
+    steps = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
+    lengths = (found.beam_indices >= 0).sum(1)
+    assert_near(steps.sum(1) / ((5 + lengths) / 6) ** 0.6, found.sequences_scores)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(kind, cached):
+    model, rows = model_of(kind), sentences(*LENGTHS)
+    strategy = BeamSearch(length_penalty_form="gnmt", coverage_penalty=0.3, tokens_beyond_source=2)
+    options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "use_cache": cached}
+    ours = decode(model, rows, strategy, max_new_tokens=9, **options)
+    plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6, "beta": 0.3}
+    theirs = [each_alone([model], [row], limit=min(9, len(row) + 2), **plain)[0] for row in rows]
+    assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_no_output_has_more_tokens_than_its_own_source_and_the_allowance():
+    rows = sentences(*LENGTHS)
+    found = decode(tiny_model(), rows, BeamSearch(tokens_beyond_source=1), eos_token_id=None, max_new_tokens=8)
+    assert [len(tokens) - 1 for _, tokens in found] == [8, 3, 7]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("beams", "groups"), [(4, 2), (6, 3), (4, 4)])
+def test_diverse_beam_search_equals_the_plainest(kind, beams, groups):
+    model, rows = model_of(kind), sentences(*LENGTHS)
+    strategy = BeamSearch(num_beam_groups=groups, diversity_penalty=1.5)
+    ours = decode(model, rows, strategy, num_beams=beams, num_return_sequences=beams)
+    theirs = each_alone([model], rows, beams=beams, groups=groups, diversity=1.5, limit=LIMIT)
+    assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_groups_are_more_diverse_than_one_beam():
+    model, rows = model_of("marian"), sentences(7)
+    options = {"num_beams": 6, "num_return_sequences": 6}
+    alike = {tokens[1] for _, tokens in decode(model, rows, BeamSearch(), **options)}
+    strategy = BeamSearch(num_beam_groups=6, diversity_penalty=50.0)
+    diverse = {tokens[1] for _, tokens in decode(model, rows, strategy, **options)}
+    assert len(alike) < len(diverse) == 6
+
+
+def test_the_arguments_that_transformers_4_knew_mean_what_they_meant():
+    model, rows = tiny_model(), sentences(*LENGTHS)
+    words = [[20, 21]]
+    old = decode(model, rows, BeamSearch(), num_beams=4, num_beam_groups=2, diversity_penalty=1.0)
+    assert old == decode(model, rows, BeamSearch(num_beam_groups=2, diversity_penalty=1.0), num_beams=4)
+    forced = decode(model, rows, BeamSearch(), num_beams=4, force_words_ids=words)
+    assert forced == decode(model, rows, BeamSearch(force_words_ids=words), num_beams=4)
+    assert old != forced
+
+
+WEIGHTS = (0.5, 0.3, 0.2)
+
+
+def mixture(log_probabilities):
+    return sum(weight * each.exp() for weight, each in zip(WEIGHTS, log_probabilities, strict=True)).log()
+
+
+def geometric(log_probabilities):
+    return sum(weight * each for weight, each in zip(WEIGHTS, log_probabilities, strict=True))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("averaging", ["probabilities", "log_probabilities"])
+@pytest.mark.parametrize("kind", ["heed", "t5"])
+def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, cached):
+    # Heed alone takes padding on the left.
+    third, side = ("heed", "left") if kind == "heed" else ("marian", "right")
+    models, rows = [model_of(kind, 0), model_of(kind, 1), model_of(third, 2)], sentences(*LENGTHS)
+    strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], averaging=averaging, length_penalty_form="gnmt")
+    options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6, "use_cache": cached}
+    ours = decode(models[0], rows, strategy, side, **options)
+    averaged = {"probabilities": mixture, "log_probabilities": geometric}[averaging]
+    theirs = each_alone(models, rows, averaged, beams=3, limit=LIMIT, penalty=gnmt, alpha=0.6)
+    assert_same(ours, [entry for found in theirs for entry in found])
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model():
+    model, rows = tiny_model(), sentences(*LENGTHS)
+    alone = decode(model, rows, BeamSearch(), num_beams=4, num_return_sequences=4)
+    for averaging in ("probabilities", "log_probabilities"):
+        assert_same(
+            decode(model, rows, BeamSearch(models=[model], averaging=averaging), num_beams=4, num_return_sequences=4),
+            alone,
+        )
+
+
+def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
+    models, source = [model_of("heed", seed) for seed in (0, 1)], torch.randint(14, 71, (2, 5))
+    prompts = [torch.tensor([START, 30, 31, 32]), torch.tensor([START, 40])]
+    ids, mask = padded(prompts, "left")
+    options = {"custom_generate": BeamSearch(models=models[1:]), "num_beams": 3, "max_new_tokens": 6}
+    options["return_dict_in_generate"] = True
+    together = models[0].generate(source, decoder_input_ids=ids, decoder_attention_mask=mask, **options)
+    for number, prompt in enumerate(prompts):
+        alone = models[0].generate(source[number, None], decoder_input_ids=prompt[None], **options)
+        tokens = together.sequences[number, 4 - len(prompt) :].tolist()
+        assert cut(tokens) == cut(alone.sequences[0].tolist())
+        assert_near(together.sequences_scores[number], alone.sequences_scores[0])
+
+
+def test_options_of_all_kinds_work_together():
+    models, rows = [model_of("heed", seed) for seed in (0, 1)], sentences(*LENGTHS)
+    strategy = BeamSearch(
+        **{"models": models[1:], "num_beam_groups": 2, "diversity_penalty": 1.0, "coverage_penalty": 0.2},
+        **{"length_penalty_form": "gnmt", "tokens_beyond_source": 4},
+    )
+    together = decode(models[0], rows, strategy, num_beams=4, num_return_sequences=4, length_penalty=0.6)
+    alone = [
+        entry
+        for row in rows
+        for entry in decode(models[0], [row], strategy, num_beams=4, num_return_sequences=4, length_penalty=0.6)
+    ]
+    assert_same(together, alone)
+
+
+def test_a_prompt_and_embeddings_and_encoder_outputs_are_taken_as_generate_takes_them():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+    options = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": 4, "do_sample": False}
+    prompt = torch.tensor([[START, 30, 31]] * 3)
+    source = {
+        "input_ids": lambda: {"input_ids": ids},
+        "inputs_embeds": lambda: {"inputs_embeds": model.get_input_embeddings()(ids)},
+        "encoder_outputs": lambda: {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask)},
+    }
+    for given_source in source.values():
+        theirs = model.generate(**given_source(), decoder_input_ids=prompt, **options)
+        ours = model.generate(**given_source(), decoder_input_ids=prompt, custom_generate=BeamSearch(), **options)
+        assert [cut(row) for row in ours.tolist()] == [cut(row) for row in theirs.tolist()]
+
+
+def test_stopping_criteria_end_hypotheses_as_in_transformers():
+    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
+
+    def criterion(tokens, scores, **_):
+        return tokens[:, -1] % 3 == 0
+
+    options = {"attention_mask": mask, "num_beams": 4, "max_length": 12, "stopping_criteria": [criterion]}
+    theirs = model.generate(ids, **options)
+    ours = model.generate(ids, custom_generate=BeamSearch(), **options)
+    for one, other in zip(ours.tolist(), theirs.tolist(), strict=True):
+        end = next((place for place, token in enumerate(one) if token in ENDS or (place and token % 3 == 0)), len(one))
+        assert one[: end + 1] == other[: end + 1]
+
+
+REFUSED = {
+    "num_beams` must be divisible by `num_beam_groups": ({"num_beam_groups": 3, "diversity_penalty": 1.0}, {}),
+    "`diversity_penalty` must be above 0": ({"num_beam_groups": 2}, {}),
+    "`diversity_penalty` must be at least 0": ({"num_beam_groups": 2, "diversity_penalty": -1.0}, {}),
+    "`num_beam_groups` must be at least 2": ({"diversity_penalty": 1.0}, {}),
+    "`do_sample` must be False": ({"num_beam_groups": 2, "diversity_penalty": 1.0}, {"do_sample": True}),
+    "`num_beam_groups` must be given once": (
+        {"num_beam_groups": 2, "diversity_penalty": 1.0},
+        {"num_beam_groups": 4},
+    ),
+    "`num_beam_groups` must be 1 with forced words": (
+        {"num_beam_groups": 2, "diversity_penalty": 1.0, "force_words_ids": [[20]]},
+        {},
+    ),
+    "`num_beams` must be at least 2 with forced words": ({"force_words_ids": [[20]]}, {"num_beams": 1}),
+    "`length_penalty_form` must be": ({"length_penalty_form": "wu"}, {}),
+    "`coverage_penalty` must be at least 0": ({"coverage_penalty": -0.1}, {}),
+    "`tokens_beyond_source` must be at least 1": ({"tokens_beyond_source": 0}, {}),
+    "`averaging` must be": ({"averaging": "votes"}, {}),
+    "`weights` must hold a positive number": ({"weights": [1.0, 2.0]}, {}),
+    "`penalty_alpha` must not be set": ({}, {"penalty_alpha": 0.5}),
+    "`dola_layers` must not be set": ({}, {"dola_layers": "low"}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_cannot_be_combined_are_refused_by_name(message):
+    own, given_to_generate = REFUSED[message]
+    options = {"num_beams": 4, "max_new_tokens": 5} | given_to_generate
+    with pytest.raises(ValueError, match=message):
+        tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(**own), **options)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (lambda: tiny_model(vocab_size=98), "target size 99"),
+        (lambda: tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False), "target size 99"),
+        (lambda: tiny_model().train(), "evaluation mode"),
+    ],
+)
+def test_a_model_that_cannot_vote_is_refused(member, message):
+    with pytest.raises(ValueError, match=rf"`models\[0\]` must .*{message}"):
+        tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member()]), num_beams=2)
+
+
+def test_a_model_with_other_special_tokens_is_refused():
+    member = tiny_model()
+    member.generation_config.decoder_start_token_id = 7
+    with pytest.raises(ValueError, match="start token 1, but it is 7 instead"):
+        tiny_model().generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(models=[member]), num_beams=2)
+
+
+def test_an_ensemble_needs_the_tokens_of_the_source():
+    model = tiny_model()
+    strategy = BeamSearch(models=[tiny_model(seed=1)])
+    for given_source in (
+        {"inputs_embeds": torch.randn(1, 3, 32)},
+        {"encoder_outputs": model.get_encoder()(torch.tensor([[20, 21]]))},
+    ):
+        with pytest.raises(ValueError, match="`input_ids` must be given"):
+            model.generate(**given_source, custom_generate=strategy, num_beams=2)
+
+
+def test_a_coverage_penalty_without_attention_weights_is_refused():
+    model = model_of("marian")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        model.generate(torch.tensor([[20, 21]]), custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
+
+
+def test_more_hypotheses_than_there_are_is_an_error():
+    allowed = [[token] for token in range(99) if token != 50]
+    with pytest.raises(ValueError, match="`num_return_sequences` must be at most"):
+        tiny_model().generate(
+            torch.tensor([[20, 21]]),
+            custom_generate=BeamSearch(),
+            **{
+                "num_beams": 3,
+                "num_return_sequences": 3,
+                "bad_words_ids": allowed,
+                "max_new_tokens": 1,
+                "eos_token_id": 2,
+            },
+        )
+
+
+def test_a_filled_cache_is_refused():
+    model, ids = tiny_model(), torch.tensor([[20, 21]])
+    cache = model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="`past_key_values` must be empty"):
+        model.generate(
+            ids, decoder_input_ids=torch.tensor([[START, 30, 31]]), past_key_values=cache, custom_generate=BeamSearch()
+        )
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.floats(0, 3))
+def test_the_length_penalty_is_that_of_gnmt(length, alpha):
+    assert length_penalty(length, alpha, "gnmt") == pytest.approx((5 + length) ** alpha / 6**alpha)
+    assert length_penalty(length, alpha, "power") == length**alpha
+    assert length_penalty(1, alpha, "gnmt") == 1.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.01, 3), min_size=1, max_size=8), st.floats(0, 2))
+def test_the_coverage_penalty_is_zero_where_all_is_attended_to(weights, beta):
+    coverage, mask = torch.tensor([weights], dtype=torch.float64), torch.ones(1, len(weights))
+    penalty = coverage_penalty(coverage, mask, beta).item()
+    assert penalty == pytest.approx(beta * sum(torch.tensor(min(w, 1.0)).log().item() for w in weights), abs=1e-5)
+    assert penalty <= 0
+    assert coverage_penalty(coverage, torch.zeros_like(mask), beta) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=4), st.integers(0, 1000))
+def test_the_average_of_probabilities_is_a_distribution(weights, seed):
+    generator = torch.Generator().manual_seed(seed)
+    each = [torch.randn(3, 7, generator=generator).log_softmax(-1) for _ in weights]
+    shares = [weight / sum(weights) for weight in weights]
+    assert_near(average(each, shares, "probabilities").exp().sum(-1), torch.ones(3))
+    assert (average(each, shares, "log_probabilities").exp().sum(-1) <= 1 + 1e-5).all()
+
+
+def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():
+    one = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    both = average([one, one], [0.5, 0.5], "probabilities")
+    assert torch.equal(both, one)
+    assert torch.equal(without(one[0], [0]), torch.tensor([-torch.inf, one[0, 1], -torch.inf]))
+    assert FIRST_WORD not in ENDS

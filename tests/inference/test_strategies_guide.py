@@ -1,0 +1,65 @@
+"""The guide to decoding says what the package does."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.data.korean_english import korean_english_pairs
+from heed.data.tokenization import train_tokenizers
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "decoding.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two folders like the ones that two runs leave, untrained."""
+    pairs = list(korean_english_pairs("train", 300))
+    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+    found = {}
+    for seed, name in enumerate(("runs/quickstart/model", "runs/other/model")):
+        torch.manual_seed(seed)
+        sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 80}
+        model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, **sizes))
+        found[name] = tmp_path_factory.mktemp("run")
+        model.save_pretrained(found[name])
+        tokenizers.save_pretrained(found[name])
+    return found
+
+
+def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
+    transformers_logging.disable_progress_bar()
+    names = {}
+    assert len(BLOCKS) >= 9
+    for block in BLOCKS:
+        for name, folder in folders.items():
+            block = block.replace(name, str(folder))
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) >= 10
+    tokenizer, translate = names["tokenizer"], names["translate"]
+    for text in translate(names["forced"], num_beams=4, max_new_tokens=16):
+        assert " woman" in text or " lady" in text
+    assert " woman" in translate(names["own"], num_beams=4, max_new_tokens=16)[0]
+    woman = names["woman"]
+    assert tokenizer.decode(woman) == " woman"
+    for row in names["found"].sequences.tolist():
+        assert any(row[start : start + len(woman)] == woman for start in range(len(row)))
+
+
+def test_every_strategy_of_the_package_is_in_the_guide():
+    import heed
+
+    homes = [name for name, home in heed._HOMES.items() if home.startswith("heed.inference.strategies")]
+    assert len(homes) == 3
+    assert all(name in BLOCKS[0] for name in homes)
+
+
+def test_every_link_of_the_guide_leads_somewhere():
+    targets = re.findall(r"\]\(([^)#:]+)\)", GUIDE)
+    assert targets
+    assert all((Path(__file__).parents[2] / "docs" / "guides" / target).exists() for target in targets)

@@ -1,0 +1,38 @@
+"""Tiny models that know a few pairs by heart, so that what a test translates can be read."""
+
+import torch
+
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.data.batching import collate
+from heed.data.tokenization import TokenizerPair
+
+PAIRS = {
+    "고양이가 잔다.": "The cat sleeps.",
+    "개가 공원에서 달린다.": "The dog runs in the park.",
+    "나는 사과를 먹는다.": "I eat an apple.",
+    "네.": "Yes.",
+    "그녀는 책을 읽는다.": "She reads a book.",
+    "비가 온다.": "It rains.",
+}
+
+
+def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: str | None = None, **options):
+    """Return a Heed model of two layers that translates the pairs, in evaluation mode."""
+    torch.manual_seed(0)
+    config = HeedConfig(
+        **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 48},
+        **{"encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "norm_placement": "pre"},
+        **{"share_encoder_decoder_embeddings": tokenizers.is_joint, **tokenizers.special_ids(), **options},
+    )
+    model = HeedForConditionalGeneration(config)
+    rows = zip(
+        tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values())), strict=True
+    )
+    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], config.pad_token_id)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(120):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()

@@ -1,0 +1,81 @@
+"""With copied weights, Heed computes and generates what BART, mBART and M2M100 (NLLB) do, cached and padded."""
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+)
+
+from heed.publishing.conversion import convert_model
+from helpers import ENDS, assert_near, padded, sentences
+from pretrained_checkpoints import SIZES, randomized
+
+# Their padding is 1, and all but M2M100 count it among the positions, so they are padded on the right alone.
+PAD, START = 1, 2
+CLASSES = {
+    "bart": (BartForConditionalGeneration, BartConfig),
+    "mbart": (MBartForConditionalGeneration, MBartConfig),
+    "m2m100": (M2M100ForConditionalGeneration, M2M100Config),
+}
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def models(request):
+    torch.manual_seed(0)
+    model, config = CLASSES[request.param]
+    options = {"scale_embedding": request.param != "bart", "attention_dropout": 0.0}
+    theirs = randomized(model(config(**SIZES, vocab_size=99, decoder_start_token_id=START, **options)))
+    return convert_model(theirs), theirs
+
+
+def with_padding(rows, side="right"):
+    ids, mask = padded(rows, side)
+    return ids.masked_fill(mask == 0, PAD), mask
+
+
+def test_logits_equal_theirs(models):
+    ours, theirs = models
+    source, mask = with_padding(sentences(9, 4, 6))
+    target, _ = with_padding(sentences(5, 7, 2))
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    our_logits, their_logits = (model(**inputs).logits for model in (ours, theirs))
+    kept = target != PAD
+    assert their_logits.std() > 0.5
+    assert_near(our_logits[kept], their_logits[kept])
+
+
+def test_logits_of_a_long_sequence_equal_theirs(models):
+    ours, theirs = models
+    length = 64
+    source, target = (torch.randint(4, 99, (2, length)) for _ in range(2))
+    our_logits, their_logits = (model(input_ids=source, decoder_input_ids=target).logits for model in (ours, theirs))
+    assert_near(our_logits, their_logits)
+
+
+def test_sources_padded_on_the_left_are_what_they_are_alone(models):
+    ours, theirs = models
+    rows = sentences(9, 4, 6)
+    target = torch.randint(4, 99, (3, 5))
+    source, mask = with_padding(rows, "left")
+    together = ours(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    for row, logits, tokens in zip(rows, together, target, strict=True):
+        assert_near(logits, theirs(input_ids=row[None], decoder_input_ids=tokens[None]).logits[0])
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_generated_tokens_equal_theirs(models, beams):
+    source, mask = with_padding(sentences(9, 4, 6))
+    settings = GenerationConfig(
+        **{"num_beams": beams, "max_length": 16, "min_new_tokens": 9, "do_sample": False, "no_repeat_ngram_size": 1},
+        **{"pad_token_id": PAD, "eos_token_id": ENDS, "decoder_start_token_id": START, "forced_bos_token_id": 40},
+    )
+    inputs = {"input_ids": source, "attention_mask": mask, "generation_config": settings}
+    our_tokens, their_tokens = (model.generate(**inputs) for model in models)
+    assert len(set(their_tokens.flatten().tolist())) > 12
+    assert our_tokens.tolist() == their_tokens.tolist()

@@ -1,0 +1,535 @@
+"""The translation pipeline: what goes in whole comes out whole, for every kind of checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from threading import Thread
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartTokenizer,
+    NllbTokenizer,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    TextIteratorStreamer,
+    pipeline,
+)
+from transformers.pipelines.pt_utils import KeyDataset
+
+from heed import pipeline_heed
+from heed.configuration_heed import HeedConfig
+from heed.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, train_tokenizers
+from heed.inference.translation import Translator
+from heed.modeling_heed import HeedForConditionalGeneration
+from heed.pipeline_heed import (
+    CUSTOM_PIPELINES,
+    TASK,
+    HeedTranslationPipeline,
+    TargetTags,
+    languages_of,
+    split_sentences,
+)
+from helpers import shake
+from memorised import PAIRS, memorised_model
+
+KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return train_tokenizers(KOREAN, ENGLISH, vocab_size=272)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizers):
+    return memorised_model(tokenizers, PAIRS)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizers, tmp_path_factory):
+    path = tmp_path_factory.mktemp("joint")
+    model.save_pretrained(path)
+    tokenizers.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def translate(model, tokenizers):
+    return pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+
+
+def texts_of(results):
+    return [result["translation_text"] for result in results]
+
+
+# Texts in and out
+
+
+def test_one_text_gives_a_list_and_several_give_a_list_in_their_order(translate):
+    assert translate(KOREAN[0]) == [{"translation_text": ENGLISH[0]}]
+    assert texts_of(translate(KOREAN)) == ENGLISH
+    assert texts_of(translate(tuple(reversed(KOREAN)))) == ENGLISH[::-1]
+    assert translate([]) == []
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_results_do_not_depend_on_the_batch_size(translate, num_beams):
+    texts = [*KOREAN, "", "네. 비가 온다.", "  \n 고양이가 잔다.\n"]
+    settings = {"num_beams": num_beams, "return_scores": True, "split_sentences": True}
+    alone = translate(texts, **settings)
+    for batch_size in (2, 3, 64):
+        together = translate(texts, batch_size=batch_size, **settings)
+        assert texts_of(together) == texts_of(alone)
+        for one, other in zip(together, alone, strict=True):
+            assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+def test_iterators_are_read_lazily_and_in_order(translate):
+    taken = []
+    stream = translate((taken.append(text) or text for text in KOREAN), batch_size=2)
+    assert next(stream) == {"translation_text": ENGLISH[0]}
+    assert len(taken) <= 3
+    assert texts_of(stream) == ENGLISH[1:]
+    assert texts_of(translate(iter(KOREAN))) == ENGLISH
+    assert texts_of(translate(KeyDataset([{"ko": text} for text in KOREAN], "ko"), batch_size=2)) == ENGLISH
+
+
+def test_n_best_lists_have_the_scores_of_generate(translate, model, tokenizers):
+    results = translate(KOREAN, num_beams=4, num_return_sequences=3, return_scores=True, batch_size=2)
+    for text, translations in zip(KOREAN, results, strict=True):
+        inputs = tokenizers.source([text], return_tensors="pt")
+        output = model.generate(
+            **inputs, num_beams=4, num_return_sequences=3, output_scores=True, return_dict_in_generate=True
+        )
+        assert [one["score"] for one in translations] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
+        assert texts_of(translations) == tokenizers.decode_target(output.sequences)
+    assert [len(one) for one in translate([KOREAN[0]], num_beams=2, num_return_sequences=2)] == [2]
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_scores_are_those_of_the_translator(translate, model, tokenizers, num_beams):
+    expected = Translator(model, tokenizers).translate(KOREAN, num_beams=num_beams)
+    found = translate(KOREAN, num_beams=num_beams, return_scores=True, length_penalty=1.0)
+    assert [one["score"] for one in found] == pytest.approx([one[0].score for one in expected], abs=1e-4)
+
+
+def test_the_score_of_a_text_weighs_its_sentences_by_their_tokens(translate, tokenizers):
+    one, other = translate([KOREAN[0], KOREAN[1]], num_beams=2, return_scores=True)
+    both = translate(f"{KOREAN[0]}\n{KOREAN[1]}", num_beams=2, return_scores=True)[0]
+    counts = [len(ids) for ids in tokenizers.encode_target(ENGLISH[:2])]
+    expected = (one["score"] * counts[0] + other["score"] * counts[1]) / sum(counts)
+    assert both["score"] == pytest.approx(expected, abs=1e-5)
+
+
+# Long texts
+
+
+def test_lines_paragraphs_and_white_space_stay_where_they_are(translate):
+    text = "\n  고양이가 잔다.\n\n\n네.\t\r\n \n비가 온다.  \n"
+    expected = "\n  The cat sleeps.\n\n\nYes.\t\r\n \nIt rains.  \n"
+    for batch_size in (1, 2):
+        assert translate(text, batch_size=batch_size)[0]["translation_text"] == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "\u2028"])
+def test_a_text_without_words_is_not_shown_to_the_model(translate, monkeypatch, text):
+    monkeypatch.setattr(translate.model, "generate", lambda **_: pytest.fail("the model was asked"))
+    assert translate(text, return_scores=True) == [{"translation_text": text, "score": 0.0}]
+
+
+def test_sentences_are_translated_one_by_one_where_that_is_asked_for_or_needed(translate):
+    text = " ".join(KOREAN)
+    expected = " ".join(ENGLISH)
+    assert translate(text, split_sentences=True)[0]["translation_text"] == expected
+    assert translate(text, max_source_tokens=40)[0]["translation_text"] == expected
+    # Short enough: the model gets the line whole, and this one has not learned such lines.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert translate(text, max_new_tokens=60)[0]["translation_text"] != expected
+
+
+def test_a_whole_text_keeps_its_line_breaks_for_the_model(translate, monkeypatch):
+    seen = []
+    monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: seen.append(input_ids) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        translate("네.\n네. ", split_sentences=False)
+    assert translate.tokenizer.batch_decode(seen[0], skip_special_tokens=True) == ["네.\n네. "]
+
+
+def test_nothing_is_cut_off_silently(translate, tokenizers):
+    with pytest.raises(ValueError, match=r"at most 6 tokens, but '개가 공원에서 달린다.'… has \d+ instead"):
+        translate("네. 개가 공원에서 달린다.", max_source_tokens=6)
+    config = HeedConfig(
+        **{"vocab_size": 272, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1},
+        **{"decoder_attention_heads": 1, "position_encoding": "learned", "max_position_embeddings": 12},
+    )
+    short = pipeline(TASK, model=HeedForConditionalGeneration(config), tokenizer=tokenizers.source, device="cpu")
+    with pytest.raises(ValueError, match="at most 12 tokens"):
+        short("x" * 30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(short("Yes. " * 20)) == 1
+    with pytest.warns(UserWarning, match="2 sentences were cut off at 2 tokens"):
+        translate(f"{KOREAN[0]}\n{KOREAN[1]}", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_length": 20}, {"max_length": None}])
+def test_without_a_length_a_translation_is_not_cut_off_at_20_tokens(translate, changes, monkeypatch):
+    for name, value in changes.items():
+        monkeypatch.setattr(translate.model.generation_config, name, value)
+    monkeypatch.setattr(translate.model.generation_config, "eos_token_id", 99)
+    with pytest.warns(UserWarning, match=r"cut off at (256|511) tokens"):
+        translate("네.")
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["Mr. Smith paid 3.50 dollars.", "Dr. J. R. Brown, i.e. he, did not."],
+        ['"Really?!"', "She nodded …", "Yes."],
+        ["Wait... he said.", "Fine."],
+        ["1. The first point.", "It cost 5.", "Done!"],
+        ["U.S. troops came.", "네.", "네!"],
+    ],
+)
+def test_latin_sentences_end_where_a_reader_ends_them(sentences):
+    assert split_sentences("  " + "  ".join(sentences) + " ") == [
+        ("", "  "),
+        *[(sentence, "  ") for sentence in sentences[:-1]],
+        (sentences[-1], " "),
+    ]
+
+
+def test_chinese_and_japanese_sentences_need_no_space():
+    line = "「猫は寝る。」犬は走る！雨だ。"
+    assert split_sentences(line) == [("「猫は寝る。」", ""), ("犬は走る！", ""), ("雨だ。", "")]
+
+
+def test_spaces_between_sentences_follow_the_target_script():
+    join = pipeline_heed._joined
+    assert join("It rains.", "Yes.") == "It rains. Yes."
+    assert join("It rains. ", "Yes.") == "It rains. Yes."
+    assert join("雨だ。 ", "はい。") == "雨だ。はい。"
+    assert join("雨だ。", "はい。") == "雨だ。はい。"
+    assert join("雨だ。\n", "はい。") == "雨だ。\nはい。"
+
+
+# Streams of tokens
+
+
+def test_a_streamer_gets_the_sentences_of_a_text_as_one_stream(translate):
+    streamer = TextIteratorStreamer(translate.target_tokenizer, skip_special_tokens=True, timeout=60)
+    text = "고양이가 잔다. 네.\n비가 온다."
+    thread = Thread(target=translate, args=(text,), kwargs={"streamer": streamer, "split_sentences": True})
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    assert "".join(pieces) == "The cat sleeps. Yes.\nIt rains."
+    assert len(pieces) > 3
+
+
+def test_a_streamer_refuses_batches(translate):
+    streamer = TextIteratorStreamer(translate.target_tokenizer)
+    with pytest.raises(ValueError, match="`batch_size` must be 1"):
+        translate(KOREAN, streamer=streamer, batch_size=2)
+
+
+# Languages, by kind of checkpoint
+
+
+def test_heeds_language_tags_are_those_of_its_tokenizers():
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=272, languages=["ko", "en"])
+    languages = languages_of(pair.source, memorised_model(pair, {"네.": "Yes."}, "en"))
+    assert isinstance(languages, TargetTags)
+    assert languages.known == pair.languages == ("ko", "en")
+    for language in pair.languages:
+        assert (
+            languages.encode(pair.source, "<2ko> 네.", None, language)
+            == pair.encode_source(["<2ko> 네."], language)[0]
+        )
+    assert LANGUAGE_TAG.pattern == r"<2([A-Za-z0-9_-]+)>"
+
+
+def test_a_heed_model_of_several_languages_is_told_which():
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=272, languages=["ko", "en"])
+    translate = pipeline(TASK, model=memorised_model(pair, PAIRS, "en"), tokenizer=pair.source, device="cpu")
+    assert texts_of(translate(KOREAN, tgt_lang="en", batch_size=2)) == ENGLISH
+    with pytest.raises(ValueError, match="`tgt_lang` must be one of ko, en, but is None"):
+        translate("네.")
+    with pytest.raises(ValueError, match=r"`tgt_lang` must be a language of the model \(ko, en\), but is 'de'"):
+        translate("네.", tgt_lang="de")
+    with pytest.raises(ValueError, match="`src_lang` must be None for this model"):
+        translate("네.", src_lang="ko", tgt_lang="en")
+
+
+def test_a_language_is_no_setting_of_a_model_of_one_direction(translate):
+    with pytest.raises(ValueError, match=r"`tgt_lang` must be .*none: it has one direction.*'en'"):
+        translate("네.", tgt_lang="en")
+
+
+SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+SIZES |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64}
+
+
+def settled(model):
+    """Make a random model's answers differ from each other and end, and tell of no cut-off."""
+    torch.manual_seed(1)
+    shake(model)
+    model.generation_config.max_new_tokens = 9
+    model.generation_config.no_repeat_ngram_size = 1
+    return model.eval()
+
+
+def word_tokenizer(words, start=("<s>", "<pad>", "</s>", "<unk>")):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: number for number, word in enumerate([*start, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    end = ("</s>", vocabulary["</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[end])
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+WORDS = [*"abcdefgh", "translate", "English", "to", "German", "French", ":"]
+
+
+@torch.no_grad()
+def answers(model, tokenizer, rows, **options):
+    """Generate from rows of ids, one by one: the plainest way."""
+    outputs = [
+        model.generate(input_ids=torch.tensor([row]), attention_mask=torch.ones(1, len(row)).long(), **options)[0]
+        for row in rows
+    ]
+    return tokenizer.batch_decode(outputs, skip_special_tokens=True)
+
+
+@pytest.fixture
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*cut off.*")
+        yield
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*cut off.*:UserWarning:(?!_pytest)")
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_bart_is_served(no_warnings, num_beams):
+    tokenizer = word_tokenizer(WORDS)
+    model = settled(BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **SIZES)))
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    texts = ["a b c", "d", "e f g h a"]
+    expected = answers(model, tokenizer, tokenizer(texts)["input_ids"], num_beams=num_beams)
+    assert len(set(expected)) == 3
+    assert texts_of(translate(texts, num_beams=num_beams, batch_size=2)) == expected
+
+
+def test_marian_of_several_targets_is_told_by_a_tag(no_warnings):
+    start = ("</s>", "<unk>", ">>deu<<", ">>fra<<")
+    tokenizer = word_tokenizer([*WORDS, "<pad>"], start)
+    pad = tokenizer.pad_token_id
+    config = MarianConfig(
+        **{**SIZES, "vocab_size": len(tokenizer), "pad_token_id": pad, "decoder_start_token_id": pad},
+        **{"eos_token_id": 0, "forced_eos_token_id": 0},
+    )
+    model = settled(MarianMTModel(config))
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    for language, tag in (("deu", 2), ("fra", 3)):
+        rows = [[tag, *tokenizer(text)["input_ids"]] for text in ("a b c", "d")]
+        assert texts_of(translate(["a b c", "d"], tgt_lang=language)) == answers(model, tokenizer, rows)
+    with pytest.raises(ValueError, match="deu, fra"):
+        translate("a", tgt_lang="de")
+    with pytest.raises(ValueError, match="at most 64 tokens"):
+        translate("a " * 70, tgt_lang="deu")
+
+
+def nllb():
+    vocabulary = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefgh"])}
+    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=["eng_Latn", "fra_Latn", "kor_Hang"])
+    return settled(M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **SIZES))), tokenizer
+
+
+def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
+    model, tokenizer = nllb()
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    assert translate.languages.known == ("eng_Latn", "fra_Latn", "kor_Hang")
+    found = {}
+    for source in (None, "kor_Hang"):
+        for target in ("fra_Latn", "kor_Hang"):
+            code, begin = (tokenizer.convert_tokens_to_ids(name) for name in (source or "eng_Latn", target))
+            rows = [
+                [code, *tokenizer(text, add_special_tokens=False)["input_ids"], 2]
+                for text in ("a b c", "d", "e f g h")
+            ]
+            expected = answers(model, tokenizer, rows, forced_bos_token_id=begin)
+            results = translate(["a b c", "d", "e f g h"], src_lang=source, tgt_lang=target, batch_size=3)
+            assert texts_of(results) == expected
+            found[source, target] = tuple(expected)
+    assert len(set(found.values())) == 4
+    assert tokenizer.src_lang == "eng_Latn"
+    with pytest.raises(ValueError, match="`tgt_lang` must be one of eng_Latn, fra_Latn, kor_Hang, but is None"):
+        translate("a")
+    for name in ("src_lang", "tgt_lang"):
+        with pytest.raises(ValueError, match=f"`{name}` must be a language of the model .*eng_Latn.*'fr'"):
+            translate("a", **{name: "fr"})
+
+
+@pytest.mark.parametrize("starts_with_language", [False, True])
+def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_with_language):
+    vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+    vocabulary += [("▁", -2.0), *[(letter, -3.0) for letter in "abcdefgh"]]
+    tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")
+    config = MBartConfig(vocab_size=len(tokenizer), decoder_start_token_id=2, **SIZES)
+    german = tokenizer.convert_tokens_to_ids("de_DE")
+    if starts_with_language:
+        config.decoder_start_token_id = tokenizer.convert_tokens_to_ids("ro_RO")
+    model = settled(MBartForConditionalGeneration(config))
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    option = "decoder_start_token_id" if starts_with_language else "forced_bos_token_id"
+    expected = answers(model, tokenizer, tokenizer(["a b"])["input_ids"], **{option: german})
+    assert texts_of(translate("a b", tgt_lang="de_DE")) == expected
+
+
+def test_t5_gets_its_task_in_words(no_warnings):
+    tokenizer = word_tokenizer([*WORDS, "<s>"], ("<pad>", "</s>", "<unk>"))
+    prefixes = {"de": "translate English to German : ", "fr": "translate English to French : "}
+    config = T5Config(
+        **{"vocab_size": len(tokenizer), "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+        **{"decoder_start_token_id": 0, "task_specific_params": {"summarization": {"prefix": "summarize: "}}},
+    )
+    config.task_specific_params |= {f"translation_en_to_{code}": {"prefix": text} for code, text in prefixes.items()}
+    model = settled(T5ForConditionalGeneration(config))
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    for code, prefix in prefixes.items():
+        expected = answers(model, tokenizer, tokenizer([prefix + "a b"])["input_ids"])
+        assert texts_of(translate("a b", src_lang="en", tgt_lang=code)) == expected
+        assert texts_of(translate("a b", prefix=prefix)) == expected
+    with pytest.raises(ValueError, match=r"must be one of en and de, en and fr, or `prefix` be given.*'de' and 'en'"):
+        translate("a b", src_lang="de", tgt_lang="en")
+    with pytest.raises(ValueError, match=r"\(de, en, fr\), but is 'ro'"):
+        translate("a b", src_lang="en", tgt_lang="ro")
+
+
+# Wrong settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beam": 2}, "`num_beam` must be a setting .*; did you mean `num_beams`"),
+        ({"target_language": "en"}, "`target_language` must be a setting"),
+        ({"output_scores": True}, "`output_scores` must be a setting"),
+        ({"max_source_tokens": 0}, "`max_source_tokens` must be at least 1, but is 0"),
+    ],
+)
+def test_wrong_settings_are_named(translate, model, tokenizers, settings, message):
+    with pytest.raises(ValueError, match=message):
+        translate("네.", **settings)
+    with pytest.raises(ValueError, match=message):
+        pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
+
+
+@pytest.mark.parametrize("inputs", [["네.", 3], [["네."]], 3.5])
+def test_what_is_no_text_is_named(translate, inputs):
+    with pytest.raises((ValueError, TypeError), match=r"string|iterable"):
+        translate(inputs)
+
+
+def test_settings_of_the_pipeline_are_defaults_of_its_calls(model, tokenizers):
+    settings = {"num_beams": 2, "num_return_sequences": 2, "return_scores": True, "batch_size": 2}
+    translate = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
+    assert [len(result) for result in translate(KOREAN)] == [2] * len(KOREAN)
+    assert set(translate("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
+    own = GenerationConfig(num_beams=3, num_return_sequences=3, max_new_tokens=30, **tokenizers.special_ids())
+    plain = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+    assert len(plain("네.", generation_config=own)) == 3
+
+
+def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):
+    other = train_tokenizers(KOREAN, ENGLISH, vocab_size=270)
+    with pytest.raises(ValueError, match="`tokenizer` must have 272 tokens, but has 270"):
+        pipeline(TASK, model=model, tokenizer=other.source, device="cpu")
+    with pytest.raises(ValueError, match="`target_tokenizer` must have 272 tokens, but has 270"):
+        pipeline(TASK, model=model, tokenizer=tokenizers.source, target_tokenizer=other.target, device="cpu")
+    with pytest.raises(ValueError, match="`pad_token_id` of the `tokenizer` must be 0, but is 1"):
+        pipeline(TASK, model=model, tokenizer=word_tokenizer(WORDS), device="cpu")
+
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory):
+    """A folder whose source and target have tokenizers of their own, of one size."""
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=264, joint=False)
+    path = tmp_path_factory.mktemp("separate")
+    memorised_model(pair, PAIRS).save_pretrained(path)
+    pair.save_pretrained(path)
+    return path
+
+
+def test_the_task_is_known_once_heed_is_imported_and_trusts_no_copied_code(folder):
+    translate = pipeline(TASK, model=str(folder), device="cpu")
+    assert type(translate) is HeedTranslationPipeline
+    assert texts_of(translate(KOREAN)) == ENGLISH
+    trusted = pipeline(model=str(folder), device="cpu", trust_remote_code=True)
+    assert type(trusted) is HeedTranslationPipeline
+
+
+def test_the_target_tokenizer_of_a_folder_is_found(separate, tmp_path):
+    assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
+    translate = pipeline(TASK, model=str(separate), device="cpu")
+    assert translate.target_tokenizer.get_vocab() != translate.tokenizer.get_vocab()
+    assert texts_of(translate(KOREAN, batch_size=2)) == ENGLISH
+    translate.save_pretrained(tmp_path)
+    assert texts_of(pipeline(TASK, model=str(tmp_path), device="cpu")(KOREAN)) == ENGLISH
+
+
+def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp_path):
+    model, tokenizer = nllb()
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", tgt_lang="fra_Latn")
+    translate.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == CUSTOM_PIPELINES
+    assert [path.name for path in tmp_path.glob("*.py")] == ["pipeline_heed.py"]
+    again = pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True)
+    assert again("a b", tgt_lang="fra_Latn") == translate("a b")
+
+
+SCRIPT = """
+import sys
+sys.modules["heed"] = None  # makes the import fail
+from transformers import pipeline
+texts, folders, again = eval(sys.argv[1])
+for folder in folders:
+    for task in ((None,), ("heed-translation",)):
+        translate = pipeline(*task, model=folder, trust_remote_code=True, device="cpu")
+        assert type(translate).__module__.startswith("transformers_modules."), type(translate)
+        assert translate(list(texts), batch_size=2) == [{"translation_text": text} for text in texts.values()]
+    translate.save_pretrained(again)
+    translate = pipeline(model=again, trust_remote_code=True, device="cpu")
+    assert translate(list(texts), batch_size=2) == [{"translation_text": text} for text in texts.values()]
+print("done")
+"""
+
+
+def test_folders_bring_their_pipeline_where_heed_is_not_installed(folder, separate, tmp_path):
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    arguments = repr((PAIRS, [str(folder), str(separate)], str(tmp_path / "again")))
+    command = [sys.executable, "-c", SCRIPT, arguments]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]

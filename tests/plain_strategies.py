@@ -1,0 +1,238 @@
+"""The decoding strategies as plainly as they can be written: one sentence, lists, no cache, all from scratch."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from helpers import ENDS, PAD, START, shake, tiny_model
+
+VOCABULARY = 99
+SIZES = {
+    **{"vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+    **{"max_position_embeddings": 40, "pad_token_id": PAD, "bos_token_id": START, "eos_token_id": 2},
+    **{"decoder_start_token_id": START, "forced_eos_token_id": None},
+}
+T5_SIZES = {
+    **{"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+    **{"dropout_rate": 0.0, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": START},
+}
+EAGER = {"attn_implementation": "eager"}  # the other kernels of these models return no attention weights
+KINDS = {
+    "heed": lambda: tiny_model(attention="eager"),
+    "marian": lambda: MarianMTModel._from_config(MarianConfig(**SIZES), **EAGER),
+    "bart": lambda: BartForConditionalGeneration._from_config(BartConfig(**SIZES), **EAGER),
+    "t5": lambda: T5ForConditionalGeneration._from_config(T5Config(**T5_SIZES), **EAGER),
+}
+
+
+def model_of(kind, seed=0):
+    """Return a tiny model of a class whose outputs depend on what it reads, end at several tokens, repeat none."""
+    torch.manual_seed(seed)
+    model = KINDS[kind]()
+    if kind != "heed":
+        shake(model)
+    model.generation_config.update(
+        **{"eos_token_id": ENDS, "no_repeat_ngram_size": 1, "forced_eos_token_id": None, "bos_token_id": START},
+        **{"pad_token_id": PAD, "decoder_start_token_id": START},
+    )
+    return model.eval()
+
+
+def without_padding(rows):
+    """Return rows of tokens without the padding behind them."""
+    rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
+    return [row[: max(place for place, token in enumerate(row) if token != PAD) + 1] for row in rows]
+
+
+def assert_same(ours, theirs):
+    """Compare `(score, tokens)` of hypotheses."""
+    assert [tokens for _, tokens in ours] == [tokens for _, tokens in theirs]
+    assert [score for score, _ in ours] == pytest.approx([score for score, _ in theirs], abs=1e-4)
+
+
+@torch.no_grad()
+def ask(model, source, tokens):
+    """Return log-probabilities of the next token that repeat none, attention to the source, and hidden states."""
+    outputs = model(
+        input_ids=source[None],
+        decoder_input_ids=torch.tensor([tokens]),
+        output_attentions=True,
+        output_hidden_states=True,
+        use_cache=False,
+    )
+    log_probabilities = outputs.logits[0, -1].log_softmax(-1)
+    return (
+        without(log_probabilities, tokens),
+        outputs.cross_attentions[-1][0, :, -1].mean(0),
+        outputs.decoder_hidden_states[-1][0],
+    )
+
+
+def without(log_probabilities, tokens):
+    kept = log_probabilities.clone()
+    kept[list(tokens)] = -torch.inf
+    return kept
+
+
+def power(length, alpha):
+    return length**alpha
+
+
+def gnmt(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+@dataclass
+class PlainBeamSearch:
+    """Beam search in groups; `next_token(tokens)` gives log-probabilities and attention weights."""
+
+    next_token: Callable
+    beams: int
+    limit: int
+    groups: int = 1
+    diversity: float = 0.0
+    penalty: Callable = power
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    def search(self):
+        """Return `(score, tokens)` of all finished hypotheses, best first."""
+        running = [[(0.0, [START], 0.0)] for _ in range(self.groups)]
+        finished = [[] for _ in range(self.groups)]
+        for length in range(1, self.limit + 1):
+            chosen = Counter()
+            for group in range(self.groups):
+                candidates = self.candidates(running[group], chosen)
+                running[group] = self.advance(candidates, finished[group], length, chosen) if candidates else []
+                chosen.update(tokens[-1] for _, tokens, _ in running[group])
+        return sorted((entry for group in finished for entry in group), key=lambda entry: -entry[0])
+
+    def candidates(self, running, chosen):
+        ranked = []
+        for score, tokens, coverage in running:
+            log_probabilities, attention = self.next_token(tokens)
+            for token, value in enumerate(log_probabilities.tolist()):
+                rank = score + value - self.diversity * chosen[token]
+                ranked.append((rank, (score + value, [*tokens, token], coverage + attention)))
+        return [candidate for _, candidate in sorted(ranked, key=lambda entry: -entry[0])]
+
+    def advance(self, candidates, finished, length, chosen):
+        size = self.beams // self.groups
+        running = []
+        for place, (score, tokens, coverage) in enumerate(candidates):
+            if tokens[-1] in ENDS or length == self.limit:
+                if place < size:
+                    chosen[tokens[-1]] += 1
+                    finished.append((self.final(score, length, coverage), tokens))
+            elif len(running) < size:
+                running.append((score, tokens, coverage))
+        finished[:] = sorted(finished, key=lambda entry: -entry[0])[:size]
+        if len(finished) < size or not running:
+            return running
+        best = max(score for score, _, _ in running)
+        is_over = size == 1 or best / self.penalty(length, self.alpha) <= finished[-1][0]
+        return [] if is_over else running
+
+    def final(self, score, length, coverage):
+        attended = sum(math.log(min(weight, 1.0)) for weight in coverage.tolist())
+        return score / self.penalty(length, self.alpha) + self.beta * attended
+
+
+def contains(tokens, phrase):
+    return any(tokens[start : start + len(phrase)] == list(phrase) for start in range(len(tokens)))
+
+
+def unmet(tokens, words):
+    return [phrases for phrases in words if not any(contains(tokens, phrase) for phrase in phrases)]
+
+
+def begun(tokens, phrase):
+    return [n for n in range(len(phrase)) if n == 0 or tokens[-n:] == list(phrase[:n])]
+
+
+def missing(tokens, words):
+    """Count the tokens still needed, if one phrase that is begun may go on."""
+    shortest = [min(len(phrase) for phrase in phrases) for phrases in unmet(tokens, words)]
+    options = [sum(shortest)]
+    for number, phrases in enumerate(unmet(tokens, words)):
+        for phrase in phrases:
+            rest = sum(shortest[:number] + shortest[number + 1 :])
+            options += [rest + len(phrase) - n for n in begun(tokens, phrase)]
+    return min(options)
+
+
+def constrained_search(next_token, words, *, beams, limit, alpha=1.0):
+    """Return `(score, tokens)` of finished hypotheses that contain a phrase of each of `words`, best first."""
+    running, finished = [(0.0, [START])], []
+    for length in range(1, limit + 1):
+        ordered = turns_of_banks(banks_of(running, next_token, words, beams), limit - length)
+        running = []
+        for place, (score, tokens) in enumerate(ordered):
+            if tokens[-1] in ENDS or length == limit:
+                if place < beams and not missing(tokens[1:], words):
+                    finished.append((score / length**alpha, tokens))
+            elif len(running) < beams:
+                running.append((score, tokens))
+        finished = sorted(finished, key=lambda entry: -entry[0])[:beams]
+        best = max((score for score, _ in running), default=-torch.inf)
+        if not running or (len(finished) == beams and best / length**alpha <= finished[-1][0]):
+            break
+    return finished
+
+
+def banks_of(running, next_token, words, beams):
+    """Return the candidates by the number of tokens that they lack, best first."""
+    pool = {}
+    for row, (score, tokens) in enumerate(running):
+        for token, value in enumerate((score + next_token(tokens)[0]).tolist()):
+            pool[row, token] = value
+    best = sorted(pool, key=lambda place: -pool[place])
+    kept = set(best[: (1 + len(ENDS)) * beams])
+    for row, (_, tokens) in enumerate(running):
+        kept.add(next(place for place in best if place[0] == row))
+        for phrases in unmet(tokens[1:], words):
+            kept |= {(row, phrase[n]) for phrase in phrases for n in begun(tokens[1:], phrase)}
+    banks = {}
+    for row, token in (place for place in best if place in kept):
+        after = [*running[row][1], token]
+        lacking = missing(after[1:], words)
+        if pool[row, token] > -torch.inf and not (lacking and token in ENDS):
+            banks.setdefault(lacking, []).append((pool[row, token], after))
+    return banks
+
+
+def turns_of_banks(banks, room):
+    ordered = []
+    banks = {lacking: entries for lacking, entries in banks.items() if lacking <= room}
+    while any(banks.values()):
+        ordered += [banks[lacking].pop(0) for lacking in sorted(banks) if banks[lacking]]
+    return ordered
+
+
+def contrastive_search(model, source, *, alpha, k, limit):
+    """Return the tokens, each the candidate that is probable and least like those before it."""
+    tokens = [START]
+    while len(tokens) <= limit and (tokens[-1] not in ENDS):
+        log_probabilities, _, context = ask(model, source, tokens)
+        best = []
+        for token in log_probabilities.topk(k).indices.tolist():
+            state = ask(model, source, [*tokens, token])[2][-1]
+            likeness = max(torch.cosine_similarity(state, before, dim=0).item() for before in context)
+            # Tokens that may not stand here take no share of the probability.
+            share = log_probabilities.softmax(-1)[token].item()
+            best.append(((1 - alpha) * share - alpha * likeness, token))
+        tokens.append(max(best)[1])
+    return tokens

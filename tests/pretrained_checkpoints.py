@@ -1,0 +1,195 @@
+"""Tiny Marian, BART, mBART, M2M100 and NLLB checkpoints, saved as the real ones are: no name or file is ours."""
+
+import json
+from pathlib import Path
+
+import sentencepiece
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartTokenizer,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Tokenizer,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    MBart50Tokenizer,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartTokenizer,
+    NllbTokenizer,
+)
+
+from heed.data.korean_english import korean_english_pairs
+from helpers import shake
+
+SIZES = {
+    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64, "dropout": 0.0},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
+}
+PAIRS = list(korean_english_pairs("train", 200))
+KOREAN, ENGLISH = [pair["ko"] for pair in PAIRS], [pair["en"] for pair in PAIRS]
+# Marian takes a run of characters that sentencepiece does not know for the token of that name, be it "</s>"; every
+# real corpus has these.
+LETTERS = " ".join("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,'?!")
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def train_pieces(path: Path, texts: list[str], kind: str = "unigram") -> list[str]:
+    """Train a sentencepiece model, write it to `path`, and return its pieces without the control ones."""
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            **{"sentence_iterator": iter(texts), "model_writer": file, "vocab_size": 900, "model_type": kind},
+            **{"hard_vocab_limit": kind == "bpe", "character_coverage": 1.0, "minloglevel": 2, "num_threads": 1},
+        )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return [processor.id_to_piece(id_) for id_ in range(3, processor.get_piece_size())]
+
+
+def randomized(model):
+    """Draw all weights anew, final bias included, but keep the sinusoids."""
+    kept = {name: value.clone() for name, value in model.state_dict().items() if "embed_positions" in name}
+    shake(model)
+    if "marian" in model.config.model_type:
+        model.load_state_dict(kept, strict=False)
+    for embeddings in {model.get_input_embeddings(), model.get_decoder().get_input_embeddings()}:
+        torch.nn.init.normal_(embeddings.weight, std=model.config.d_model**-0.5)
+    if hasattr(model, "final_logits_bias"):
+        torch.nn.init.normal_(model.final_logits_bias, std=0.5)
+    # Untrained models like one token best; its successors depend on all that is read.
+    model.generation_config.no_repeat_ngram_size = 1
+    return model.eval()
+
+
+def marian(folder: Path, separate: bool = False) -> Path:
+    """Like Helsinki-NLP/opus-mt-en-de: padding is the last token of one vocabulary, or of two that are separate."""
+    folder.mkdir()
+    source = train_pieces(folder / "source.spm", [*KOREAN, LETTERS])
+    target = train_pieces(folder / "target.spm", [*ENGLISH, LETTERS])
+    names = {"source_spm": str(folder / "source.spm"), "target_spm": str(folder / "target.spm")}
+    names["vocab"] = str(folder / "vocab.json")
+    if separate:
+        vocabularies = {"vocab": source, "target_vocab": target}
+        names["target_vocab_file"] = str(folder / "target_vocab.json")
+        for name, pieces in vocabularies.items():
+            write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", "<pad>", *pieces])
+        sizes = {"vocab_size": len(source) + 3, "decoder_vocab_size": len(target) + 3, "pad_token_id": 2}
+    else:
+        # Marian counts what it has seen: pieces may be missing, and each side knows pieces the other does not.
+        union = list(dict.fromkeys([*source[:-20], *target]))
+        write_vocabulary(folder / "vocab.json", ["</s>", "<unk>", *union, "<pad>"])
+        sizes = {"vocab_size": len(union) + 3, "pad_token_id": len(union) + 2}
+    torch.manual_seed(0)
+    config = MarianConfig(
+        **{**SIZES, **sizes, "activation_function": "swish", "scale_embedding": True, "eos_token_id": 0},
+        **{"bos_token_id": 0, "decoder_start_token_id": sizes["pad_token_id"]},
+        **{"share_encoder_decoder_embeddings": not separate},
+    )
+    model = randomized(MarianMTModel(config))
+    settings = {"max_length": 24, "num_beams": 4, "bad_words_ids": [[config.pad_token_id]], "forced_eos_token_id": 0}
+    model.generation_config.update(**settings)
+    model.save_pretrained(folder)
+    MarianTokenizer(**names, separate_vocabs=separate).save_pretrained(folder)
+    return folder
+
+
+def bart(folder: Path) -> Path:
+    """Like facebook/bart-base: byte-level BPE, learned positions, the decoder starts with the end token."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    bytes_ = ByteLevelBPETokenizer()
+    bytes_.train_from_iterator(KOREAN + ENGLISH, 400, special_tokens=[*FAIRSEQ, "<mask>"])
+    folder.mkdir()
+    bytes_.save_model(str(folder))
+    tokenizer = BartTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    model = randomized(BartForConditionalGeneration(BartConfig(**SIZES, vocab_size=len(tokenizer))))
+    model.generation_config.update(max_length=24, num_beams=4, forced_bos_token_id=0, forced_eos_token_id=2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def mbart(folder: Path, fifty: bool = True) -> Path:
+    """Like facebook/mbart-large-50, or like mbart-large-en-ro, whose decoder starts with the language."""
+    folder.mkdir()
+    kind = MBart50Tokenizer if fifty else MBartTokenizer
+    pieces = unigram_pieces(folder)
+    pieces = [(token, 0.0) for token in FAIRSEQ] + pieces if not fifty else [*[(t, 0.0) for t in FAIRSEQ[:3]], *pieces]
+    tokenizer = kind(vocab=pieces, src_lang="ko_KR", tgt_lang="en_XX")
+    start = 2 if fifty else tokenizer.convert_tokens_to_ids("en_XX")
+    torch.manual_seed(0)
+    config = MBartConfig(**SIZES, vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=start)
+    model = randomized(MBartForConditionalGeneration(config))
+    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def nllb(folder: Path) -> Path:
+    """Like facebook/nllb-200-distilled-600M: M2M100 with BPE, and two more embeddings than tokens."""
+    from tokenizers import SentencePieceBPETokenizer
+
+    folder.mkdir()
+    pieces = SentencePieceBPETokenizer()
+    pieces.train_from_iterator(KOREAN + ENGLISH, 500, special_tokens=list(FAIRSEQ))
+    state = json.loads(pieces._tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in state["merges"]]
+    tokenizer = NllbTokenizer(vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn")
+    model = m2m100_model(len(tokenizer) + 2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def m2m100(folder: Path, counted: bool = True) -> Path:
+    """Like facebook/m2m100_418M: sentencepiece with a vocabulary of its own, eight more embeddings than tokens."""
+    folder.mkdir()
+    pieces = train_pieces(folder / "sentencepiece.bpe.model", KOREAN + ENGLISH, "bpe")
+    write_vocabulary(folder / "vocab.json", [*FAIRSEQ, *pieces])
+    files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
+    tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
+    languages = list(tokenizer.lang_token_to_id)
+    if counted:  # as the published files have them
+        tokenizer = M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages)
+        assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
+    model = m2m100_model(tokenizer.encoder_size + len(languages) + 8)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def m2m100_model(vocab_size: int) -> M2M100ForConditionalGeneration:
+    torch.manual_seed(0)
+    config = M2M100Config(**SIZES, vocab_size=vocab_size, attention_dropout=0.0)
+    model = randomized(M2M100ForConditionalGeneration(config))
+    model.generation_config.update(max_length=24, num_beams=4)
+    return model
+
+
+def unigram_pieces(folder: Path) -> list[tuple[str, float]]:
+    path = folder / "pieces.model"
+    train_pieces(path, KOREAN + ENGLISH)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    path.unlink()
+    first = {"<unk>": 0.0}
+    scores = {processor.id_to_piece(id_): processor.get_score(id_) for id_ in range(3, processor.get_piece_size())}
+    return list((first | scores).items()) if folder.name.startswith("mbart50") else list(scores.items())
+
+
+def write_vocabulary(path: Path, tokens: list[str]) -> None:
+    path.write_text(json.dumps({token: id_ for id_, token in enumerate(tokens)}), encoding="utf-8")
+
+
+BUILDERS = {
+    "marian": marian,
+    "marian_separate": lambda folder: marian(folder, separate=True),
+    "bart": bart,
+    "mbart50": mbart,
+    "mbart": lambda folder: mbart(folder, fifty=False),
+    "nllb": nllb,
+    "m2m100": m2m100,
+}

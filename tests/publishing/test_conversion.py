@@ -1,0 +1,356 @@
+"""A converted model computes, generates and tokenizes what the checkpoint does, and what cannot be is refused."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForSequenceClassification, T5Config
+from typer.testing import CliRunner
+
+from heed import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
+from heed.cli import app
+from heed.data.tokenization import TARGET_FOLDER
+from heed.diagnosis.verification import verify
+from heed.publishing import conversion
+from heed.publishing.conversion import Conversion, convert, convert_config, convert_model
+from heed.publishing.tokenizer_conversion import TEXTS
+from heed.training.run import train
+from helpers import assert_near
+from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
+from tiny_runs import logged, tiny_recipe
+
+HAS_LANGUAGES = ("mbart50", "mbart", "nllb", "m2m100")
+
+
+@dataclass
+class Converted:
+    name: str
+    source: Path
+    result: Conversion
+
+    @property
+    def models(self):
+        return [AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (self.result.folder, self.source)]
+
+    def tokens(self, texts: list[str], side: str = "source") -> list[list[int]]:
+        """The ids that the checkpoint's own tokenizer gives."""
+        tokenizer = AutoTokenizer.from_pretrained(self.source)
+        return tokenizer(texts)["input_ids"] if side == "source" else tokenizer(text_target=texts)["input_ids"]
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def converted(request, tmp_path_factory) -> Converted:
+    folder = tmp_path_factory.mktemp("conversion")
+    source = BUILDERS[request.param](folder / request.param)
+    return Converted(request.param, source, convert(source, folder / "heed"))
+
+
+def test_logits_and_loss_are_the_same(converted):
+    ours, theirs = converted.models
+    assert isinstance(ours, HeedForConditionalGeneration)
+    rows = [torch.tensor(ids) for ids in converted.tokens(KOREAN[:4])]
+    source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=ours.config.pad_token_id)
+    inputs = {"input_ids": source, "attention_mask": (source != ours.config.pad_token_id).long()}
+    assert not inputs["attention_mask"].all()
+    # Of one length, for mBART takes the decoder's start from each row's last label.
+    last = converted.tokens(ENGLISH[:1], "target")[0][-1]
+    labels = torch.randint(4, 80, (4, 9))
+    labels[:, -1] = last
+    our_outputs, their_outputs = (model(**inputs, labels=labels) for model in (ours, theirs))
+    if converted.name == "mbart50":  # its class would begin with the end of the target
+        assert last == ours.config.decoder_start_token_id
+    assert their_outputs.logits.std() > 0.5
+    assert (our_outputs.logits - their_outputs.logits).abs().max() < 1e-4
+    assert_near(our_outputs.loss, their_outputs.loss)
+    assert converted.result.difference < 1e-5
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_generated_tokens_are_the_same_with_the_generation_configs_of_both_folders(converted, beams):
+    ours, theirs = converted.models
+    rows = [torch.tensor(ids) for ids in converted.tokens(KOREAN[:5])]
+    pad = ours.config.pad_token_id
+    source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    inputs = {"input_ids": source, "attention_mask": (source != pad).long(), "num_beams": beams}
+    # The folder's own configs decide on the rest; of the language theirs knows nothing.
+    start = {"decoder_start_token_id": ours.generation_config.decoder_start_token_id}
+    forced = {"forced_bos_token_id": ours.generation_config.forced_bos_token_id}
+    expected = theirs.generate(**inputs, **start, **forced).tolist()
+    assert len({id_ for row in expected for id_ in row}) > 10
+    assert ours.generate(**inputs).tolist() == expected
+
+
+def test_the_generation_config_is_the_checkpoints_and_names_the_language(converted):
+    ours, theirs = (
+        json.loads((folder / "generation_config.json").read_text())
+        for folder in (converted.result.folder, converted.source)
+    )
+    added = {"forced_bos_token_id", "decoder_start_token_id", "transformers_version"}
+    assert {k: v for k, v in ours.items() if k not in added} == {k: v for k, v in theirs.items() if k not in added}
+    assert theirs["num_beams"] == 4
+    tokenizer = AutoTokenizer.from_pretrained(converted.source)
+    if converted.name in HAS_LANGUAGES:
+        token = {"nllb": "eng_Latn", "m2m100": "__en__"}.get(converted.name, "en_XX")
+        key = "decoder_start_token_id" if converted.name == "mbart" else "forced_bos_token_id"
+        assert ours[key] == tokenizer.convert_tokens_to_ids(token)
+    if converted.name.startswith("marian"):
+        assert ours["bad_words_ids"] == [[ours["pad_token_id"]]]
+
+
+def test_tokenizers_give_the_same_ids_and_decode_to_the_same_text(converted):
+    pair = TokenizerPair.from_pretrained(converted.result.folder)
+    texts = [*TEXTS, *KOREAN, *ENGLISH]
+    assert pair.encode_source(texts) == converted.tokens(texts)
+    labels = converted.tokens(texts, "target")
+    assert pair.encode_target(texts) == labels
+    if converted.name in HAS_LANGUAGES:
+        assert pair.encode_source(texts) != labels
+    theirs = AutoTokenizer.from_pretrained(converted.source)
+    decoded = theirs.batch_decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert pair.decode_target(labels) == decoded
+    assert pair.decode_target(labels)[-1] == ENGLISH[-1]
+    pair.check_config(AutoModelForSeq2SeqLM.from_pretrained(converted.result.folder).config)
+
+
+def test_what_looks_like_a_special_token_in_a_sentence_is_text(converted):
+    pair = TokenizerPair.from_pretrained(converted.result.folder)
+    tokenizer = AutoTokenizer.from_pretrained(converted.source)
+    tokens = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    tokens += list(getattr(tokenizer, "lang_token_to_id", ()))
+    assert len(tokens) >= 3
+    for encode, side in ((pair.encode_source, pair.source), (pair.encode_target, pair.target)):
+        special = {side.convert_tokens_to_ids(token) for token in tokens} - {side.unk_token_id}
+        expected = [id_ for id_ in encode(["a b"])[0] if id_ in special]
+        for token, ids in zip(tokens, encode([f"a {token} b {token}" for token in tokens]), strict=True):
+            assert [id_ for id_ in ids if id_ in special] == expected, token
+
+
+def test_texts_are_translated_to_the_same_texts(converted):
+    ours = Translator.from_pretrained(converted.result.folder).translate(KOREAN[:3])
+    tokenizer = AutoTokenizer.from_pretrained(converted.source)
+    model = converted.models[1]
+    names = ("decoder_start_token_id", "forced_bos_token_id")
+    settings = json.loads((converted.result.folder / "generation_config.json").read_text())
+    given = {name: settings[name] for name in names if name in settings}
+    outputs = [model.generate(**tokenizer([text], return_tensors="pt"), **given) for text in KOREAN[:3]]
+    expected = [tokenizer.decode(output[0], skip_special_tokens=True).strip() for output in outputs]
+    assert all(expected)
+    found = [best.text.strip() for best, *_ in ours]
+    assert found == expected
+
+
+@pytest.mark.parametrize("converted", ["marian_separate", "mbart50", "m2m100"], indirect=True)
+def test_the_folder_passes_heed_verify_without_heed_too(converted):
+    result = verify(converted.result.folder, ENGLISH[-5:])
+    assert not result.failed, result.table()
+    assert {"code in the folder", "tokenizer round trip"} <= {v.check for v in result.verdicts if v.result == "pass"}
+
+
+def test_notes_tell_what_was_kept_and_left_out(converted):
+    notes = " ".join(converted.result.notes)
+    assert ("only sentencepiece" in notes) == converted.name.startswith(("marian", "m2m"))
+    assert ("`encoder_layerdrop` 0.05" in notes) == (converted.name in ("nllb", "m2m100"))
+    is_plain = json.loads((converted.result.folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert (is_plain == "PreTrainedTokenizerFast") == (not converted.name.startswith(("marian", "m2m")))
+    has_two = (converted.result.folder / TARGET_FOLDER).exists()
+    assert has_two == (converted.name in ("marian_separate", "mbart50", "mbart", "nllb"))
+
+
+@pytest.mark.parametrize("name", ["marian_separate", "nllb"])
+def test_a_converted_model_is_trained_further(tmp_path, name):
+    source = BUILDERS[name](tmp_path / name)
+    folder = convert(source, tmp_path / "heed").folder
+    changes = {"model": {"start_from": str(folder)}, "tokenizer": {}, "optimization.max_updates": 4}
+    result = train(tiny_recipe(tmp_path / "run", changes))
+    before, after = load_file(folder / "model.safetensors"), load_file(result.folder / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert not any(torch.equal(before[key], after[key]) for key in before if key.endswith("fc1.weight"))
+    losses = logged(tmp_path / "run", "train/loss")
+    assert losses[-1] < losses[0]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return bart(tmp_path_factory.mktemp("source") / "bart")
+
+
+@pytest.fixture(scope="module")
+def languages(tmp_path_factory) -> Path:
+    return nllb(tmp_path_factory.mktemp("source") / "nllb")
+
+
+def changed(source: Path, folder: Path, **changes) -> Path:
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_stay_in_the_dtype_in_which_they_were_to_the_bit(tmp_path, source, dtype):
+    model = AutoModelForSeq2SeqLM.from_pretrained(source).to(dtype)
+    shutil.copytree(source, tmp_path / "half")
+    model.save_pretrained(tmp_path / "half")
+    folder = convert(tmp_path / "half", tmp_path / "heed").folder
+    weights = load_file(folder / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {dtype}
+    assert torch.equal(weights["model.encoder.layers.1.feed_forward.fc2.bias"], model.model.encoder.layers[1].fc2.bias)
+
+
+def test_a_bias_of_zeros_is_left_out_and_another_kept(source):
+    model = AutoModelForSeq2SeqLM.from_pretrained(source)
+    assert convert_model(model).config.output_bias
+    model.final_logits_bias.zero_()
+    ours = convert_model(model)
+    assert not ours.config.output_bias
+    assert ours.lm_head.bias is None
+
+
+def test_a_converted_model_shares_no_memory_with_the_first(source):
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(source)
+    ours = convert_model(theirs)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.zero_()
+    assert all(parameter.any() for parameter in theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["BartModel"]}, r"`architectures` must be BartForConditionalGeneration, but is BartModel"),
+        ({"decoder_start_token_id": None}, "`decoder_start_token_id` must be set, but is None instead"),
+        (
+            {"is_decoder": True, "pad_token_id": None},
+            "`is_decoder` must be False, but .*`pad_token_id` must be",
+        ),
+        ({"is_encoder_decoder": False}, "`is_encoder_decoder` must be True, but is False instead"),
+        ({"quantization_config": {"quant_method": "awq"}}, "`quantization_config` must be absent, but is .*awq"),
+        ({"decoder_layers": 1}, "have, unknown to the model, model.decoder.layers.1"),
+        ({"decoder_layers": 3}, "lack model.decoder.layers.2"),
+    ],
+)
+def test_what_cannot_be_expressed_is_named_and_nothing_is_left(tmp_path, source, changes, message):
+    folder = changed(source, tmp_path / "changed", **changes)
+    with pytest.raises(ValueError, match=message):
+        convert(folder, tmp_path / "heed")
+    assert [path.name for path in tmp_path.iterdir()] == ["changed"]
+
+
+def test_other_kinds_of_models_are_named(tmp_path):
+    with pytest.raises(ValueError, match="`model_type` must be one of bart, m2m_100, marian, mbart, but is t5"):
+        convert_config(T5Config())
+    BartForSequenceClassification(BartConfig(**SIZES, vocab_size=99)).save_pretrained(tmp_path / "classifier")
+    with pytest.raises(ValueError, match=r"`architectures` must be .*, but is BartForSequenceClassification"):
+        convert(tmp_path / "classifier", tmp_path / "heed")
+
+
+def test_positions_that_are_no_sinusoids_are_refused(tmp_path):
+    source = BUILDERS["marian"](tmp_path / "marian")
+    model = AutoModelForSeq2SeqLM.from_pretrained(source)
+    weights = load_file(source / "model.safetensors")
+    weights["model.encoder.embed_positions.weight"] = model.model.encoder.embed_positions.weight + 0.01
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"`model.encoder.embed_positions.weight` must hold the sinusoids .* 1.0e-02"):
+        convert(source, tmp_path / "heed")
+
+
+def test_a_difference_in_the_logits_is_noticed_and_nothing_is_left(tmp_path, languages, monkeypatch):
+    monkeypatch.setitem(conversion.OPTIONS["m2m_100"], "sinusoid_layout", "concatenated")
+    with pytest.raises(ValueError, match="logits differ by"):
+        convert(languages, tmp_path / "heed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_target_is_refused_and_not_touched(tmp_path, source):
+    (tmp_path / "heed").mkdir()
+    with pytest.raises(ValueError, match=r"`target` must be a folder that does not exist yet, but .*heed does"):
+        convert(source, tmp_path / "heed")
+    assert not list((tmp_path / "heed").iterdir())
+
+
+def test_a_target_that_was_begun_goes_away_when_writing_fails(tmp_path, source, monkeypatch):
+    def fail(self, folder):
+        assert (folder / "model.safetensors").is_file()
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(TokenizerPair, "save_pretrained", fail)
+    with pytest.raises(OSError, match="no space"):
+        convert(source, tmp_path / "heed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_languages_are_chosen_checked_and_refused_where_there_are_none(tmp_path, source, languages):
+    with pytest.raises(ValueError, match=r"`target_language` must be one of .*deu_Latn.*, but is 'de' instead"):
+        convert(languages, tmp_path / "heed", "kor_Hang", "de")
+    with pytest.raises(ValueError, match=r"`source_language` must be None for a .*, but is 'ko' instead"):
+        convert(source, tmp_path / "heed", "ko")
+    folder = convert(languages, tmp_path / "heed", "fra_Latn", "deu_Latn").folder
+    tokenizer = AutoTokenizer.from_pretrained(languages, src_lang="fra_Latn", tgt_lang="deu_Latn")
+    pair = TokenizerPair.from_pretrained(folder)
+    assert pair.encode_source(["a b"]) == tokenizer(["a b"])["input_ids"]
+    assert pair.encode_target(["a b"]) == tokenizer(text_target=["a b"])["input_ids"]
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert settings["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("deu_Latn")
+
+
+def test_languages_that_a_tokenizer_does_not_count_among_its_tokens_are_counted(tmp_path):
+    folder = convert(m2m100(tmp_path / "m2m100", counted=False), tmp_path / "heed").folder
+    pair = TokenizerPair.from_pretrained(folder)
+    (ids,) = pair.encode_target(["a"])
+    assert pair.target.convert_ids_to_tokens(ids[0]) == "__en__"
+    assert pair.decode_target([ids]) == ["a"]
+    assert not any("__" in best.text for best, *_ in Translator.from_pretrained(folder).translate(KOREAN[:3]))
+
+
+def test_a_model_without_a_tokenizer_is_converted_alone(tmp_path, source):
+    AutoModelForSeq2SeqLM.from_pretrained(source).save_pretrained(tmp_path / "alone")
+    result = convert(tmp_path / "alone", tmp_path / "heed")
+    assert "no tokenizer" in result.notes[0]
+    assert not (result.folder / "tokenizer_config.json").exists()
+    with pytest.raises(ValueError, match="`target_language` needs a tokenizer"):
+        convert(tmp_path / "alone", tmp_path / "other", target_language="de")
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path, source):
+    folder = tmp_path / "larger"
+    shutil.copytree(source, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<one>", "<more>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"must have at most (\d+) tokens, the model's `vocab_size`, but has \d+"):
+        convert(folder, tmp_path / "heed")
+
+
+def test_the_command_converts_and_tells(tmp_path, languages):
+    arguments = ["convert", str(languages), str(tmp_path / "heed"), "--target-language", "fra_Latn"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "m2m_100: " in result.output
+    assert "logits differ by 0" in result.output
+    assert (tmp_path / "heed/model.safetensors").is_file()
+
+
+def test_the_python_of_the_guide_runs(tmp_path, languages, monkeypatch, capsys):
+    guide = (Path(__file__).parents[2] / "docs/guides/convert.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(blocks) == 3
+    shutil.copytree(languages, tmp_path / "checkpoints/nllb")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(block, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "2"
+    assert (tmp_path / "runs/nllb-ko-en/model.safetensors").is_file()
+
+
+def test_the_options_of_the_guide_are_those_of_the_config():
+    guide = (Path(__file__).parents[2] / "docs/guides/convert.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (.*) \|$", guide, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    assert {"position_offset", "embedding_norm", "output_bias"} <= named
+    assert named <= set(HeedConfig.__dataclass_fields__)

@@ -1,0 +1,65 @@
+"""The guides of loading and publishing run as they are written, against a stand-in of the Hub."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_model_card import FACTS
+
+from heed.data.tokenization import train_tokenizers
+from heed.publishing.model_card import write_model_card
+from hub_stand_in import HubStandIn
+from memorised import PAIRS, memorised_model
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+# A block of Python and, right behind it, what it prints.
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
+MARK = "--- next block"
+
+pytestmark = pytest.mark.slow
+
+
+def blocks_of(name):
+    return BLOCK.findall((GUIDES / name).read_text(encoding="utf-8"))
+
+
+def printed(name, environment, setting=""):
+    """Run a guide's blocks one after the other in a process of their own; return what each printed, and the names."""
+    code = f"\nprint({MARK!r})\n".join([setting, *(code for code, _ in blocks_of(name))])
+    script = f"{code}\nprint({MARK!r})\nprint(revision)\n"
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout.split(f"{MARK}\n")[1:]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("guides")
+    folder = place / "runs" / "quickstart" / "model"
+    folder.mkdir(parents=True)
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
+    memorised_model(tokenizers, PAIRS).save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    write_model_card(folder, FACTS)
+    with HubStandIn() as hub:
+        environment = os.environ | hub.environment(place / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
+        setting = f"import os; os.chdir({json.dumps(str(place))})"
+        *published, revision = printed("publish.md", environment, setting)
+        *loaded, _ = printed("load_and_generate.md", environment, f"revision = {revision.strip()!r}")
+    return {"publish.md": published, "load_and_generate.md": loaded}
+
+
+@pytest.mark.parametrize("name", ["publish.md", "load_and_generate.md"])
+def test_a_guide_prints_what_it_says_it_prints(outputs, name):
+    blocks = blocks_of(name)
+    assert len(blocks) >= 4
+    assert len(outputs[name]) == len(blocks)
+    assert sum(bool(expected) for _, expected in blocks) >= 4
+    for (code, expected), found in zip(blocks, outputs[name], strict=True):
+        assert found == expected, code

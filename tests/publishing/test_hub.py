@@ -1,0 +1,289 @@
+"""Models on the Hub, or rather on a stand-in of it: what is pushed is what others load, at every revision."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import EvalResult, ModelCardData
+from test_model_card import FACTS
+
+from heed.data.tokenization import train_tokenizers
+from heed.publishing import hub
+from heed.publishing.hub import check_folder, push, read_card
+from heed.publishing.model_card import write_model_card
+from hub_stand_in import HubStandIn
+from memorised import PAIRS, memorised_model
+
+pytestmark = pytest.mark.slow
+
+KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+LOUD = {source: target.upper() for source, target in PAIRS.items()}
+CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
+
+PUSH = """
+import json, sys
+from heed import HeedForConditionalGeneration
+from heed.data.tokenization import TokenizerPair
+from heed.publishing.hub import push
+folders = json.loads(sys.argv[1])
+# A second commit, with tokenizers of its own for each side; a third, in shards, on a branch; a fourth like the first.
+pushed = [push(folders["separate"], "me/tiny"), push(folders["sharded"], "me/tiny", revision="next")]
+pushed.append(push(folders["joint"], "me/tiny", message="As before"))
+model, tokenizers = (
+    load.from_pretrained(folders["joint"]) for load in (HeedForConditionalGeneration, TokenizerPair)
+)
+model.push_to_hub("me/own", private=True)
+tokenizers.source.push_to_hub("me/own")
+from huggingface_hub import HfApi
+HfApi().upload_file(path_or_fileobj=folders["joint"] + "/README.md", path_in_repo="README.md", repo_id="me/own")
+from transformers import pipeline
+pipeline("heed-translation", model=folders["separate"], device="cpu").push_to_hub("me/whole")
+print(json.dumps([one.commit for one in pushed]))
+"""
+
+LOAD = """
+import json, sys
+sys.modules["heed"] = None  # makes the import fail
+import torch
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+texts, expected, loud, revisions, ids = json.loads(sys.argv[1])
+trusted = {"trust_remote_code": True}
+
+def translations(revision, **options):
+    translate = pipeline(model="me/tiny", revision=revision, device="cpu", **trusted, **options)
+    assert type(translate).__module__.startswith("transformers_modules."), type(translate)
+    return [one["translation_text"] for one in translate(texts, batch_size=2)]
+
+for revision, answers in zip(revisions, (expected, loud, expected, expected), strict=True):
+    assert translations(revision) == answers, revision
+assert translations(None) == expected
+model = AutoModelForSeq2SeqLM.from_pretrained("me/tiny", revision=revisions[0], **trusted)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+assert revisions[0] in type(model).__module__, type(model)
+tokenizer = AutoTokenizer.from_pretrained("me/tiny", revision=revisions[0], **trusted)
+inputs = tokenizer(texts[:2], return_tensors="pt", padding=True)
+found = model.generate(**inputs, num_beams=2).tolist()
+assert found == ids, (found, ids)
+assert type(AutoModel.from_pretrained("me/tiny", revision=revisions[2], **trusted)).__name__ == "HeedModel"
+own = pipeline(model="me/own", device="cpu", **trusted)
+assert own(texts[0]) == [{"translation_text": expected[0]}]
+print("done")
+"""
+
+WITH_HEED = """
+import json, sys
+from transformers import pipeline
+from heed import Translator
+from heed.inference.loading import load_model
+texts, expected, loud, revisions, _ = json.loads(sys.argv[1])
+for revision, answers in zip([*revisions, "next", None], (expected, loud, expected, expected, expected, expected)):
+    translator = Translator.from_pretrained("me/tiny", device="cpu", revision=revision)
+    assert [one[0].text for one in translator.translate(texts)] == answers, revision
+translate = pipeline("heed-translation", model="me/tiny", revision=revisions[1], device="cpu")
+assert type(translate).__module__ == "heed.pipeline_heed"
+assert [one["translation_text"] for one in translate(texts)] == loud
+for place, message in ((("me/none", None), "me/none must be"), (("me/tiny", "v9"), "me/tiny at revision v9 must be")):
+    try:
+        load_model(*place)
+    except FileNotFoundError as error:
+        assert str(error).startswith(message), error
+    else:
+        raise AssertionError(place)
+print("done")
+"""
+
+
+def run(environment, *command):
+    process = subprocess.run(
+        [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three folders with cards: joint tokenizers, separate ones with other answers, and the first in shards."""
+    place = tmp_path_factory.mktemp("folders")
+    joint = train_tokenizers(KOREAN, ENGLISH, vocab_size=272)
+    separate = train_tokenizers(KOREAN, list(LOUD.values()), vocab_size=264, joint=False)
+    model = memorised_model(joint, PAIRS)
+    for name, tokenizers, saved, size in (
+        ("joint", joint, model, "5GB"),
+        ("separate", separate, memorised_model(separate, LOUD), "5GB"),
+        ("sharded", joint, model, "40KB"),
+    ):
+        saved.save_pretrained(place / name, max_shard_size=size)
+        tokenizers.save_pretrained(place / name)
+        write_model_card(place / name, FACTS)
+    (place / "joint" / "training_state").mkdir()
+    (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
+    (place / "joint" / "log.jsonl").write_text("{}")
+    inputs = joint.source(KOREAN[:2], return_tensors="pt", padding=True)
+    return place, model.generate(**inputs, num_beams=2).tolist()
+
+
+@pytest.fixture(scope="module")
+def pushed(folders, tmp_path_factory):
+    """The stand-in after everything was pushed to it, and what a fresh process finds there."""
+    place, ids = folders
+    caches = tmp_path_factory.mktemp("caches")
+    with HubStandIn() as stand_in:
+        sender = stand_in.environment(caches / "sender")
+        told = run(sender, "-m", "heed.cli", "push", str(place / "joint"), "me/tiny", "--private")
+        first = told[0].removeprefix("me/tiny at revision ")
+        requests = list(stand_in.requests)
+        paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}
+        revisions = [first, *json.loads(run(sender, "-c", PUSH, json.dumps(paths))[-1])]
+        # As they were pushed: first, separate, sharded, joint again.
+        answers = json.dumps([KOREAN, ENGLISH, list(LOUD.values()), revisions, ids])
+        receiver = stand_in.environment(caches / "receiver")
+        loaded = run(receiver, "-c", LOAD, answers)
+        with_heed = run(stand_in.environment(caches / "heed"), "-c", WITH_HEED, answers)
+    offline = receiver | {"HF_HUB_OFFLINE": "1"}
+    return SimpleNamespace(
+        **{"hub": stand_in, "revisions": revisions, "told": told, "requests": requests, "answers": answers},
+        **{"loaded": loaded, "with_heed": with_heed, "offline": offline},
+    )
+
+
+def files_at(pushed, revision, repository="me/tiny"):
+    return pushed.hub.repositories[repository].commits[revision]
+
+
+def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, folders):
+    assert [request for request in pushed.requests if "/commit/" in request] == [
+        "POST /api/models/me/tiny/commit/main"
+    ]
+    files = files_at(pushed, pushed.revisions[0])
+    assert set(files) == CODE | {
+        *(".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    for name in set(files) - {".gitattributes"}:
+        assert files[name] == (folders[0] / "joint" / name).read_bytes()
+
+
+def test_the_command_tells_the_revision_and_makes_the_repository_private(pushed):
+    assert pushed.hub.repositories["me/tiny"].private
+    assert pushed.told[1] == f"{pushed.hub.url}/me/tiny/commit/{pushed.revisions[0]}"
+
+
+def test_another_push_leaves_nothing_of_the_one_before(pushed):
+    first, separate, sharded, again = (set(files_at(pushed, revision)) for revision in pushed.revisions)
+    assert "target_tokenizer/tokenizer.json" in separate
+    assert again == first
+    assert "model.safetensors" not in sharded
+    assert len([name for name in sharded if name.endswith(".safetensors")]) > 1
+    branches = pushed.hub.repositories["me/tiny"].branches
+    assert branches == {"main": pushed.revisions[3], "next": pushed.revisions[2]}
+
+
+def test_each_revision_loads_with_its_code_where_heed_is_not_installed(pushed):
+    assert pushed.loaded[-1:] == ["done"]
+
+
+def test_each_revision_loads_with_heed(pushed):
+    assert pushed.with_heed[-1:] == ["done"]
+
+
+def test_what_was_loaded_once_loads_without_the_network(pushed):
+    assert run(pushed.offline, "-c", LOAD, pushed.answers)[-1:] == ["done"]
+
+
+def test_model_tokenizer_and_card_can_be_pushed_on_their_own(pushed):
+    own = pushed.hub.repositories["me/own"]
+    files = own.commits[own.branches["main"]]
+    assert own.private
+    assert CODE | {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
+    assert b"heed-tiny-ko-en" in files["README.md"]
+
+
+def test_a_whole_pipeline_can_be_pushed(pushed):
+    whole = pushed.hub.repositories["me/whole"]
+    files = set(whole.commits[whole.branches["main"]])
+    assert CODE | {"model.safetensors", "tokenizer.json", "target_tokenizer/tokenizer.json"} <= files
+
+
+# Before anything is sent
+
+
+@pytest.fixture
+def folder(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: pytest.fail("the Hub was asked"))
+    shutil.copytree(folders[0] / "sharded", tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "README.md", "modeling_heed.py", "configuration_heed.py", "pipeline_heed.py"),
+        *("model-00002-of-*.safetensors", "tokenizer_config.json"),
+    ],
+)
+def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder, name):
+    check_folder(folder)
+    (path,) = folder.glob(name)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
+        push(folder, "me/tiny")
+
+
+def test_a_folder_without_weights_is_not_pushed(folder):
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match="weights"):
+        push(folder, "me/tiny")
+    with pytest.raises(FileNotFoundError, match="must be a folder with a model"):
+        push(folder / "nowhere", "me/tiny")
+
+
+def test_tokenizers_of_another_model_are_not_pushed(folder):
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=265).save_pretrained(folder)
+    with pytest.raises(ValueError, match="`vocab_size` must be 265, but is 272"):
+        push(folder, "me/tiny")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("license: apache-2.0\n", "", "must have `license`"),
+        ("library_name: transformers\n", "", "must have `library_name`"),
+        ("language:\n- ko\n- en\n", "", "must have `language`"),
+        ("license: apache-2.0\n", "license: [\n", "must be that of a model card"),
+        ("      value: ", "      valu: ", "must be that of a model card"),
+    ],
+)
+def test_a_card_that_the_hub_could_not_read_is_not_pushed(folder, old, new, message):
+    path = folder / "README.md"
+    card = path.read_text(encoding="utf-8")
+    assert old in card
+    path.write_text(card.replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        push(folder, "me/tiny")
+
+
+def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
+    data = read_card(folder / "README.md").data
+    assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
+    assert all(isinstance(result, EvalResult) for result in data.eval_results)
+    found = {(result.dataset_name, result.metric_type): result.metric_value for result in data.eval_results}
+    scores = FACTS["scores"]
+    assert found["built-in test", "bleu"] == round(scores["built-in test"]["bleu"], 2)
+    assert found["news", "chrf"] == round(scores["news"]["chrf"], 2)
+    assert any("signature" in (result.metric_args or {}) for result in data.eval_results)
+    again = ModelCardData(**data.to_dict())
+    assert again.to_dict() == data.to_dict()
+
+
+def test_training_state_and_hidden_files_stay_at_home():
+    from huggingface_hub.utils import filter_repo_objects
+
+    private = ["training_state/optimizer.pt", "log.jsonl", ".secret", "manifest.json", "target_tokenizer/.x"]
+    public = ["model.safetensors", "config.json", "target_tokenizer/tokenizer.json", "README.md", "recipe.yaml"]
+    assert list(filter_repo_objects([*private, *public], ignore_patterns=hub.PRIVATE_FILES)) == public

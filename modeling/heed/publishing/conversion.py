@@ -121,7 +121,7 @@ def convert(
     ours.generation_config = _generation_config(generation_config, ours.config)
     notes += told
     with _new_folder(target) as folder:
-        ours.to(dtype).save_pretrained(folder)
+        torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if tokenizers is not None:
             tokenizers.save_pretrained(folder)
     return Conversion(target, model_type, ours.num_parameters(), difference, tuple(notes))
@@ -175,7 +175,7 @@ def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
 @torch.no_grad()
 def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGeneration) -> float:
     """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1."""
-    config = ours.config
+    config: Any = ours.config
     generator = torch.Generator().manual_seed(0)
     rows, source_length, target_length = 3, min(12, config.max_position_embeddings), 7
 

@@ -190,9 +190,10 @@ def _kept_pair(tokenizer: Any, source: str, config: "HeedConfig", bos: str | Non
         return TokenizerPair(tokenizer, tokenizer)
     # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows one alone.
     sides = []
+    sizes: Any = config.vocab_size, config.decoder_vocab_size
     for vocabulary, pieces, size in (
-        (tokenizer.encoder, tokenizer.spm_files[0], config.vocab_size),
-        (tokenizer.target_encoder, tokenizer.spm_files[1], config.decoder_vocab_size),
+        (tokenizer.encoder, tokenizer.spm_files[0], sizes[0]),
+        (tokenizer.target_encoder, tokenizer.spm_files[1], sizes[1]),
     ):
         side = _one_sided(tokenizer, vocabulary, pieces)
         if len(side) > size:

@@ -16,13 +16,13 @@ from heed.training.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted(
     {
         line.strip().removeprefix("$ ")
         for document in DOCUMENTS
         for line in document.read_text(encoding="utf-8").splitlines()
-        if re.match(r"(\$ )?(heed|accelerate launch|python scripts/)", line.strip())
+        if re.match(r"(\$ )?(heed |accelerate launch |python scripts/)", line.strip())
     }
 )
 

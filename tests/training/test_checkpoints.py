@@ -1,7 +1,6 @@
 import json
 import logging
 import re
-import resource
 import shutil
 from unittest.mock import Mock
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from full_disk import FileTooLarge
 from heed.data.tokenization import TokenizerPair, train_tokenizers
 from heed.modeling_heed import HeedForConditionalGeneration
 from heed.training import checkpoints
@@ -234,20 +234,6 @@ def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     assert loaded.scaler["scale"] == 128
     assert loaded.moving_average.keys() == state.moving_average.keys()
     assert all(torch.equal(loaded.moving_average[name], value) for name, value in state.moving_average.items())
-
-
-class FileTooLarge:
-    """Every file that is written ends at a size, as it does at the end of a disk."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __enter__(self):
-        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
-
-    def __exit__(self, *_):
-        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
 @pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_disk import FileTooLarge
 from heed.training import loop as loop_module
 from heed.training.checkpoints import checkpoint_path, find_damage
 from tiny_runs import logged, tiny_recipe
@@ -57,20 +58,6 @@ def test_a_run_that_is_killed_twenty_times_ends_like_one_that_is_not(tmp_path, s
     ends = assert_ends_like_the_undisturbed(tmp_path, 20, seed)
     assert len(ends) == 20
     assert any(end["was_saving"] for end in ends)
-
-
-class FileTooLarge:
-    """Every file that is written ends at a size, as it does at the end of a disk."""
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __enter__(self):
-        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
-
-    def __exit__(self, *_):
-        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
 def fill_the_disk_at(monkeypatch, updates):

@@ -307,7 +307,7 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
         for process in processes:
             process.kill()
     assert processes[0].returncode == 1
-    assert "heed: Another process of this run has ended near update" in told
+    assert "heed: Another process of this run has ended, so this one ends too" in told
     assert "Traceback" not in told
     # Another number of processes goes on from the same place.
     loop = make_loop({**changes, "resume": True})

@@ -1,19 +1,24 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the whole test suite.
 # Both create the environment in .venv first, once. Other commands: make check (linters and types), make soak (crash tests
-# that take minutes), make clean.
+# that take minutes), make oldest (the suite with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest
+# runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: quickstart test soak conformance check format clean
+.PHONY: quickstart test oldest soak conformance check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# The newest environment too: what one of them saves is read in the other.
+oldest: .venv-oldest/installed .venv/installed
+	.venv-oldest/bin/python -m pytest
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m soak
@@ -31,11 +36,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist runs modeling/*.egg-info
+	rm -rf .venv .venv-oldest build dist runs modeling/*.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt
+# What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt
+.venv/installed: pyproject.toml constraints.txt
+.venv-oldest/installed .venv/installed:
 	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Heed needs Python 3.11 or newer.')"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	touch $(INSTALLED)
+	$(PYTHON) -m venv $(@D)
+	awk -F== '!seen[$$1]++' $(filter %.txt,$^) > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt --editable ".[dev]"
+	touch $@

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import torch
 import typer
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainingArguments, set_seed
+from transformers import Seq2SeqTrainingArguments, set_seed
 
 from heed import HeedSeq2SeqTrainer
 from heed.cli import run
@@ -43,7 +43,6 @@ def finetune(
     set_seed(seed)
     network = load_model(model)
     tokenizers = TokenizerPair.from_pretrained(model)
-    tokenizers.check_config(network.config)
 
     def encode(pairs):
         inputs = tokenizers.encode_source(pairs["source"])
@@ -82,14 +81,13 @@ def finetune(
         args=arguments,
         train_dataset=read(train, "train"),
         eval_dataset=read(validation, "validation"),
-        data_collator=DataCollatorForSeq2Seq(tokenizers.source, model=network),
+        processing_class=tokenizers,
         compute_metrics=scores,
         tokens_per_update=tokens_per_update,
     )
     trainer.train()
     print({name: round(value, 3) for name, value in trainer.evaluate().items()})
-    network.save_pretrained(output)
-    tokenizers.save_pretrained(output)
+    trainer.save_model()
     print(f"model: {output}")
 
 

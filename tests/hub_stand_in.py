@@ -33,12 +33,14 @@ class HubStandIn:
     Attributes:
         repositories: By id, with every commit's files.
         requests: "METHOD path" of all requests so far.
+        token: Where it is set, what a request must bring to see a private repository.
         url: For `HF_ENDPOINT`.
     """
 
     def __init__(self):
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
+        self.token: str | None = None
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -100,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.send({"url": f"{self.hub.url}/{name}", "name": name})
 
     def api(self, name: str, action: str, revision: str, body: bytes):
-        repository = self.hub.repositories.get(name)
+        repository = self.repository(name)
         if repository is None:
             return self.send({"error": "no such repository"}, 404, {"X-Error-Code": "RepoNotFound"})
         if action == "branch":
@@ -136,8 +138,14 @@ class _Handler(BaseHTTPRequestHandler):
         url = f"{self.hub.url}/{name}/commit/{commit}"
         return self.send({"success": True, "commitUrl": url, "commitOid": commit})
 
-    def resolve(self, name: str, revision: str, path: str):
+    def repository(self, name: str) -> Repository | None:
+        """Return a repository, unless it is a private one and the request's token is not its owner's."""
         repository = self.hub.repositories.get(name)
+        is_closed = repository is not None and repository.private and self.hub.token is not None
+        return None if is_closed and self.headers.get("Authorization") != f"Bearer {self.hub.token}" else repository
+
+    def resolve(self, name: str, revision: str, path: str):
+        repository = self.repository(name)
         if repository is None:
             return self.send({"error": "no such repository"}, 404, {"X-Error-Code": "RepoNotFound"})
         commit = repository.at(revision)

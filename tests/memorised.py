@@ -19,12 +19,13 @@ PAIRS = {
 def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: str | None = None, **options):
     """Return a Heed model of two layers that translates the pairs, in evaluation mode."""
     torch.manual_seed(0)
-    config = HeedConfig(
+    sizes = {
         **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 48},
         **{"encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2},
         **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "norm_placement": "pre"},
-        **{"share_encoder_decoder_embeddings": tokenizers.is_joint, **tokenizers.special_ids(), **options},
-    )
+    }
+    sharing = {"share_encoder_decoder_embeddings": tokenizers.is_joint}
+    config = HeedConfig(**{**sizes, **sharing, **tokenizers.special_ids(), **options})
     model = HeedForConditionalGeneration(config)
     rows = zip(
         tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values())), strict=True

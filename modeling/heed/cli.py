@@ -27,6 +27,13 @@ Beams = Annotated[int | None, typer.Option("--num-beams", help="Beam width; 1 is
 MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
 Kind = Literal["cross", "encoder", "decoder"]
+EngineOption = Annotated[
+    Literal["auto", "native", "generate"],
+    typer.Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
+]
+PrecisionOption = Annotated[
+    Literal["float32", "bfloat16", "int8"], typer.Option(help="Of the native decoder's weights.")
+]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")]
@@ -154,6 +161,8 @@ def translate(
     max_new_tokens: MaxNewTokens = None,
     to: TargetLanguage = None,
     token_budget: Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")] = 8192,
+    engine: EngineOption = "auto",
+    precision: PrecisionOption = "float32",
     revision: Revision = None,
     device: Device = None,
 ):
@@ -161,7 +170,7 @@ def translate(
     from heed.inference.translation import Translator
 
     _quieten()
-    translator = Translator.from_pretrained(model, device=device, revision=revision)
+    translator = Translator.from_pretrained(model, device, revision, engine, precision)
     lines = text if text else io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n")
     for translations in translator.translate_lines(
         lines,

@@ -1,5 +1,9 @@
 """The sizes and options of a Heed Transformer; the defaults are the base model of *Attention Is All You Need*."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Literal
 
@@ -19,6 +23,26 @@ EXTRA_KEYS = (
 )
 FORMAT_VERSION = 1
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
+_is_generating = ContextVar("_is_generating", default=False)
+
+
+@contextmanager
+def vocabulary_of_the_target() -> Iterator[None]:
+    """Let `HeedConfig.get_text_config()` tell the number of target tokens as `vocab_size`, in this thread."""
+    token = _is_generating.set(True)
+    try:
+        yield
+    finally:
+        _is_generating.reset(token)
+
+
+def check_one_kernel(attn_implementation: str | dict | None):
+    """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
+    if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
+        raise ValueError(
+            f"`attn_implementation` must be one name for encoder and decoder, but is {attn_implementation} instead."
+        )
 
 
 class OfferedPipelines(dict):
@@ -45,8 +69,9 @@ class HeedConfig(PreTrainedConfig):
         vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
             The paper shares one byte-pair vocabulary of about 37,000 tokens (section 5.1).
         decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
-            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`. While both are
-            equal, assigning `vocab_size` sets both.
+            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`. Assigning
+            `vocab_size` sets both where source and target have one vocabulary: where both are equal and
+            `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
             translates about as well and generates faster.
@@ -80,6 +105,10 @@ class HeedConfig(PreTrainedConfig):
             BART has it.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
+        depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
+            Transformer with Depth-Scaled Initialization and Merged Attention"; `transformer-depth-scaling` in
+            Marian). Post-norm stacks of 12 layers learn slowly or not at all without it. It changes fresh models
+            alone; the paper has none of it.
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
         attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
             network; the paper has none there.
@@ -87,7 +116,8 @@ class HeedConfig(PreTrainedConfig):
             plain cross-entropy, so that its exponential is the perplexity.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
             `True` shares them as the next two say; both `True` is the paper's single matrix (section 3.4).
-        share_encoder_decoder_embeddings (`bool`): Source and target embeddings are one matrix.
+        share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary, and unless
+            `tie_word_embeddings` is False their embeddings are one matrix.
         tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
         output_bias (`bool`): Adds a bias to the pre-softmax matrix, as Marian has it; the paper has none.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
@@ -139,6 +169,7 @@ class HeedConfig(PreTrainedConfig):
     embedding_norm: bool = False
     norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
     layer_norm_eps: float = 1e-5
+    depth_scaled_init: bool = False
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
@@ -172,10 +203,29 @@ class HeedConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name, value):
-        one_size = name == "vocab_size" and self.__dict__.get("decoder_vocab_size") == self.__dict__.get("vocab_size")
+        if name == "_attn_implementation":
+            check_one_kernel(value)
+        moves_both = name == "vocab_size" and self.has_one_vocabulary
         super().__setattr__(name, value)
-        if one_size:  # `decoder_vocab_size` was `vocab_size` by default or in effect, and stays so
+        if moves_both:
             self.decoder_vocab_size = value
+
+    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
+        """Return the config of one side, as transformers does.
+
+        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
+        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
+        """
+        if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
+            config = copy.copy(self)
+            config.vocab_size = self.decoder_vocab_size or self.vocab_size
+            return config
+        return super().get_text_config(decoder=decoder, encoder=encoder)
+
+    @property
+    def has_one_vocabulary(self) -> bool:
+        """Whether source and target have the same tokens, be it in one embedding matrix or in two."""
+        return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
 
     @property
     def shares_source_and_target_embeddings(self) -> bool:

@@ -8,6 +8,7 @@ H heads, D = d_model, V = number of target tokens.
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 
@@ -32,9 +33,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from .configuration_heed import GATED_ACTIVATIONS, HeedConfig, check_one_kernel, vocabulary_of_the_target
 
 IGNORED_LABEL = -100
+# The attention functions that take any mask and values of another width than the keys.
+GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
 
 
 # Positions, section 3.5
@@ -142,6 +145,39 @@ def eager_attention(
     return torch.matmul(dropped, value).transpose(1, 2), weights
 
 
+def has_uneven_heads(config: HeedConfig) -> bool:
+    """Tell whether the keys of a head are wider or narrower than its values."""
+    widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
+    return any((config.d_k or width) != (config.d_v or width) for width in widths)
+
+
+def check_kernel(config: HeedConfig, name: str | None):
+    """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
+    choices, reason = GENERAL_KERNELS, None
+    if config.attention_scoring == "additive":
+        choices, reason = ("eager",), "`attention_scoring` is additive"
+    elif config.encoder_neighbourhood or config.decoder_neighbourhood:
+        reason = "self-attention is restricted to a neighbourhood"
+    elif has_uneven_heads(config):
+        reason = "`d_k` differs from `d_v`"
+    if reason is not None and name is not None and name not in choices:
+        raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
+
+
+def check_flex_attention(query: torch.Tensor, dropout: float):
+    """Raise a `ValueError` where flex_attention cannot do what is asked of it."""
+    if dropout > 0:
+        raise ValueError(
+            f"`attention_dropout` must be 0 to train with flex_attention, which cannot drop weights, but is {dropout} "
+            "instead; eager and sdpa can."
+        )
+    if query.requires_grad and query.device.type == "cpu":
+        raise ValueError(
+            "`attn_implementation` must be eager or sdpa to compute gradients on the CPU, but is flex_attention "
+            "instead. Where none are needed, call the model within `torch.no_grad()`."
+        )
+
+
 class AdditiveScore(nn.Module):
     """Score vᵀ tanh(q + k) of each query and key (Bahdanau et al., 2015); q and k are already projected."""
 
@@ -206,12 +242,15 @@ class HeedAttention(nn.Module):
             The output `(batch, query_length, d_model)`, and the weights if the attention function returns them.
         """
         positions = kwargs.pop("positions")
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kwargs.pop("attn_implementation"), eager_attention)
+        kernel = kwargs.pop("attn_implementation")
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention)
         query = self._split_heads(self.q_proj(hidden_states), self.d_k)
         if self.rotary is not None and key_value_states is None:
             query = self.rotary(query, positions)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, positions)
         dropout = self.dropout if self.training else 0.0
+        if kernel == "flex_attention":
+            check_flex_attention(query, dropout)
         output, weights = attend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )  # (B, Q, H, d_v)
@@ -351,6 +390,16 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states))
 
 
+class HubToken:
+    """Opens a private repository for what is loaded after the model; it is never shown, copied or saved."""
+
+    def __init__(self, value: str | bool | None = None):
+        self.value = value
+
+    def __reduce__(self):
+        return HubToken, ()
+
+
 class HeedPreTrainedModel(PreTrainedModel):
     """What every Heed Transformer shares: loading, initial weights, and what transformers may do with it."""
 
@@ -365,20 +414,37 @@ class HeedPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
+    is_part_of_a_model = False
 
     def __init__(self, config: HeedConfig):
-        # Read by transformers before it picks an attention function for this model: never pick one that would
-        # silently compute something else.
+        # Read by transformers before it picks an attention function for a model that was given none.
         if config.attention_scoring == "additive":
-            if config._attn_implementation not in (None, "eager"):
-                raise ValueError(
-                    "`attn_implementation` must be eager where `attention_scoring` is additive, "
-                    f"but is {config._attn_implementation} instead."
-                )
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
-        if config.encoder_neighbourhood or config.decoder_neighbourhood or config.d_k != config.d_v:
+        if config.encoder_neighbourhood or config.decoder_neighbourhood or has_uneven_heads(config):
             self._supports_flash_attn = False
         super().__init__(config)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        """Refuse what transformers would let pass: it looks at some names only, and does not know the config."""
+        check_kernel(self.config, attn_implementation)
+        known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
+        name = attn_implementation or "eager"
+        if name not in known and ("/" not in name or name.startswith("paged|")):
+            raise ValueError(
+                f"`attn_implementation` must be one of {', '.join(known)}, or a kernel of the Hub (`owner/name`), "
+                f"but is {name} instead."
+            )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs):
+        """Choose the attention function, as transformers does; encoder and decoder share one config, and so one name.
+
+        Raises:
+            ValueError: If it is unknown, would compute something else, or is given for a part of the model.
+        """
+        check_one_kernel(attn_implementation)
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -397,30 +463,156 @@ class HeedPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Resize as transformers does: source and target where their vocabularies have one size, else the source."""
-        has_one_size = self.config.decoder_vocab_size == self.config.vocab_size
-        head, decoder = self.get_output_embeddings(), self.get_decoder()
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if has_one_size and not self.config.shares_source_and_target_embeddings and decoder is not self:
-            decoder.resize_token_embeddings(self.config.vocab_size, mean_resizing=mean_resizing)
-        if has_one_size:
-            self.config.decoder_vocab_size = self.config.vocab_size
-            self.tie_weights()
-        elif head is not None:
-            # transformers resizes the output with the source.
-            self.set_output_embeddings(head)
-        return embeddings
+        """Resize the source embeddings; with one vocabulary for both sides the target's and the output too.
+
+        Source and target have one vocabulary where `config.has_one_vocabulary` says so. Where they have two,
+        `resize_decoder_token_embeddings` resizes the other. A decoder on its own resizes what it has.
+
+        Args:
+            new_num_tokens: Number of tokens from now on; `None` keeps it, but for the padding.
+            pad_to_multiple_of: Rounds the number up.
+            mean_resizing: Draw new rows around the mean of the old ones, instead of as those of a new model.
+
+        Returns:
+            The resized embeddings.
+
+        Raises:
+            ValueError: If a special id would no longer be in the vocabulary, the weights lie on the disk or another
+                device, or this is a part of a model, whose other parts would keep their size.
+        """
+        has_both_sides = self.config.has_one_vocabulary and not isinstance(self, HeedStack)
+        side = "decoder" if isinstance(self, HeedDecoder) else "encoder"
+        sides = ["encoder", "decoder"] if has_both_sides else [side]
+        return self._resize(sides, new_num_tokens, pad_to_multiple_of, mean_resizing)
+
+    def resize_decoder_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Resize the target embeddings and the output alone; from then on source and target have two vocabularies.
+
+        The arguments are those of `resize_token_embeddings`.
+
+        Returns:
+            The resized target embeddings.
+
+        Raises:
+            ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
+        """
+        if self.config.shares_source_and_target_embeddings:
+            raise ValueError(
+                "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized, "
+                "but is True instead; `resize_token_embeddings` resizes both."
+            )
+        return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
+
+    def _resize(self, sides: list[str], new_num_tokens, pad_to_multiple_of, mean_resizing) -> nn.Embedding:
+        """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
+        stacks = [self if isinstance(self, HeedStack) else getattr(self.base_model, side) for side in sides]
+        size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            size = math.ceil(size / pad_to_multiple_of) * pad_to_multiple_of
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return stacks[0].embed_tokens
+        config = self._config_of_size(sides, size)
+        head = self.get_output_embeddings() if "decoder" in sides else None
+        modules = [stack.embed_tokens for stack in stacks] + ([head] if head is not None else [])
+        if self.is_part_of_a_model:
+            raise ValueError(
+                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
+                "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
+            )
+        if any(module.weight.is_meta and hasattr(module, "_hf_hook") for module in modules):
+            raise ValueError(
+                "The embeddings must be in memory to be resized, but are offloaded: load the model without "
+                "`device_map`, resize it and save it."
+            )
+        if head is not None:
+            # First: tied weights change with the embeddings, in place, and the bias would be left behind.
+            self._resize_head(head, size, mean_resizing)
+        for stack in stacks:
+            self._get_resized_embeddings(stack.embed_tokens, size, mean_resizing=mean_resizing)
+        for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
+            setattr(self.config, name, getattr(config, name))
+        self.tie_weights()
+        return stacks[0].embed_tokens
+
+    def _config_of_size(self, sides: list[str], size: int) -> HeedConfig:
+        """Return a config whose vocabularies of these sides have another size, after checking it."""
+        config = copy.copy(self.config)
+        if not isinstance(self, HeedStack) and len(sides) == 1:
+            config.share_encoder_decoder_embeddings = False
+        if "encoder" in sides or config.has_one_vocabulary:
+            config.vocab_size = size
+        if "decoder" in sides:
+            config.decoder_vocab_size = size
+        config.validate_architecture()
+        return config
+
+    @torch.no_grad()
+    def _resize_head(self, head: nn.Linear, size: int, mean_resizing: bool):
+        """Give the pre-softmax layer and its bias as many rows; it stays the same module, with what hangs on it."""
+        old_size = head.weight.shape[0]
+        resized = self._get_resized_lm_head(head, size, mean_resizing=mean_resizing)
+        if resized is head:
+            return
+        if size > old_size and not mean_resizing:
+            resized.weight[old_size:].normal_(std=self.config.d_model**-0.5)  # as in `_init_weights`
+        head.out_features = size
+        head.weight = nn.Parameter(resized.weight, requires_grad=head.weight.requires_grad)
+        if head.bias is not None:
+            head.bias = nn.Parameter(resized.bias, requires_grad=head.bias.requires_grad)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """Load as transformers does, and remember the revision, at which a pipeline finds the target's tokenizer."""
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        config = loaded[0].config if isinstance(loaded, tuple) else loaded.config
-        config._commit_hash = getattr(config, "_commit_hash", None) or kwargs.get("revision")
-        return loaded
+        """Load as transformers does, but refuse weights that are not this model's, and remember where they were.
+
+        transformers draws missing weights at random and drops unknown ones, with a line in the log. Here both are an
+        error, unless `output_loading_info=True` asks for the report of them or a `state_dict` is given. A model
+        without its head loads from a folder with one, and the other way round, with a new head.
+
+        Raises:
+            ValueError: If weights are missing or unknown, which the message names, or a file is broken.
+            RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
+        """
+        place, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
+        is_strict = place is not None and kwargs.get("state_dict") is None and not kwargs.get("output_loading_info")
+        # transformers' own error for other shapes names none of them.
+        asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": may_differ or is_strict}
+        try:
+            model, report = super().from_pretrained(place, *args, **asked)
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise ValueError(f"{place} must hold whole safetensors files, but one is broken: {error}") from error
+        if is_strict:
+            check_weights(model, report, place, may_differ)
+        check_places(model)
+        is_torchao = type(getattr(model, "hf_quantizer", None)).__name__ == "TorchAoHfQuantizer"
+        if is_torchao and not model.quantized_weights():
+            raise ValueError(
+                "`quantization_config` must fit the model, but no weight could be quantized with it: `group_size` "
+                f"must divide `d_model` ({model.config.d_model}) and the inner sizes."
+            )
+        # With these a pipeline finds the target's tokenizer.
+        model.config._commit_hash = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
+        model._hub_token = HubToken(kwargs.get("token"))
+        return (model, report) if kwargs.get("output_loading_info") else model
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save as transformers does; where the code travels along, every Auto class finds its model in the folder."""
+        """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.
+
+        Raises:
+            ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
+        """
+        if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
+            raise ValueError(
+                "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead: save "
+                "the model as it was, and load it with `quantization_config=TorchAoConfig(...)`."
+            )
+        self._keep_sharing()
         if self._auto_class is not None:
             self.config.auto_map = {
                 "AutoConfig": "configuration_heed.HeedConfig",
@@ -433,11 +625,35 @@ class HeedPreTrainedModel(PreTrainedModel):
             self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         super().save_pretrained(save_directory, *args, **kwargs)
 
+    def quantized_weights(self) -> list[str]:
+        """Return the names of the weights that torchao holds in fewer bits."""
+        return [
+            name for name, weight in self.named_parameters() if type(weight.data).__module__.startswith("torchao.")
+        ]
+
+    def _keep_sharing(self):
+        """Let the config say which matrices are one, after peft wrote there that none is.
+
+        Merging an adapter sets `tie_word_embeddings` to False where source and output embeddings are two matrices:
+        with separate vocabularies they always are, though the target's is one with either.
+        """
+        if self.config.tie_word_embeddings or isinstance(self, HeedStack):
+            return
+        source, target = self.base_model.encoder.embed_tokens, self.base_model.decoder.embed_tokens
+        head = self.get_output_embeddings()
+        shares_input = source.weight is target.weight
+        shares_output = head is not None and head.weight is target.weight
+        if shares_input or shares_output:
+            self.config.tie_word_embeddings = True
+            self.config.share_encoder_decoder_embeddings = shares_input
+            self.config.tie_output_embeddings = shares_output
+
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
         """Return the config whose attention function one forward call uses.
 
         Only the `eager` function returns attention weights, so a call that asks for them runs under it.
         """
+        check_kernel(self.config, self.config._attn_implementation)  # it may have been assigned
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if not output_attentions or self.config._attn_implementation == "eager":
@@ -445,6 +661,63 @@ class HeedPreTrainedModel(PreTrainedModel):
         settings = copy.copy(self.config)
         settings._attn_implementation = "eager"
         return settings
+
+
+def check_places(model: PreTrainedModel):
+    """Refuse a `device_map` that puts one matrix in two places, of which the disk is one.
+
+    Raises:
+        ValueError: If it does; the message names both.
+    """
+    places = getattr(model, "hf_device_map", None) or {}
+    if "disk" not in places.values():
+        return
+    for pair in model.all_tied_weights_keys.items():
+        found = []
+        for name in pair:
+            parts = name.split(".")
+            prefixes = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
+            found.append(next((places[prefix] for prefix in prefixes if prefix in places), None))
+        if found[0] != found[1]:
+            told = " and ".join(f"{name} on {place}" for name, place in zip(pair, found, strict=True))
+            raise ValueError(
+                f"`device_map` must put matrices that are one in one place, but puts {told} instead; "
+                '`device_map="auto"` with `max_memory` sees to it.'
+            )
+
+
+def check_weights(model: PreTrainedModel, report: dict, place, may_differ: bool):
+    """Raise if a model was not loaded whole, or not all of a file was used.
+
+    Args:
+        model: The model that was loaded.
+        report: What `from_pretrained(output_loading_info=True)` returned with it.
+        place: The folder or repository, for the message.
+        may_differ: Whether weights of other shapes are left as they were drawn.
+    """
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return  # the report is the adapter's
+    missing, unknown = report["missing_keys"], report["unexpected_keys"]
+    name, base = type(model).__name__, model.base_model
+    if name not in (model.config.architectures or [name]):
+        # Saved without a head or with one: what lies outside the stacks may differ.
+        prefix = f"{model.base_model_prefix}."
+        unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
+        missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
+    wrong = {"lacks": sorted(missing), "holds, unknown to it,": sorted(unknown)}
+    for what, keys in wrong.items():
+        if keys:
+            told = f"{', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
+            raise ValueError(
+                f"{place} must hold the weights of a {name} of its config, but {what} {told}; "
+                "`output_loading_info=True` loads the rest and returns a list."
+            )
+    shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
+    if shapes and not may_differ:
+        raise RuntimeError(
+            f"{place} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
+            "`ignore_mismatched_sizes=True` draws them at random."
+        )
 
 
 def neighbourhood_mask(radius: int | None) -> Callable | None:
@@ -470,6 +743,15 @@ class HeedStack(HeedPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.gradient_checkpointing = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Draw as every Heed model does; with `depth_scaled_init` the matrices of layer l are smaller by √l."""
+        super()._init_weights(module)
+        if self.config.depth_scaled_init and isinstance(module, nn.Linear):
+            numbered = enumerate(self.layers, start=1)
+            depth = next(number for number, layer in numbered if any(part is module for part in layer.modules()))
+            init.xavier_uniform_(module.weight, gain=depth**-0.5)
 
     def post_init(self):
         """Finish as transformers does; the plan of tensor parallelism names no gate where there is none."""
@@ -504,7 +786,8 @@ class HeedStack(HeedPreTrainedModel):
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
             return
-        limit = self.embed_tokens.num_embeddings
+        # Of the config: an adapter may stand in the place of the embeddings.
+        limit = self.config.decoder_vocab_size if isinstance(self, HeedDecoder) else self.config.vocab_size
         lowest, highest = (bound.item() for bound in input_ids.aminmax())
         if lowest < 0 or highest >= limit:
             wrong = lowest if lowest < 0 else highest
@@ -655,6 +938,15 @@ class HeedDecoder(HeedStack):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         self._check_lengths(embeddings.shape[1], past_length, attention_mask)
         settings = self.attention_settings(kwargs.get("output_attentions"))
+        if (
+            settings._attn_implementation == "flex_attention"
+            and past_key_values is not None
+            and past_key_values.is_compileable
+        ):
+            # Its mask is read after the cache has moved the position that the mask counts from.
+            raise ValueError(
+                "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
+            )
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
         causal_mask = create_causal_mask(
             config=settings,
@@ -700,10 +992,12 @@ class HeedModel(HeedPreTrainedModel):
         super().__init__(config)
         self.encoder = HeedEncoder(config)
         self.decoder = HeedDecoder(config)
+        self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
         self._tied_weights_keys = {}
         if config.shares_source_and_target_embeddings:
             self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
         self.post_init()
+        self._tp_plan.pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the source embeddings."""
@@ -740,6 +1034,12 @@ class HeedModel(HeedPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
+                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
+                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
+            )
         source = encoder_outputs.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
             raise ValueError(
@@ -768,6 +1068,29 @@ class HeedModel(HeedPreTrainedModel):
         )
 
 
+def check_generate_arguments(args: tuple, kwargs: dict):
+    """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
+    strategy = kwargs.get("custom_generate")
+    if isinstance(strategy, type):
+        raise ValueError(
+            f"`custom_generate` must be an object such as {strategy.__name__}(…), but is the class itself instead."
+        )
+    for name in ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer") if callable(strategy) else ():
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a "
+                f"{type(kwargs[name]).__name__} instead."
+            )
+    sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    source = next((given for given in sources if given is not None), None)
+    prompt = kwargs.get("decoder_input_ids")
+    if source is not None and prompt is not None and len(source) != len(prompt):
+        raise ValueError(
+            f"`decoder_input_ids` must have a row for each of the {len(source)} sources, "
+            f"but have {len(prompt)} instead."
+        )
+
+
 class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
     """The whole of figure 1: encoder, decoder, final linear layer, and the training loss (section 5.4).
 
@@ -780,6 +1103,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
     def __init__(self, config: HeedConfig):
         super().__init__(config)
         self.model = HeedModel(config)
+        self.model.is_part_of_a_model = True
         self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
         owner = "encoder" if config.shares_source_and_target_embeddings else "decoder"
         self._tied_weights_keys = {}
@@ -798,10 +1122,29 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         self.lm_head = new_embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label."""
-        shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
-        shifted[:, 1:] = labels[:, :-1]
+        """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label.
+
+        Raises:
+            ValueError: If labels are padded on the left, where the decoder's start would stand before the padding.
+        """
+        self._check_padding_side(labels)
+        # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
+        shifted = labels.roll(1, dims=1)
+        shifted[:, :1] = self.config.decoder_start_token_id
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
+
+    @staticmethod
+    def _check_padding_side(labels: torch.LongTensor):
+        # Only on the CPU, where collators make batches: elsewhere it would wait for the device on every call.
+        if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
+            return
+        is_target = labels != IGNORED_LABEL
+        if (~is_target[:, 0] & is_target.any(dim=1)).any():
+            raise ValueError(
+                "`labels` must be padded on the right, but a row begins with -100 instead: a data collator pads them "
+                'on the `padding_side` of its tokenizer, which must be "right". (With `decoder_input_ids` of your own '
+                "the first labels may be -100.)"
+            )
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
@@ -811,6 +1154,18 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         leaves no padding to count positions by, and may not be of the kind that the attention function takes.
         """
         return attention_mask
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
+
+        Raises:
+            ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
+                `tokenizer`, or `decoder_input_ids` have not a row for each source.
+        """
+        check_generate_arguments(args, kwargs)
+        with vocabulary_of_the_target():
+            return super().generate(*args, **kwargs)
 
     def compute_transition_scores(self, sequences, scores, beam_indices=None, normalize_logits=False) -> torch.Tensor:
         """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as documented there.

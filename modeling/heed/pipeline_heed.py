@@ -258,7 +258,9 @@ class HeedTranslationPipeline(ChunkPipeline):
         kwargs: What `transformers.pipeline` hands to every pipeline, and defaults for the arguments of a call.
 
     Raises:
-        ValueError: If the tokenizers do not fit the model's config.
+        ValueError: If the model is no encoder-decoder that generates, weights of it are no numbers, or the tokenizers
+            do not fit its config.
+        OSError: If the source's tokenizer belongs to a pair whose other one is not there.
     """
 
     _load_tokenizer = True
@@ -272,6 +274,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     def __init__(self, model, tokenizer=None, target_tokenizer=None, **kwargs):
         if tokenizer is None:
             raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
+        _check_model(model)
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
         self.languages = languages_of(tokenizer, model)
@@ -341,6 +344,13 @@ class HeedTranslationPipeline(ChunkPipeline):
                 nearest = get_close_matches(name, options, n=1)
                 hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
                 raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
+        if callable(parameters.get("custom_generate")):
+            for name in ("streamer", "assistant_model"):
+                if parameters.get(name) is not None:
+                    raise ValueError(
+                        f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a"
+                        f" {type(parameters[name]).__name__} instead."
+                    )
         target: dict[str, Any] = {name: languages[name] for name in ("tgt_lang",) if name in languages}
         return languages | source, target | result | parameters, result
 
@@ -542,6 +552,30 @@ def _checked(text: Any) -> str:
     return text
 
 
+def weights_that_are_no_numbers(model) -> Iterator[str]:
+    """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
+    for name, parameter in model.named_parameters():
+        weights = parameter.detach()
+        # Of quantized weights, those spread over processes, and those on disk, nothing can be told.
+        is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
+        if is_plain and weights.numel() and not weights.is_meta:
+            extremes = torch.stack(torch.aminmax(weights))
+            if not extremes.isfinite().all():
+                yield name
+
+
+def _check_model(model):
+    """Raise a `ValueError` for a model that cannot translate."""
+    if not (model.config.is_encoder_decoder and model.can_generate()):
+        raise ValueError(
+            f"`model` must be an encoder-decoder with `generate()`, but is {type(model).__name__} instead."
+        )
+    broken = sorted(weights_that_are_no_numbers(model))
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise ValueError(f"The model's weights must be finite numbers, but are not in {', '.join(broken[:3])}{more}.")
+
+
 def _target_tokenizer(model, tokenizer, given):
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
     if given is not None:
@@ -550,8 +584,12 @@ def _target_tokenizer(model, tokenizer, given):
     if model.config.model_type != "heed" or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
     place: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
+    # `pipeline(token=…)` hands it to the model, and to no pipeline.
+    place["token"] = getattr(getattr(model, "_hub_token", None), "value", None)
     settings = get_tokenizer_config(name, **place)
     if not settings:
+        if TARGET_FOLDER in tokenizer.init_kwargs:
+            raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
         return tokenizer
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import GenerationMixin, StoppingCriteria
+from transformers import GenerationMixin, StoppingCriteria, WatermarkingConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -461,6 +461,40 @@ def test_prompt_lookup_gives_what_greedy_search_gives(variant):
     for row in rows:
         found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, prompt_lookup_num_tokens=3)
         assert found[0].tolist() == greedy(model, row)
+
+
+SIZES_APART = {"fewer_targets": VARIANTS["separate_vocabularies"], "more_targets": MORE_TARGETS}
+
+
+@pytest.mark.parametrize("sizes", SIZES_APART)
+def test_prompt_lookup_finds_tokens_of_the_targets_vocabulary(sizes):
+    model, rows, _ = model_and_batch(**SIZES_APART[sizes])
+    last = model.config.decoder_vocab_size - 1
+    # The prompt repeats itself, so that there is something to look up.
+    options = {"decoder_input_ids": torch.tensor([[START, 20, last, 22, 20, last]]), "no_repeat_ngram_size": 0}
+    options |= {"do_sample": False, "max_new_tokens": LIMIT}
+    plain = model.generate(rows[0][None], **options)
+    assert torch.equal(model.generate(rows[0][None], prompt_lookup_num_tokens=3, **options), plain)
+
+
+@pytest.mark.parametrize("sizes", SIZES_APART)
+def test_a_watermark_is_drawn_from_the_targets_vocabulary(sizes):
+    model, rows, _ = model_and_batch(**SIZES_APART[sizes])
+    watermark = WatermarkingConfig(bias=50.0)
+    process = watermark.construct_processor(model.config.decoder_vocab_size, "cpu")
+    for row in rows:
+        found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, watermarking_config=watermark)
+        expected = greedy(model, row, process=lambda tokens, logits: process(torch.tensor([tokens]), logits[None])[0])
+        assert found[0].tolist() == expected
+
+
+def test_an_assistant_of_other_targets_is_refused():
+    model, rows, _ = model_and_batch("separate_vocabularies")
+    other = tiny_model(**MORE_TARGETS)
+    with pytest.raises(ValueError, match="different tokenizers"):
+        model.generate(rows[0][None], assistant_model=other, max_new_tokens=LIMIT)
+    # The targets' size is told while tokens are generated, and never after.
+    assert model.config.get_text_config() is model.config
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -42,7 +42,7 @@ from heed.pipeline_heed import (
     languages_of,
     split_sentences,
 )
-from helpers import shake
+from helpers import shake, tiny_model
 from memorised import PAIRS, memorised_model
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
@@ -95,6 +95,45 @@ def test_results_do_not_depend_on_the_batch_size(translate, num_beams):
         assert texts_of(together) == texts_of(alone)
         for one, other in zip(together, alone, strict=True):
             assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_reaches_the_model_padded_and_masked(model, monkeypatch, side, batch_size):
+    # Not the fixture's tokenizer, whose side others rely on.
+    tokenizer = train_tokenizers(KOREAN, ENGLISH, vocab_size=272).source
+    tokenizer.padding_side = side
+    translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu")
+    seen, generate = [], model.generate
+
+    def record(input_ids, attention_mask, **options):
+        seen.extend(zip(input_ids.tolist(), attention_mask.tolist(), strict=True))
+        return generate(input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    monkeypatch.setattr(model, "generate", record)
+    texts = [KOREAN[3], KOREAN[1], KOREAN[4]]
+    assert texts_of(translate(texts, batch_size=batch_size)) == [ENGLISH[3], ENGLISH[1], ENGLISH[4]]
+    expected = {tuple(ids) for ids in tokenizer(texts)["input_ids"]}
+    real = {tuple(id_ for id_, is_real in zip(ids, mask, strict=True) if is_real) for ids, mask in seen}
+    assert real == expected
+    padded = [(ids, mask) for ids, mask in seen if 0 in mask]
+    assert padded
+    for ids, mask in padded:
+        assert mask == sorted(mask, reverse=side == "right")
+        assert {id_ for id_, is_real in zip(ids, mask, strict=True) if not is_real} == {tokenizer.pad_token_id}
+
+
+def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_it_reads(tokenizers):
+    model = tiny_model(vocab_size=272)
+    model.generation_config.update(eos_token_id=2, max_new_tokens=8)
+    translate = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+    texts = ["네.", *KOREAN, "비가 온다. 네. 비가 온다. 고양이가 잔다."]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = texts_of(translate(texts))
+        assert len(set(alone)) > 4
+        assert texts_of(translate(texts, batch_size=len(texts))) == alone
+        assert texts_of(translate(iter(texts), batch_size=3)) == alone
 
 
 def test_iterators_are_read_lazily_and_in_order(translate):

@@ -18,6 +18,7 @@ from heed.data.tokenization import TARGET_FOLDER
 from heed.diagnosis.verification import verify
 from heed.publishing import conversion
 from heed.publishing.conversion import Conversion, convert, convert_config, convert_model
+from heed.publishing.hub import check_folder, read_card
 from heed.publishing.tokenizer_conversion import TEXTS
 from heed.training.run import train
 from helpers import assert_near
@@ -35,7 +36,12 @@ class Converted:
 
     @property
     def models(self):
-        return [AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (self.result.folder, self.source)]
+        ours, theirs = (
+            AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (self.result.folder, self.source)
+        )
+        # Beam search of transformers 5.17 takes the source's number of tokens for the target's.
+        theirs.config.vocab_size = getattr(theirs.config, "decoder_vocab_size", None) or theirs.config.vocab_size
+        return [ours, theirs]
 
     def tokens(self, texts: list[str], side: str = "source") -> list[list[int]]:
         """The ids that the checkpoint's own tokenizer gives."""
@@ -336,16 +342,118 @@ def test_the_command_converts_and_tells(tmp_path, languages):
     assert (tmp_path / "heed/model.safetensors").is_file()
 
 
-def test_the_python_of_the_guide_runs(tmp_path, languages, monkeypatch, capsys):
+def memorise(folder: Path) -> None:
+    """Teach the checkpoint two pairs of other directions by heart."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.generation_config.no_repeat_ngram_size = 0
+    batches = []
+    for source, target, pair in (
+        ("kor_Hang", "eng_Latn", ("여자는 친절했어요.", "The woman was kind.")),
+        ("eng_Latn", "fra_Latn", ("You are here.", "Tu es ici.")),
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
+        batches.append(tokenizer(pair[0], text_target=pair[1], return_tensors="pt"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(160):
+        model(**batches[step % 2]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+def test_the_python_of_the_guide_runs_and_prints_what_it_says(tmp_path, languages, monkeypatch, capsys):
     guide = (Path(__file__).parents[2] / "docs/guides/convert.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    assert len(blocks) == 3
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(blocks) == guide.count("```python") == 3
     shutil.copytree(languages, tmp_path / "checkpoints/nllb")
+    memorise(tmp_path / "checkpoints/nllb")
     monkeypatch.chdir(tmp_path)
-    for block in blocks:
-        exec(block, {})
-    assert capsys.readouterr().out.splitlines()[-1] == "2"
-    assert (tmp_path / "runs/nllb-ko-en/model.safetensors").is_file()
+    for code, expected in blocks:
+        exec(code, {})
+        assert capsys.readouterr().out == expected, code
+
+
+# The card
+
+
+def metadata_of(folder: Path) -> dict:
+    return read_card(folder / "README.md").data.to_dict()
+
+
+def test_a_converted_folder_has_a_card_with_which_it_can_be_pushed(converted):
+    check_folder(converted.result.folder)
+    facts, text = metadata_of(converted.result.folder), (converted.result.folder / "README.md").read_text()
+    expected = {"nllb": ["kor", "eng"], "m2m100": ["ko", "en"], "mbart": ["ko", "en"], "mbart50": ["ko", "en"]}
+    assert facts["language"] == expected.get(converted.name, ["und"])
+    assert facts["license"] == "unknown"
+    assert "base_model" not in facts
+    assert converted.result.model_type in facts["tags"]
+    assert f"`{converted.source.name}`" in text
+    assert f"{converted.result.parameters:,}" in text
+    assert f"by {converted.result.difference:.1e} at most" in text
+    assert all(f"- {note}" in text for note in converted.result.notes)
+    assert "\n\n\n" not in text
+
+
+@pytest.fixture
+def with_card(tmp_path, source):
+    """A checkpoint as the Hub has them: with a card, and the id under which it was saved."""
+    folder = changed(source, tmp_path / "with_card", _name_or_path="someone/bart-ko-en")
+    metadata = "license: other\nlicense_name: mine\nlicense_link: LICENSE\nlanguage:\n- ko\n- en"
+    (folder / "README.md").write_text(f"---\n{metadata}\ntags:\n- theirs\n---\n# Theirs\n", encoding="utf-8")
+    return folder
+
+
+def test_license_languages_and_origin_are_carried_over(tmp_path, with_card):
+    folder = convert(with_card, tmp_path / "heed").folder
+    check_folder(folder)
+    facts = metadata_of(folder)
+    assert (facts["license"], facts["license_name"], facts["license_link"]) == ("other", "mine", "LICENSE")
+    assert facts["language"] == ["ko", "en"]
+    assert facts["base_model"] == "someone/bart-ko-en"
+    assert "theirs" not in facts["tags"]
+    assert "https://huggingface.co/someone/bart-ko-en" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("card", ["---\nlicense: [\n---\n", "no metadata", ""])
+def test_a_card_that_cannot_be_read_is_as_none(tmp_path, with_card, card):
+    (with_card / "README.md").write_text(card, encoding="utf-8")
+    facts = metadata_of(convert(with_card, tmp_path / "heed").folder)
+    assert (facts["license"], facts["language"]) == ("unknown", ["und"])
+
+
+def test_the_code_of_the_card_runs(tmp_path, source, capsys):
+    folder = convert(source, tmp_path / "heed").folder
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    for code in blocks:
+        code = code.replace('repository = "heed"', f"repository = {str(folder)!r}").replace('"main"', "None")
+        exec(code.replace('"…"', repr(KOREAN[0])), names)
+    printed = capsys.readouterr().out
+    half = len(printed) // 2
+    assert printed[:half] == printed[half:]
+    assert len(printed.strip()) > 10
+
+
+# Broken sources
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_truncated_weights_are_refused_in_a_sentence(tmp_path, source, kept):
+    folder = changed(source, tmp_path / "changed")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=f"The model in {folder} cannot be loaded: SafetensorError"):
+        convert(folder, tmp_path / "heed")
+
+
+def test_weights_of_other_shapes_are_named(tmp_path, source):
+    folder = changed(source, tmp_path / "changed", encoder_ffn_dim=48)
+    with pytest.raises(
+        ValueError, match=r"must have the shapes of its config, but are model\.encoder\.layers\.0\.fc1"
+    ):
+        convert(folder, tmp_path / "heed")
+    assert not (tmp_path / "heed").exists()
 
 
 def test_the_options_of_the_guide_are_those_of_the_config():

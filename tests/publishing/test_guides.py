@@ -46,13 +46,23 @@ def outputs(tmp_path_factory):
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
     memorised_model(tokenizers, PAIRS).save_pretrained(folder)
     tokenizers.save_pretrained(folder)
-    write_model_card(folder, FACTS)
+    write_model_card(folder, FACTS | {"example_source": "고양이가 잔다."})
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(place / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
         setting = f"import os; os.chdir({json.dumps(str(place))})"
         *published, revision = printed("publish.md", environment, setting)
         *loaded, _ = printed("load_and_generate.md", environment, f"revision = {revision.strip()!r}")
-    return {"publish.md": published, "load_and_generate.md": loaded}
+        card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()
+        code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL))
+        command = [sys.executable, "-c", code]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr[-4000:]
+    return {"publish.md": published, "load_and_generate.md": loaded, "card": process.stdout, "code": code}
+
+
+def test_the_code_of_a_pushed_card_runs_as_it_stands_there(outputs):
+    assert 'repository = "me/model"' in outputs["code"]
+    assert outputs["card"].splitlines() == ["The cat sleeps."] * 3
 
 
 @pytest.mark.parametrize("name", ["publish.md", "load_and_generate.md"])

@@ -74,6 +74,27 @@ assert own(texts[0]) == [{"translation_text": expected[0]}]
 print("done")
 """
 
+PRIVATE = """
+import json, sys
+if sys.argv[2] == "without heed":
+    sys.modules["heed"] = None  # makes the import fail
+else:
+    import heed
+from transformers import pipeline
+texts, _, loud, revisions, _ = json.loads(sys.argv[1])
+task = {"trust_remote_code": True} if sys.argv[2] == "without heed" else {"task": "heed-translation"}
+translate = pipeline(model="me/tiny", revision=revisions[1], device="cpu", token="hf_mine", **task)
+assert translate.target_tokenizer is not translate.tokenizer
+assert [one["translation_text"] for one in translate(texts)] == loud
+try:
+    pipeline(model="me/tiny", revision=revisions[1], device="cpu", token="hf_other", **task)
+except (OSError, ValueError) as error:
+    assert "me/tiny" in str(error), error
+else:
+    raise AssertionError("a token of someone else opened a private repository")
+print("done")
+"""
+
 WITH_HEED = """
 import json, sys
 from transformers import pipeline
@@ -144,10 +165,14 @@ def pushed(folders, tmp_path_factory):
         receiver = stand_in.environment(caches / "receiver")
         loaded = run(receiver, "-c", LOAD, answers)
         with_heed = run(stand_in.environment(caches / "heed"), "-c", WITH_HEED, answers)
+        stand_in.token, private = "hf_mine", []
+        for kind in ("with heed", "without heed"):
+            nobody = stand_in.environment(caches / kind) | {"HF_TOKEN": ""}
+            private += run(nobody, "-c", PRIVATE, answers, kind)[-1:]
     offline = receiver | {"HF_HUB_OFFLINE": "1"}
     return SimpleNamespace(
         **{"hub": stand_in, "revisions": revisions, "told": told, "requests": requests, "answers": answers},
-        **{"loaded": loaded, "with_heed": with_heed, "offline": offline},
+        **{"loaded": loaded, "with_heed": with_heed, "offline": offline, "private": private},
     )
 
 
@@ -189,6 +214,11 @@ def test_each_revision_loads_with_its_code_where_heed_is_not_installed(pushed):
 
 def test_each_revision_loads_with_heed(pushed):
     assert pushed.with_heed[-1:] == ["done"]
+
+
+def test_a_token_given_to_the_pipeline_opens_a_private_repository_and_its_target_tokenizer(pushed):
+    assert pushed.hub.repositories["me/tiny"].private
+    assert pushed.private == ["done", "done"]
 
 
 def test_what_was_loaded_once_loads_without_the_network(pushed):

@@ -1,5 +1,7 @@
+import re
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from huggingface_hub import ModelCard
@@ -43,6 +45,35 @@ def test_the_card_lies_beside_the_weights_and_tells_the_run(result):
     expected += [f"{result.parameters:,}", f"{scores['chrf']:.2f}", scores["chrf_signature"], "builtin:train:300"]
     expected += ["1 + 1 layers", "d_model 32", "post-norm", result.corpus.validation_pairs[0]["source"]]
     assert [piece for piece in expected if piece not in text] == []
+
+
+def test_every_part_of_the_card_is_filled_from_the_run(result):
+    text = write_run_card(result).read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    scores, progress = result.metrics["unseen"], result.progress
+    low, high = scores["bleu_interval"]
+    expected = {
+        "Model description": ["ko → en", f"| {result.parameters:,} |", "400 byte-level BPE", "apache-2.0"],
+        "Intended use": ["Tests only."],
+        "Limits": ["It has seen 300 sentences.", "no translator of real text", "Biases of the training data"],
+        "How to use": ["pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository"],
+        "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
+        "Training procedure": [
+            *(f"| Updates | {progress.update} |", f"| Target tokens seen | {progress.target_tokens:,} |"),
+            *(f"| Time | {round(progress.seconds)} s |", f"| Hardware | {result.hardware} |"),
+            f"{result.metrics['validation']['loss']:.4f} (perplexity",
+            *(f"{name} {version(name)}" for name in ("heed", "transformers", "torch")),
+            *("| optimization.learning_rate | 0.003 |", "| model.options.d_model | 32 |"),
+        ],
+        "Evaluation": [
+            *("| unseen | 6 |", f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]", f"`{scores['bleu_signature']}`"),
+            *(f"{scores['ter']:.2f}", f"`{scores['ter_signature']}`", f"`{scores['chrf_signature']}`"),
+        ],
+        "Citation": ["vaswani2017attention"],
+    }
+    assert set(parts) == set(expected)
+    for part, pieces in expected.items():
+        assert [piece for piece in pieces if piece not in parts[part]] == [], part
 
 
 def test_the_metadata_is_what_the_hub_reads(result):

@@ -61,6 +61,16 @@ class TokenizerPair:
         self.languages = tuple(match[1] for match in matches if match)
 
     @property
+    def pad_token_id(self) -> int:
+        """The id of padding, which Trainer asks of a `processing_class`."""
+        return self.source.pad_token_id
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """What the source's tokenizer makes, which Trainer asks of a `processing_class`."""
+        return self.source.model_input_names
+
+    @property
     def is_joint(self) -> bool:
         """Whether both sides share one tokenizer."""
         return self.source is self.target
@@ -148,7 +158,7 @@ class TokenizerPair:
                 f"{folder} must not hold a `{TARGET_FOLDER}` when a joint tokenizer is saved there, "
                 f"but does: remove it or choose another folder."
             )
-        _save(self.source, folder)
+        _save(self.source, folder, {} if self.is_joint else {TARGET_FOLDER: TARGET_FOLDER})
         if not self.is_joint:
             _save(self.target, folder / TARGET_FOLDER)
 
@@ -161,7 +171,9 @@ class TokenizerPair:
         """
         folder = Path(folder)
         source = _load(folder)
-        target = _load(folder / TARGET_FOLDER) if (folder / TARGET_FOLDER).is_dir() else source
+        # Of a pair that was saved apart, the source knows that the other one belongs to it.
+        is_apart = (folder / TARGET_FOLDER).is_dir() or TARGET_FOLDER in source.init_kwargs
+        target = _load(folder / TARGET_FOLDER) if is_apart else source
         return cls(source, target)
 
     def _language_prefix(self, target_language: str | None) -> list[int]:
@@ -340,14 +352,15 @@ def _with_settled_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokeni
     return Tokenizer.from_str(json.dumps(state))
 
 
-def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    for key in LOCAL_KEYS:
+    for key in (*LOCAL_KEYS, TARGET_FOLDER):
         settings.pop(key, None)
+    settings |= more or {}
     if type(tokenizer) is PreTrainedTokenizerFast:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows, too
     text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)

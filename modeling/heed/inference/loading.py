@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,7 @@ WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+ADAPTER_FILE = "adapter_config.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched of a repository: no code, for the installed Heed has its own, and no training state.
 FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
@@ -57,12 +59,14 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
             fetched before needs no network.
 
     Raises:
-        FileNotFoundError: When there is neither such a folder nor such a model or revision on the Hub, or the Hub
-            cannot be reached and the model was not fetched before.
+        FileNotFoundError: When there is neither such a folder nor such a model or revision on the Hub, the Hub
+            cannot be reached and the model was not fetched before, or a file has that name.
         ValueError: When a revision is given for a local folder.
 
     """
     folder = Path(model)
+    if folder.is_file():
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but is a file.")
     if folder.is_dir():
         if revision is not None:
             raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
@@ -89,8 +93,9 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
-    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses a folder whose weights do not match the
-    model: there, missing weights become random numbers and unknown ones are dropped.
+    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses a folder of any encoder-decoder whose weights do
+    not match the model (there, missing ones become random numbers and unknown ones are dropped), weights that are no
+    numbers, and a broken generation_config.json, which transformers passes over.
 
     Args:
         folder: A local folder with config.json and weights, or an id on the Hub.
@@ -102,15 +107,23 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     """
     folder = model_folder(folder, revision)
+    if is_adapter(folder):
+        return _merged(folder)
     _check_files(folder)
     # The classes of heed must be known to transformers' Auto classes.
     from transformers import AutoModelForSeq2SeqLM
 
     import heed  # noqa: F401
+    from heed.pipeline_heed import weights_that_are_no_numbers
 
     try:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # Told below by their names, which transformers' own error leaves out.
+            ignore_mismatched_sizes=True,
         )
     # The libraries below raise whatever they like for a broken file, SafetensorError (an Exception) among
     # them.
@@ -119,27 +132,110 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
         names = sorted(report[kind])
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"The weights in {folder} {meaning} {', '.join(names[:3])}{more}.")
+            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
+    broken = list(weights_that_are_no_numbers(model))
+    if broken:
+        raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
     return model.eval()
 
 
+def listed(names: Sequence[str]) -> str:
+    """Write the first three of some names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds an adapter of peft and no model."""
+    return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
+
+
+def adapted_model(folder: Path) -> Path:
+    """Find the folder of the model that an adapter was trained on.
+
+    Args:
+        folder: The adapter's folder.
+
+    Raises:
+        FileNotFoundError: When it names no model, or one that is neither here nor on the Hub.
+        ValueError: When its settings are not JSON.
+
+    """
+    path = folder / ADAPTER_FILE
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    name = settings.get("base_model_name_or_path")
+    try:
+        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
+            "neither a folder here nor a model on the Hub."
+        ) from error
+
+
+def _merged(folder: Path) -> "PreTrainedModel":
+    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise ImportError(f"The adapter in {folder} needs peft: pip install 'heed[adapters]'") from error
+    model = load_model(adapted_model(folder))
+    try:
+        settings = PeftConfig.from_pretrained(str(folder))
+        is_part_of_the_weights = not settings.is_prompt_learning
+        adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
+    # As below: broken files raise whatever they like.
+    except Exception as error:
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {first_line(error)}") from error
+    if adapted is None:
+        raise ValueError(
+            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
+            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
+        )
+    return adapted.merge_and_unload().eval()
+
+
 def first_line(error: BaseException) -> str:
-    """Shorten an error of a library to the name of its class and its first line of text."""
+    """Shorten an error of a library to the name of its class and its first line of text.
+
+    The name is left out where the text is one for users, of a `ValueError`; a first line that ends in a colon brings
+    the next.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    name = type(error).__name__
+    if not lines:
+        return name
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    return text if type(error) is ValueError else f"{name}: {text}"
 
 
 def _check_files(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    config = _read_object(path)
+    if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
+    _read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         names = ", ".join(WEIGHT_FILES)
         raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a file of JSON, empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
+    return read

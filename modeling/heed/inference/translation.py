@@ -11,16 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 
 from heed.data.tokenization import TokenizerPair
-from heed.inference.loading import first_line, load_model, model_folder, resolve_device
+from heed.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
 from heed.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
+
+    from heed.inference.native.decoder import NativeDecoder
+    from heed.inference.native.packing import Precision
+
+Engine = Literal["auto", "native", "generate"]
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
@@ -75,44 +80,77 @@ class Translator:
         model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with
             `generate()`. It stays on its device; while translating it is in evaluation mode.
         tokenizers: The pair that the model was trained with.
+        engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
+            with the same tokens in float32. `auto` takes the native one wherever it can do what is asked for.
+        precision: Of the native decoder: `float32`, `bfloat16` or `int8`.
 
     Raises:
-        ValueError: When the tokenizers do not fit the model's config.
+        ValueError: When the tokenizers do not fit the model's config, the native decoder is asked for and cannot take
+            the model's place, or a precision would be ignored.
 
     """
 
-    def __init__(self, model: "PreTrainedModel", tokenizers: TokenizerPair):
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        tokenizers: TokenizerPair,
+        engine: Engine = "auto",
+        precision: "Precision" = "float32",
+    ):
         tokenizers.check_config(model.config)
+        if engine not in get_args(Engine):
+            raise ValueError(f"`engine` must be one of {', '.join(get_args(Engine))}, but is {engine!r} instead.")
+        if engine == "generate" and precision != "float32":
+            raise ValueError(
+                f"`precision` must be float32 with the engine generate, which computes as the model is, but is "
+                f"{precision!r} instead."
+            )
         self.model: Any = model
         self.tokenizers = tokenizers
+        self.engine = engine
+        self.precision = precision
+        self._native: NativeDecoder | None = None
+        if engine == "native" or precision != "float32":
+            self._native = self._make_native()
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, device: str | torch.device | None = None, revision: str | None = None
+        cls,
+        folder: str | Path,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+        engine: Engine = "auto",
+        precision: "Precision" = "float32",
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with config.json, weights and tokenizer files, or an id on the Hub.
+            folder: A local folder with config.json, weights and tokenizer files, or with an adapter of peft, which
+                is merged into the model it was trained on, or an id on the Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
+            engine: As the constructor takes it.
+            precision: As the constructor takes it.
 
         Raises:
             FileNotFoundError: When the folder, its config or its weights are missing.
             ValueError: When one of them cannot be used, weights are missing from or unknown to the model,
-                or the device does not exist here.
+                the device does not exist here, or the engine cannot take the model's place.
 
         """
         target = resolve_device(device)
         folder = model_folder(folder, revision)
         model: Any = load_model(folder)
+        if is_adapter(folder) and not (folder / "tokenizer.json").is_file():
+            folder = adapted_model(folder)
         try:
             tokenizers = TokenizerPair.from_pretrained(folder)
-            return cls(model.to(target), tokenizers)
+            tokenizers.check_config(model.config)
         except FileNotFoundError:
             raise
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
+        return cls(model.to(target), tokenizers, engine, precision)
 
     def translate(
         self,
@@ -187,6 +225,29 @@ class Translator:
         checked = self._settings(**(given | settings), token_budget=token_budget)
         return self._stream(lines, chunk_size, checked)
 
+    def _make_native(self) -> "NativeDecoder":
+        from heed.inference.native.decoder import NativeDecoder
+
+        return NativeDecoder(self.model, self.precision)
+
+    def _decoder(self, config: "GenerationConfig") -> "NativeDecoder | None":
+        """Return the native decoder, with the model's present weights, if this call is for it."""
+        from heed.inference.native.decoder import refusal
+        from heed.inference.native.network import obstacle
+
+        if self.engine == "generate":
+            return None
+        if self._native is not None and not self._native.is_current:
+            self._native = None
+        is_optional = self.engine == "auto" and self.precision == "float32"
+        if is_optional and (self.model.dtype != torch.float32 or refusal(config) is not None):
+            return None
+        if is_optional and self._native is None and obstacle(self.model) is not None:
+            return None
+        if self._native is None:
+            self._native = self._make_native()
+        return self._native
+
     def _stream(self, lines: Iterable[str], chunk_size: int, settings: _Settings) -> Iterator[list[Translation]]:
         stream, number, unfinished = iter(lines), 1, 0
         try:
@@ -252,8 +313,9 @@ class Translator:
         self._check_source_lengths(sources, first_number)
         lengths = {index: len(source) * settings.rows_per_sentence for index, source in sources.items()}
         with self._prepared_model(settings):
+            decoder = self._decoder(settings.generation_config)
             for batch in token_batches(lengths, settings.token_budget):
-                translated = self._translate_batch([sources[index] for index in batch], settings)
+                translated = self._translate_batch([sources[index] for index in batch], settings, decoder)
                 for index, translations in zip(batch, translated, strict=True):
                     results[index] = translations
         return results
@@ -284,12 +346,17 @@ class Translator:
                     f" positions, but has {len(source)} instead."
                 )
 
-    def _translate_batch(self, sources: list[list[int]], settings: _Settings) -> list[list[Translation]]:
+    def _translate_batch(
+        self, sources: list[list[int]], settings: _Settings, decoder: "NativeDecoder | None"
+    ) -> list[list[Translation]]:
         inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
         config = settings.generation_config
-        sequences = self.model.generate(**inputs)
+        if decoder is None:
+            sequences, known_scores = self.model.generate(**inputs), None
+        else:
+            sequences, known_scores = self._decode(inputs, decoder)
         counts, finished = self._token_counts(sequences, config)
-        scores = self._scores(inputs, sequences, counts, settings)
+        scores = self._scores(inputs, sequences, counts, settings) if known_scores is None else known_scores
         # The first token is the decoder's start, and what follows </s> is padding.
         generated = [tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
         texts = self.tokenizers.decode_target(generated)
@@ -297,6 +364,20 @@ class Translator:
         return [
             translations[start : start + settings.returned] for start in range(0, len(translations), settings.returned)
         ]
+
+    def _decode(
+        self, inputs: dict[str, torch.Tensor], decoder: "NativeDecoder"
+    ) -> tuple[torch.Tensor, list[float] | None]:
+        """Return the native decoder's tokens, and their scores unless logits processors changed them."""
+        is_processed = False
+
+        def decode(model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
+            nonlocal is_processed
+            is_processed = len(logits_processor) > 0
+            return decoder(model, input_ids, logits_processor=logits_processor, **rest)
+
+        output = self.model.generate(**decoder.encoded(**inputs), custom_generate=decode, return_dict_in_generate=True)
+        return output.sequences, None if is_processed else output.sequences_scores.tolist()
 
     def _token_counts(self, sequences: torch.Tensor, config: "GenerationConfig") -> tuple[torch.Tensor, list[bool]]:
         """Count every sequence's generated tokens, </s> included, and tell whether it ended by itself."""

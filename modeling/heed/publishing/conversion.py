@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from heed.configuration_heed import HeedConfig
+from heed.inference.loading import first_line, listed
 from heed.modeling_heed import HeedForConditionalGeneration, sinusoids
+from heed.publishing.conversion_card import ConversionFacts, write_conversion_card
 from heed.publishing.tokenizer_conversion import convert_tokenizers
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def convert(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> Conversion:
-    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed folder, tokenizers included.
+    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed folder, tokenizers and card included.
 
     The folder appears whole or not at all.
 
@@ -115,16 +117,19 @@ def convert(
     generation_config = theirs.generation_config
     model_type = theirs.config.model_type
     del theirs
-    tokenizers, settings, told = convert_tokenizers(str(source), ours.config, source_language, target_language)
-    for name, value in settings.items():
+    converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
+    for name, value in converted.settings.items():
         setattr(generation_config, name, value)
     ours.generation_config = _generation_config(generation_config, ours.config)
-    notes += told
+    notes += converted.notes
+    told: dict[str, Any] = {"model_type": model_type, "parameters": ours.num_parameters(), "difference": difference}
+    facts = ConversionFacts(source=str(source), languages=converted.languages, notes=notes, **told)
     with _new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
-        if tokenizers is not None:
-            tokenizers.save_pretrained(folder)
-    return Conversion(target, model_type, ours.num_parameters(), difference, tuple(notes))
+        if converted.pair is not None:
+            converted.pair.save_pretrained(folder)
+        write_conversion_card(folder, target.name, facts)
+    return Conversion(folder=target, notes=tuple(notes), **told)
 
 
 def convert_config(config: "PreTrainedConfig") -> HeedConfig:
@@ -229,13 +234,22 @@ def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
     # Code in the folder is never run: the four classes are transformers' own.
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
-    model, report = AutoModelForSeq2SeqLM.from_pretrained(source, trust_remote_code=False, output_loading_info=True)
+    load = AutoModelForSeq2SeqLM.from_pretrained
+    try:
+        # Other shapes are told below by their names, which transformers' own error leaves out.
+        model, report = load(source, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True)
+    except OSError:
+        raise
+    except Exception as error:  # of safetensors, pickle or transformers, as the file has it
+        raise ValueError(f"The model in {source} cannot be loaded: {first_line(error)}") from error
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {source} must have the shapes of its config, but are {listed(shapes)}.")
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
         # A missing bias is zero.
         names = sorted(name for name in report[kind] if name != "final_logits_bias")
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"The weights in {source} {meaning} {', '.join(names[:3])}{more}.")
+            raise ValueError(f"The weights in {source} {meaning} {listed(names)}.")
     dtype = model.dtype
     return model.float().eval(), dtype
 

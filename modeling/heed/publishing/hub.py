@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed.data.tokenization import TARGET_FOLDER, TokenizerPair
-from heed.inference.loading import WEIGHT_FILES, first_line
+from heed.inference.loading import WEIGHT_FILES, first_line, load_model
+from heed.publishing.model_card import with_repository
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -45,6 +46,8 @@ def push(
 ) -> Pushed:
     """Push a model's folder to the Hub in one commit, after a look whether it can be loaded from there.
 
+    The repository's id is written into the card's code, in the folder too.
+
     Args:
         folder: A local folder with config.json, weights, code, tokenizers and the card README.md, as `heed train`
             leaves it.
@@ -56,7 +59,7 @@ def push(
 
     Raises:
         FileNotFoundError: When the folder lacks a file that others would need; the message names it.
-        ValueError: When tokenizers, config or card cannot be used.
+        ValueError: When weights, tokenizers, config or card cannot be used.
     """
     from huggingface_hub import HfApi
 
@@ -64,6 +67,8 @@ def push(
     check_folder(folder)
     api = HfApi(token=token)
     name = api.create_repo(repository, private=private, exist_ok=True).repo_id
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(with_repository(card, name), encoding="utf-8")
     if revision is not None:
         api.create_branch(name, branch=revision, exist_ok=True)
     commit = api.upload_folder(
@@ -82,10 +87,11 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         FileNotFoundError: When a file is missing; the message names it.
-        ValueError: When tokenizers, config or card cannot be used.
+        ValueError: When weights, tokenizers, config or card cannot be used.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder with a model, but does not exist.")
+        what = "is a file" if folder.is_file() else "does not exist"
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
     for name in ("config.json", "README.md"):
         if not (folder / name).is_file():
             told = " (`heed.publishing.model_card` writes one)" if name == "README.md" else ""
@@ -98,13 +104,8 @@ def check_folder(folder: Path) -> None:
                 f"{folder} must hold {file}, which its config.json names, but does not: save the model again with"
                 " `save_pretrained` where Heed is imported."
             )
-    # A mistake in config.json is told by the config's own class.
-    from transformers import AutoConfig
-
-    import heed  # noqa: F401
-
     tokenizers = TokenizerPair.from_pretrained(folder)
-    tokenizers.check_config(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    tokenizers.check_config(load_model(folder).config)
     read_card(folder / "README.md")
 
 
@@ -143,10 +144,17 @@ def _check_weights(folder: Path) -> None:
         )
     for path in found:
         if path.suffix == ".json":
-            shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-            for shard in sorted(shards):
+            for shard in sorted(set(_weight_map(path).values())):
                 if not (folder / shard).is_file():
                     raise FileNotFoundError(f"{folder} must hold {shard}, which {path.name} names, but does not.")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Read in which file each weight lies."""
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} must have a `weight_map`, but cannot be read: {first_line(error)}") from error
 
 
 def _code_files(config: dict[str, Any]) -> set[str]:

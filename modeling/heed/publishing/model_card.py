@@ -85,7 +85,8 @@ class RunFacts:
         versions: Version per package; "heed", "transformers" and "torch" at least.
         example_source: A sentence to try, preferably from a test set.
         example_translation: What the model makes of it.
-        repository: Id on the Hub, such as "someone/heed-small-ko-en". Default: `name`.
+        example_language: The target language of the example, where the model knows several and must be told.
+        repository: Id on the Hub, such as "someone/heed-small-ko-en". Default: `name`, until `heed push` knows it.
         description: First paragraph of the card. Default: one sentence from the languages.
         intended_use: Default: `INTENDED_USE`.
         limits: Further limits, put before the general ones.
@@ -118,6 +119,7 @@ class RunFacts:
     versions: Mapping[str, str]
     example_source: str
     example_translation: str
+    example_language: str | None = None
     repository: str | None = None
     description: str | None = None
     intended_use: str = INTENDED_USE
@@ -227,6 +229,8 @@ def render_model_card(facts: RunFacts | Mapping[str, Any]) -> str:
         facts=facts,
         metadata=card_metadata(facts).to_yaml(),
         repository=facts.repository or facts.name,
+        tgt_lang=_keyword("tgt_lang", facts.example_language),
+        target_language=_keyword("target_language", facts.example_language),
         description=facts.description or _default_description(facts),
         limits=_limits(facts),
         dropped=facts.cleaning.get("dropped", {}),
@@ -237,6 +241,12 @@ def render_model_card(facts: RunFacts | Mapping[str, Any]) -> str:
         datasets=[_public(dataset) for dataset in facts.datasets],
     )
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def with_repository(card: str, repository: str) -> str:
+    """Return a card whose code loads the model from this repository."""
+    line = f"repository = {_python_string(repository)}"
+    return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
 
 
 def card_metadata(facts: RunFacts) -> "ModelCardData":
@@ -361,6 +371,11 @@ def _public(value: Any) -> str:
 def _python_string(text: str) -> str:
     # JSON's strings are Python's too, and its double quotes are how the card's code is written.
     return json.dumps(text, ensure_ascii=False)
+
+
+def _keyword(name: str, value: str | None) -> str:
+    """Write a further keyword argument of a call, if there is one."""
+    return "" if value is None else f", {name}={_python_string(value)}"
 
 
 def _quoted(text: str) -> str:

@@ -73,6 +73,7 @@ def facts_of(result: RunResult) -> RunFacts:
         versions={name: version(name) for name in ("heed", "transformers", "torch")},
         example_source=example,
         example_translation=translation,
+        example_language=language,
         **optional,
     )
 

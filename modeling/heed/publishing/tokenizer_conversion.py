@@ -12,7 +12,7 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heed.data.tokenization import TokenizerPair
 
@@ -38,9 +38,26 @@ TEXTS = (
 RANDOM_TEXTS = 200
 
 
+class ConvertedTokenizers(NamedTuple):
+    """What became of a checkpoint's tokenizer.
+
+    Attributes:
+        pair: The tokenizers, or None where the source has none.
+        settings: What the generation config must say.
+        notes: What a user should know, a sentence each.
+        languages: Of source and target, as the tokenizer names them; empty where it names none.
+
+    """
+
+    pair: TokenizerPair | None
+    settings: dict[str, Any]
+    notes: list[str]
+    languages: tuple[str, ...] = ()
+
+
 def convert_tokenizers(
     source: str, config: "HeedConfig", source_language: str | None = None, target_language: str | None = None
-) -> tuple[TokenizerPair | None, dict[str, Any], list[str]]:
+) -> ConvertedTokenizers:
     """Return the tokenizers of a checkpoint for its converted model, and fit the model's config to them.
 
     Args:
@@ -49,10 +66,6 @@ def convert_tokenizers(
             set here.
         source_language: As `heed.publishing.conversion.convert` takes it.
         target_language: Likewise.
-
-    Returns:
-        The tokenizers, or None where the source has none; what the generation config must say; what a user should
-        know.
 
     Raises:
         ValueError: If a language is unknown or missing, or the tokenizer does not fit the model.
@@ -65,7 +78,7 @@ def convert_tokenizers(
     if tokenizer is None:
         if source_language or target_language:
             raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
-        return None, {}, ["The source has no tokenizer: the folder has none either."]
+        return ConvertedTokenizers(None, {}, ["The source has no tokenizer: the folder has none either."])
     settings = _choose_languages(tokenizer, config, source_language, target_language)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
@@ -81,7 +94,8 @@ def convert_tokenizers(
         notes.append(f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.")
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
-    return pair, settings, notes
+    languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
+    return ConvertedTokenizers(pair, settings, notes, languages)
 
 
 def _load(source: str) -> Any:

@@ -1,14 +1,11 @@
-"""The machine a run stands on: processes, devices, precision, and what the C library does with memory.
+"""The machine a run stands on: processes, devices and precision.
 
 Processes are started by `accelerate launch --config_file configuration/accelerate/…` or by `torchrun`, which tell
 them what they are by environment variables. What contradicts the recipe or the machine is refused here, before the
 processes meet: an error afterwards leaves some of them waiting for the others.
 """
 
-import contextlib
-import ctypes
 import os
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,6 +21,7 @@ from accelerate.utils import (
     parse_flag_from_env,
 )
 
+from heed.inference.memory import keep_freed_memory
 from heed.training.recipe import OptimizationRecipe, Recipe
 
 # How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others
@@ -260,20 +258,6 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
     policy = plugin.mixed_precision_policy
     if policy is not None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step: giving it back costs a fifth to a third of a step on the CPU.
-
-    By default glibc maps every large tensor anew, and the kernel fills it with zeros, page by page.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    with contextlib.suppress(OSError, AttributeError):  # another C library: it has its own ways
-        library = ctypes.CDLL("libc.so.6")
-        library.mallopt(mmap_threshold, 1 << 30)
-        library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 def hardware_in_words(accelerator: Accelerator) -> str:

@@ -1,22 +1,33 @@
 """transformers' Seq2SeqTrainer with exact losses, updates and evaluation, whatever the split of the work."""
 
 import inspect
+import shutil
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
-from transformers import Seq2SeqTrainer
-from transformers.trainer_utils import has_length, unwrap_peft_model
+from transformers import DataCollatorForSeq2Seq, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalPrediction, HubStrategy, has_length, unwrap_peft_model
+from transformers.utils import logging
 
+from heed.configuration_heed import HeedConfig
 from heed.data.batching import LABEL_PADDING, UpdateBatches
+from heed.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heed.training.processes import any_of, local
+
+logger = logging.get_logger(__name__)
 
 DEFAULT_BATCH_SIZE = 8  # of TrainingArguments, per device
 LENGTHS = " (`tokens_per_update` groups by length without changing the updates)"
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 class HeedSeq2SeqTrainer(Seq2SeqTrainer):
@@ -37,17 +48,22 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
       cross-entropy.
     - Predictions (`prediction_step`, `evaluation_loop`): as many as there are pairs, in the order of the dataset, the
       same on every process, filled up with -100 only, also for a dataset without a length.
+      `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every pair.
     - A loss or a weight that is not finite stops the training with an error before the weights change or are saved,
       in all processes.
+    - What is saved and pushed: a `TokenizerPair` as `processing_class` is saved whole, and every push holds the code
+      that config.json names. Special ids and a length that `generation_config` leaves open are the model's.
 
-    A training dataset without a length is left to Seq2SeqTrainer: only the losses are mended there.
+    The order of a training dataset without a length is its own. Its losses are mended, and micro-batches that are left
+    over at its end begin the next epoch's first update (Seq2SeqTrainer adds their gradients to that update).
 
     Args:
         args: Arguments of Seq2SeqTrainer.
         tokens_per_update: Padded tokens of one update; replaces `per_device_train_batch_size`. A micro-batch has about
             `tokens_per_update / (gradient_accumulation_steps × processes)` of them.
         buckets_per_update: Groups of pairs of similar length that an update consists of; see `UpdateBatches`.
-        kwargs: Arguments of Seq2SeqTrainer by name.
+        kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`; with it, or with a
+            tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` unless it is given.
 
     Raises:
         ValueError: If a setting would be ignored, or would break these promises.
@@ -57,22 +73,39 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
     model: Any
 
     def __init__(self, *args, tokens_per_update: int | None = None, buckets_per_update: int | None = None, **kwargs):
-        super().__init__(*args, **kwargs)
+        given: dict[str, Any] = dict(inspect.signature(Seq2SeqTrainer).bind_partial(*args, **kwargs).arguments)
+        _check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
+        tokenizers, model = given.get("processing_class"), given.get("model")
+        config = getattr(model, "config", None)
+        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedConfig):
+            tokenizers.check_config(config)
+        tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
+        if given.get("data_collator") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
+            given["data_collator"] = DataCollatorForSeq2Seq(tokenizer)
+        own_generation = deepcopy(getattr(model, "generation_config", None))
+        super().__init__(**given)
+        if self.args.device.type == "cpu":
+            # With several processes it has a number, at which transformers 5.17 cannot load a checkpoint's optimizer.
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
         self.tokens_per_update = tokens_per_update
         self.buckets_per_update = buckets_per_update or 1
-        _check_settings(self.args, self.compute_loss_func, tokens_per_update, buckets_per_update)
         model = unwrap_peft_model(self.accelerator.unwrap_model(self.model))
         self._model_counts_labels = "num_items_in_batch" in inspect.signature(model.forward).parameters
+        if own_generation is not None:
+            self._set_generation(self.model, own_generation)
         self._smooth(self.model)
+        self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # Trainer is to count the labels of every update
         self._own_loss_is_known = False
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
+        self._left_over: list[dict[str, Any]] | None = None  # micro-batches; None where the dataset has a length
 
     def call_model_init(self, trial=None):
-        """Make the model anew, with the smoothing of the arguments."""
-        model = super().call_model_init(trial)
+        """Make the model anew, with the smoothing and the generation settings of the arguments."""
+        model: Any = super().call_model_init(trial)
         self._smooth(model)
+        self._set_generation(model, model.generation_config)
         return model
 
     def _smooth(self, model) -> None:
@@ -80,6 +113,35 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         counts_labels = "num_items_in_batch" in inspect.signature(model.forward).parameters
         if counts_labels and self.args.label_smoothing_factor:
             model.config.label_smoothing = self.args.label_smoothing_factor
+
+    def _set_generation(self, model, own: GenerationConfig) -> None:
+        """Give a model the arguments' `generation_config`, its gaps filled in from the model's own.
+
+        Without an end token a model would go on to the limit, and without a length stop after 20 tokens.
+        """
+        if self.args.generation_config is None:
+            return
+        settings = self.load_generation_config(self.args.generation_config)
+        names = [*SPECIAL_IDS]
+        if settings.max_length is None and settings.max_new_tokens is None:
+            names += ["max_length", "max_new_tokens"]
+        for name in names:
+            if getattr(settings, name) is None:
+                setattr(settings, name, getattr(own, name))
+        model.generation_config = settings
+
+    def _warn_of_lost_tokenizer(self) -> None:
+        """Tell the user of a model with two tokenizers that one of them would not be saved with it."""
+        config = unwrap_peft_model(self.model).config
+        if isinstance(self.processing_class, TokenizerPair):
+            return
+        has_two = getattr(config, "decoder_vocab_size", None) not in (None, config.vocab_size)
+        has_two |= (Path(config._name_or_path or "") / TARGET_FOLDER).is_dir()
+        if has_two and (self.processing_class or getattr(self.data_collator, "tokenizer", None)):
+            logger.warning(
+                "The model has a tokenizer for each side, and only one would be saved with it: give the trainer "
+                "`processing_class=TokenizerPair(source, target)`."
+            )
 
     # Loss
 
@@ -136,6 +198,22 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         self._stop_if(not all(finite), "a weight is not finite")
         super()._save_checkpoint(model, trial)
 
+    def _issue_warnings_after_load(self, load_result):
+        # Tied weights are saved once, and so are never missing.
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        """Push as Trainer does, which sends weights and configs, and with them their code and tokenizers."""
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
+            for path in Path(checkpoint_folder).glob("*.py"):
+                shutil.copy(path, self.args.output_dir)
+            tokenizer = getattr(self.data_collator, "tokenizer", None)
+            if self.processing_class is None and tokenizer is not None:
+                tokenizer.save_pretrained(self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
+
     def _stop_if(self, is_bad: bool, what: str) -> None:
         if any_of(self.accelerator, is_bad):
             raise FloatingPointError(
@@ -176,9 +254,11 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             ValueError: If the dataset is empty, or has no length where updates of so many tokens are asked for.
         """
         rows: Any = self.train_dataset
+        self._left_over = None
         if rows is None or not has_length(rows) or isinstance(rows, IterableDataset):
             if self.tokens_per_update is not None:
                 raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
+            self._left_over = []
             return super().get_train_dataloader()
         if not len(rows):
             raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
@@ -208,12 +288,38 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         # Accelerate deals the micro-batches to the processes in turns.
         return self._get_dataloader(batches, "Training", batch_size=1, sampler_fn=sampler, is_training=True)
 
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Return the micro-batches of an update and the number of their labels.
+
+        Raises:
+            ValueError: If a dataset without a length ends before its first update is complete.
+        """
+        if self._left_over is None:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches = self._left_over + list(islice(epoch_iterator, num_batches - len(self._left_over)))
+        if len(batches) < num_batches:
+            if batches and self.state.global_step == 0:
+                raise ValueError(
+                    "`train_dataset` must hold enough pairs for one update, which has `gradient_accumulation_steps` "
+                    f"({num_batches}) batches, but has {len(batches)} instead."
+                )
+            self._left_over = batches
+            return [], None
+        self._left_over = []
+        return super().get_batch_samples(iter(batches), num_batches, device)
+
     def num_examples(self, dataloader: DataLoader) -> int:
         """Return the number of pairs."""
         dataset = getattr(dataloader, "dataset", None)
         return len(dataset.rows) if isinstance(dataset, _MicroBatches) else super().num_examples(dataloader)
 
     # Evaluation
+
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        """Return the batches of an evaluation dataset, of the one given even where workers persist."""
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            return super().get_eval_dataloader(eval_dataset)
+        return self.get_test_dataloader(eval_dataset)
 
     def _get_dataloader(self, dataset, *args, **kwargs):
         is_training = kwargs.get("is_training", False)
@@ -235,7 +341,15 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         """
         self.gather_function = self.accelerator.gather_for_metrics
         self._row_losses = []
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        compute_metrics = self.compute_metrics
+        if compute_metrics is not None and "loss" in self.args.include_for_metrics:
+            self.compute_metrics = partial(self._compute_with_losses, compute_metrics)
+        try:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        finally:
+            self.compute_metrics = compute_metrics
         if self._row_losses:
             loss, labels = torch.cat(self._row_losses).cpu().double().sum(0).tolist()
             if not labels:
@@ -243,6 +357,17 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             metrics: Any = output.metrics
             metrics[f"{metric_key_prefix}_loss"] = loss / labels
         return output
+
+    def _compute_with_losses(self, compute_metrics, results, **kwargs) -> dict[str, Any]:
+        """Compute metrics with the loss of every pair where Trainer repeats the mean of a batch."""
+        noted = self._row_losses[-1:] if self.args.batch_eval_metrics else self._row_losses
+        losses, labels = torch.cat(noted).T
+        values = losses / labels.clamp(min=1)
+        inputs = {} if results.inputs is None else {"inputs": results.inputs}
+        values = values if self.args.batch_eval_metrics else values.cpu().numpy()
+        return compute_metrics(
+            EvalPrediction(results.predictions, results.label_ids, losses=values, **inputs), **kwargs
+        )
 
     def _note_losses(self, losses: torch.Tensor, labels: torch.Tensor) -> None:
         rows = torch.stack([losses, (labels != LABEL_PADDING).sum(1).to(losses.dtype)], dim=1)  # (B, 2)
@@ -388,21 +513,41 @@ def _shifted(config, labels: torch.Tensor) -> torch.Tensor:
     return shifted.masked_fill(shifted == LABEL_PADDING, config.pad_token_id)
 
 
-def _check_settings(args, compute_loss_func, tokens_per_update: int | None, buckets_per_update: int | None) -> None:
-    """Refuse settings that contradict each other or what HeedSeq2SeqTrainer promises."""
-    loader, size, strategy = args.accelerator_config, args.per_device_train_batch_size, args.train_sampling_strategy
+def _check_settings(given: dict[str, Any], tokens_per_update: int | None, buckets_per_update: int | None) -> None:
+    """Refuse settings that contradict each other or what HeedSeq2SeqTrainer promises, or that it would ignore.
+
+    Args:
+        given: Arguments of Seq2SeqTrainer by name.
+        tokens_per_update: As HeedSeq2SeqTrainer takes it.
+        buckets_per_update: As HeedSeq2SeqTrainer takes it.
+    """
+    args, rows = given.get("args"), given.get("train_dataset")
+    if not isinstance(args, Seq2SeqTrainingArguments):
+        raise ValueError(f"`args` must be Seq2SeqTrainingArguments, but is {type(args).__name__} instead.")
+    loader: Any = args.accelerator_config
+    size, strategy = args.per_device_train_batch_size, args.train_sampling_strategy
     by_tokens = tokens_per_update is not None
     strategies = ("random",) if by_tokens else ("random", "sequential")
+    is_stream = isinstance(rows, IterableDataset) or (rows is not None and not has_length(rows))
     # Each: is it right, what is it called, what must it be, what is it.
     for is_right, name, wanted, value in (
-        (compute_loss_func is None, "compute_loss_func", "None, as the loss is what this trainer mends", "a function"),
-        (not args.auto_find_batch_size, "auto_find_batch_size", "False, because it changes the updates", True),
-        (not args.dataloader_drop_last, "dataloader_drop_last", "False, because it drops pairs", True),
+        *_expected(args),
+        (
+            given.get("compute_loss_func") is None,
+            "compute_loss_func",
+            "None, as the loss is what this trainer mends",
+            "a function",
+        ),
         (loader.even_batches, "accelerator_config.even_batches", "True", False),
         (not loader.split_batches, "accelerator_config.split_batches", "False", True),
         (not loader.dispatch_batches, "accelerator_config.dispatch_batches", "False", True),
-        (args.n_gpu <= 1, "CUDA_VISIBLE_DEVICES", "one GPU per process (start the script with torchrun)", args.n_gpu),
         (strategy in strategies, "train_sampling_strategy", f"{' or '.join(strategies)}{LENGTHS}", strategy),
+        (
+            is_stream or not args.ignore_data_skip,
+            "ignore_data_skip",
+            "False, because a resumed run would repeat pairs, and skipping them takes no time",
+            True,
+        ),
         (
             args.average_tokens_across_devices or args.world_size == 1,
             "average_tokens_across_devices",
@@ -424,3 +569,24 @@ def _check_settings(args, compute_loss_func, tokens_per_update: int | None, buck
     ):
         if not is_right:
             raise ValueError(f"`{name}` must be {wanted}, but is {value} instead.")
+
+
+def _expected(args) -> Iterator[tuple[bool, str, str, Any]]:
+    """Yield the settings that have one right value: whether they have it, their name, why, and their value."""
+    for name, right, reason in (
+        ("auto_find_batch_size", False, "because it changes the updates"),
+        ("dataloader_drop_last", False, "because it drops pairs"),
+        ("dataloader_in_order", True, "because the updates must not depend on the speed of workers"),
+        ("length_column_name", "length", "as no strategy that reads lengths from a column is taken"),
+        ("use_liger_kernel", False, "because Liger has no encoder-decoders, and the loss is what this trainer mends"),
+        ("eval_use_gather_object", False, "because predictions are tensors"),
+    ):
+        yield getattr(args, name) == right, name, f"{right}, {reason}", getattr(args, name)
+    is_ignored = args.fp16 and args.device.type == "cpu"
+    yield not is_ignored, "fp16", "False on the CPU, where Accelerate ignores it (`bf16` works there)", True
+    yield args.label_names in (None, ["labels"]), "label_names", "None", args.label_names
+    yield args.n_gpu <= 1, "CUDA_VISIBLE_DEVICES", "one GPU per process (start the script with torchrun)", args.n_gpu
+    parallel = args.parallelism_config
+    sizes = {name: getattr(parallel, name, 1) or 1 for name in ("cp_size", "sp_size")}
+    is_whole = all(size == 1 for size in sizes.values())
+    yield is_whole, "parallelism_config", "one that leaves sequences whole", sizes

@@ -39,7 +39,8 @@ class BeamSearch:
     search. With `return_dict_in_generate` the result is a `GenerateBeamEncoderDecoderOutput` with `sequences_scores`;
     `output_scores`, `output_attentions` (of the first model) and so on add the rest.
 
-    transformers hands no `streamer` and no `assistant_model` to a callable: do not give them.
+    transformers hands no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, with other
+    models do not give them.
 
     Args:
         num_beam_groups: Number of groups that share the beams evenly and decode in turn, each avoiding at each step

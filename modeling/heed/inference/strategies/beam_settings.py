@@ -1,5 +1,6 @@
 """The settings of one beam search, checked against each other."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,8 +118,11 @@ def _check_votes(strategy: Any, config: Any) -> None:
         raise ValueError(
             f"`averaging` must be 'probabilities' or 'log_probabilities', but is {strategy.averaging!r} instead."
         )
+    if not isinstance(strategy.models, Sequence) or isinstance(strategy.models, str):
+        raise ValueError(f"`models` must be a list of models, but is a {type(strategy.models).__name__} instead.")
     count, weights = 1 + len(strategy.models), strategy.weights
-    if weights is not None and (len(weights) != count or count == 1 or min(weights) <= 0):
+    are_shares = weights is None or all(0 < weight < math.inf for weight in weights)
+    if weights is not None and (len(weights) != count or count == 1 or not are_shares):
         raise ValueError(
             f"`weights` must hold a positive number for each of the {count} models, two or more, "
             f"but is {list(weights)} instead."

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heed.inference.strategies.steps import ModelSteps, check_request, end_tokens, filler
+from heed.inference.strategies.steps import BEAM_MODES, ModelSteps, check_request, end_tokens, filler
 
 RECORDED = ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
 
@@ -61,7 +61,7 @@ class ContrastiveSearch:
             `(B, L)` tokens, or a `GenerateEncoderDecoderOutput`.
 
         """
-        check_request("ContrastiveSearch", model, generation_config, model_kwargs)
+        check_request("ContrastiveSearch", model, generation_config, model_kwargs, BEAM_MODES)
         self._check_cache(model_kwargs)
         alpha, k = self._resolve(generation_config, model.get_output_embeddings().weight.shape[0])
         # A copy, for the helper expands it in place and it may be the user's.

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heed.data.tokenization import TokenizerPair
-from heed.inference.strategies.steps import filler
+from heed.inference.strategies.steps import BEAM_MODES, check_request, filler
 
 Utility = Callable[[str, str], float]
 
@@ -55,7 +55,8 @@ class MinimumBayesRisk:
         keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
 
     Raises:
-        ValueError: When called, if there are fewer than two candidates for a sentence, or fewer than `keep`.
+        ValueError: When called, if there are fewer than two candidates for a sentence, or fewer than `keep`, or a
+            setting would not be read.
         ImportError: When sacrebleu is needed and missing.
 
     """
@@ -100,6 +101,18 @@ class MinimumBayesRisk:
             raise ValueError(
                 f"`keep` must be at least 1 and at most `num_return_sequences` ({count}), but is {self.keep} instead."
             )
+        if not (isinstance(self.tokenizer, TokenizerPair) or hasattr(self.tokenizer, "batch_decode")):
+            raise ValueError(
+                "`tokenizer` must be a TokenizerPair or a tokenizer of transformers, "
+                f"but is {self.tokenizer!r} instead."
+            )
+        for name in ("utility", "candidates"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ValueError(f"`{name}` must be a function or None, but is {value!r} instead.")
+        # Another strategy looks at these itself.
+        unread = (*BEAM_MODES, "penalty_alpha") if self.candidates is None else ()
+        check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
         utility = self.utility or character_f_score()
         call = {
             **{"logits_processor": logits_processor, "stopping_criteria": stopping_criteria},

@@ -11,10 +11,17 @@ import torch
 Averaging = Literal["probabilities", "log_probabilities"]
 
 # Settings of other ways of decoding; beside one of ours they would do nothing.
-OTHER_MODES = ("constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory")
+OTHER_MODES = (
+    *("constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory"),
+    *("use_mtp", "speculation_type", "continuous_batching_config"),
+)
+# Of them, those that some of ours read.
+BEAM_MODES = ("num_beam_groups", "diversity_penalty", "force_words_ids")
 
 
-def check_request(strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+def check_request(
+    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
+) -> None:
     """Refuse what none of our strategies can do.
 
     Args:
@@ -22,6 +29,7 @@ def check_request(strategy: str, model: Any, generation_config: Any, model_kwarg
         model: The model whose `generate()` was called.
         generation_config: As `generate()` prepared it.
         model_kwargs: What `generate()` would hand to the model.
+        unread: Further settings of other ways of decoding that this strategy does not read.
 
     Raises:
         ValueError: If the model has no encoder, another way of decoding is asked for too, or the cache holds
@@ -30,9 +38,10 @@ def check_request(strategy: str, model: Any, generation_config: Any, model_kwarg
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name in OTHER_MODES:
+    for name in (*OTHER_MODES, *unread):
         value = getattr(generation_config, name, None)
-        if value:
+        is_default = name == "num_beam_groups" and value == 1
+        if value and not is_default:
             raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
@@ -106,6 +115,8 @@ def check_members(model: Any, members: Sequence[Any]) -> None:
     """
     for number, member in enumerate(members):
         name = f"`models[{number}]`"
+        if not hasattr(member, "prepare_inputs_for_generation"):
+            raise ValueError(f"{name} must be a model that is loaded, but is {member!r} instead.")
         if not member.config.is_encoder_decoder:
             raise ValueError(f"{name} must be an encoder-decoder, but is {type(member).__name__} instead.")
         if member.training and not model.training:

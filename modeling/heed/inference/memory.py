@@ -1,0 +1,19 @@
+"""How the C library hands memory back."""
+
+import contextlib
+import ctypes
+import sys
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next step: giving it back costs a fifth to a third of a step on the CPU.
+
+    By default glibc maps every large tensor anew, and the kernel fills it with zeros, page by page.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library: it has its own ways
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(mmap_threshold, 1 << 30)
+        library.mallopt(trim_threshold, (1 << 31) - 1)

@@ -1,0 +1,105 @@
+"""Matrix products with weights laid out once for the CPU: float32 and bfloat16 by oneDNN, int8 by FBGEMM.
+
+Each is a function from `(rows, in_features)` to `(rows, out_features)`. Where torch was built without a library, plain
+`torch.nn.functional.linear` takes the place of oneDNN, and int8 is refused.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+Precision = Literal["float32", "bfloat16", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+# One row times a matrix of up to so many weights is done sooner by plain `linear`, whose call costs less.
+SMALL_MATRIX = 2**22
+INT8_LIMIT = 127
+
+
+def has_onednn() -> bool:
+    """Tell whether torch can lay out weights for oneDNN here."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+def int8_engine() -> str | None:
+    """Return the engine of torch that multiplies with int8 weights here, if any."""
+    if not hasattr(torch, "quantize_per_channel"):
+        return None
+    supported = torch.backends.quantized.supported_engines
+    return next((name for name in ("fbgemm", "qnnpack") if name in supported), None)
+
+
+def kernel_name(precision: Precision) -> str:
+    """Return which library does the matrix products of a precision here, for reports."""
+    if precision == "int8":
+        return int8_engine() or "none"
+    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
+
+
+def packed_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision, relu: bool = False
+) -> Product:
+    """Return the function x ↦ x Wᵀ + b, with ReLU behind it where asked for.
+
+    Args:
+        weight: `(out_features, in_features)`.
+        bias: `(out_features)`, or `None`.
+        precision: Of the weights. With `int8` each output feature has its own scale, and the input is quantized anew
+            at each call, with one scale for all its rows.
+        relu: Whether ReLU follows.
+
+    Raises:
+        ValueError: If torch has no kernel for the precision here.
+
+    """
+    weight = weight.detach().float()
+    bias = None if bias is None else bias.detach().float()
+    if precision == "int8":
+        return _int8_product(weight, bias, relu)
+    if precision == "bfloat16":
+        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+    return _packed_product(weight, bias, relu) if has_onednn() else _plain_product(weight, bias, relu)
+
+
+def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    if relu:
+        return lambda states: F.linear(states, weight, bias).relu_()
+    return lambda states: F.linear(states, weight, bias)
+
+
+def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
+    if weight.dtype != torch.float32 or weight.numel() > SMALL_MATRIX:
+        return lambda states: multiply(states, packed, bias, activation, [], "")
+    single = _plain_product(weight, bias, relu)
+
+    def product(states: torch.Tensor) -> torch.Tensor:
+        return single(states) if len(states) == 1 else multiply(states, packed, bias, activation, [], "")
+
+    return product
+
+
+def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    engine = int8_engine()
+    if engine is None:
+        raise ValueError("`precision` must be float32 or bfloat16 where torch has no int8 kernels, but is int8.")
+    scales = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="torch.quantize_per_tensor"
+        )  # `int8_engine` asks whether it is there
+        levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        packed = torch.ops.quantized.linear_prepack(levels, bias)
+    finally:
+        torch.backends.quantized.engine = before
+    operators = torch.ops.quantized
+    multiply = operators.linear_relu_dynamic.default if relu else operators.linear_dynamic.default
+    return lambda states: multiply(states, packed)

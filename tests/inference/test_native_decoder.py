@@ -1,0 +1,223 @@
+"""The native decoder gives the tokens of generate(), whatever the model, the batch and the settings."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.inference.native.decoder import NativeDecoder
+from heed.inference.native.packing import int8_engine
+from heed.inference.native.search import best_tokens
+
+TINY = {
+    **{"vocab_size": 90, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64},
+    **{"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+}
+OPTIONS = [
+    {},
+    {"norm_placement": "pre", "norm_type": "rmsnorm", "attention_bias": True},
+    {"position_encoding": "learned", "sinusoid_layout": "concatenated", "embedding_norm": True},
+    {"position_encoding": "rotary", "activation_function": "swiglu"},
+    {"position_encoding": "none", "activation_function": "gelu", "attention_scoring": "dot"},
+    {"d_k": 3, "d_v": 5, "output_bias": True},
+    {"encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "scale_embedding": False},
+    {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3},
+    {"decoder_vocab_size": 141, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    {"encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 2},
+]
+
+
+def make_model(options, seed=0, spread=3.0):
+    """Return a random model whose tokens differ from step to step and that ends its sentences now and then."""
+    torch.manual_seed(seed)
+    model = HeedForConditionalGeneration(HeedConfig(**TINY | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(spread)
+    model.generation_config.max_length = 14
+    return model
+
+
+def make_batch(seed, sentences=7, side="right"):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (sentences,), generator=generator)
+    width = int(lengths.max())
+    tokens = torch.randint(4, 90, (sentences, width), generator=generator)
+    places = torch.arange(width)
+    mask = places < lengths[:, None] if side == "right" else places >= width - lengths[:, None]
+    return {"input_ids": tokens.masked_fill(~mask, 0), "attention_mask": mask.long()}
+
+
+def both(model, batch, precision="float32", **arguments):
+    decoder = NativeDecoder(model, precision)
+    ours = model.generate(**decoder.encoded(**batch), custom_generate=decoder, **arguments)
+    return ours, model.generate(**batch, **arguments)
+
+
+def cut(tokens, ends=(2,)):
+    """Return each row up to its end: behind it transformers' beam search puts </s> where padding has the id 0."""
+    rows = []
+    for row in tokens.tolist():
+        last = next((place for place, token in enumerate(row) if place and token in ends), len(row))
+        rows.append(row[: last + 1])
+    return rows
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model({})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "base")
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_tokens_are_those_of_generate(options, beams):
+    model = make_model(options)
+    for seed, side in ((1, "right"), (2, "left")):
+        ours, theirs = both(model, make_batch(seed, side=side), num_beams=beams)
+        assert ours.shape == theirs.shape
+        assert cut(ours) == cut(theirs)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10_000),
+    sentences=st.integers(1, 12),
+    beams=st.integers(1, 6),
+    returned=st.integers(1, 3),
+    length_penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
+    max_new_tokens=st.integers(1, 40),
+)
+def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
+    seed, sentences, beams, returned, length_penalty, early_stopping, max_new_tokens
+):
+    model = make_model({}, seed=seed % 3)
+    arguments = {"num_beams": beams, "max_new_tokens": max_new_tokens, "return_dict_in_generate": True}
+    if beams > 1:
+        arguments |= {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        arguments |= {"num_return_sequences": min(returned, beams), "output_scores": False}
+    ours, theirs = both(model, make_batch(seed, sentences), **arguments)
+    assert ours.sequences.shape == theirs.sequences.shape
+    assert cut(ours.sequences) == cut(theirs.sequences)
+    if beams > 1:
+        theirs = model.generate(**make_batch(seed, sentences), **arguments | {"output_scores": True})
+        torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"forced_bos_token_id": 9},
+        {"forced_eos_token_id": 2},
+        {"min_new_tokens": 6},
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[5], [6], [7, 8]]},
+        {"eos_token_id": [2, 30, 31, 32, 33, 34, 35, 36]},
+        {"decoder_input_ids": torch.tensor([[0, 11, 12]] * 7)},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_what_generate_does_to_the_next_token_happens_here_too(model, arguments, beams):
+    ours, theirs = both(model, make_batch(3), num_beams=beams, **arguments)
+    ends = arguments.get("eos_token_id", [2])
+    assert ours.shape == theirs.shape
+    assert cut(ours, ends) == cut(theirs, ends)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(model, beams):
+    batch = make_batch(4, sentences=9)
+    decoder = NativeDecoder(model)
+    together = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=beams)
+    for number, tokens in enumerate(together):
+        length = int(batch["attention_mask"][number].sum())
+        one = {"input_ids": batch["input_ids"][number : number + 1, :length]}
+        alone = model.generate(**decoder.encoded(**one), custom_generate=decoder, num_beams=beams)[0]
+        assert tokens[: len(alone)].tolist() == alone.tolist()
+        assert set(tokens[len(alone) :].tolist()) <= {0}
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "bfloat16",
+        pytest.param("int8", marks=pytest.mark.skipif(int8_engine() is None, reason="torch has no int8 kernels here")),
+    ],
+)
+def test_other_precisions_stay_close_to_float32(precision):
+    model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}, spread=1.5)
+    batch = make_batch(5)
+    exact, rough = (NativeDecoder(model, each).encoded(**batch) for each in ("float32", precision))
+    states, approximate = (each["encoder_outputs"][0].float() for each in (exact, rough))
+    error = (states - approximate).norm() / states.norm()
+    assert 0 < error < 0.1
+
+
+def test_encoder_outputs_of_the_model_itself_do_as_well(model):
+    batch, decoder = make_batch(6), NativeDecoder(model)
+    ours = model.generate(**batch, custom_generate=decoder, num_beams=3)
+    assert cut(ours) == cut(model.generate(**batch, num_beams=3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"do_sample": True}, "do_sample"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
+        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions"),
+        ({"max_time": 10.0}, "max_time"),
+        ({"decoder_attention_mask": torch.ones(7, 1, dtype=torch.long)}, "decoder_attention_mask"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha"),
+    ],
+)
+def test_what_only_generate_can_do_is_refused_by_name(model, arguments, name):
+    decoder = NativeDecoder(model)
+    with pytest.raises(ValueError, match=f"`{name}` must"):
+        model.generate(**make_batch(7), custom_generate=decoder, **arguments)
+
+
+def test_a_model_that_it_cannot_express_is_refused_by_name():
+    with pytest.raises(ValueError, match="`attention_scoring` must be scaled_dot or dot"):
+        NativeDecoder(make_model({"attention_scoring": "additive"}))
+
+
+def test_an_unknown_precision_is_refused_by_name(model):
+    with pytest.raises(ValueError, match="`precision` must be one of float32, bfloat16, int8"):
+        NativeDecoder(model, "int7")
+
+
+def test_another_model_is_refused(model):
+    decoder = NativeDecoder(make_model({}, seed=1))
+    with pytest.raises(ValueError, match="must be the one that the NativeDecoder was made of"):
+        model.generate(**make_batch(8), custom_generate=decoder)
+
+
+def test_weights_that_were_trained_further_are_noticed():
+    model = make_model({})
+    decoder = NativeDecoder(model)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    with pytest.raises(ValueError, match="they were changed since"):
+        model.generate(**make_batch(9), custom_generate=decoder)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sentences=st.integers(1, 3),
+    beams=st.integers(1, 4),
+    vocabulary=st.integers(1, 300),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
+def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, count, seed):
+    torch.manual_seed(seed)
+    logits, scores = torch.randn(sentences * beams, vocabulary), torch.randn(sentences, beams)
+    totals, hypotheses, tokens = best_tokens(logits, scores, count)
+    plain = (logits.view(sentences, beams, vocabulary) + scores[..., None]).flatten(1)
+    wanted = plain.topk(min(count, beams * vocabulary))
+    assert totals.tolist() == wanted.values.tolist()
+    assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()

@@ -1,0 +1,426 @@
+"""LoRA and its relatives with peft: trained, saved, switched, merged, and translated with."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from peft import (
+    AutoPeftModelForSeq2SeqLM,
+    IA3Config,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+
+from heed import HeedForConditionalGeneration
+from heed.data.batching import collate
+from heed.data.tokenization import train_tokenizers
+from heed.inference.loading import load_model
+from heed.inference.translation import Translator
+from heed.training.trainer import HeedSeq2SeqTrainer
+from helpers import PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
+from memorised import PAIRS, memorised_model
+
+torch.manual_seed(0)
+ROWS = sentences(7, 4, 6)
+SOURCE, MASK = padded(ROWS)
+LABELS = torch.randint(14, 70, (3, 6))
+LABELS[0, 2:] = -100
+BATCH = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
+TASK = {"task_type": "SEQ_2_SEQ_LM"}
+LORA = {**TASK, "r": 4, "target_modules": ["q_proj", "v_proj"]}
+# Every one of them trains weights beside the model's, and can be merged into them.
+ADAPTERS = {
+    "attention": LoraConfig(**LORA),
+    "all_linear": LoraConfig(**{**LORA, "target_modules": "all-linear"}),
+    "rank_stabilised": LoraConfig(**LORA, use_rslora=True),
+    "dora": LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
+    "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
+    "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
+}
+PROMPTS = {
+    "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
+    "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
+}
+
+
+@torch.no_grad()
+def logits_of(model):
+    return model.eval()(**BATCH).logits
+
+
+def trained(model, updates=6):
+    """Train what can be trained; return the losses."""
+    model.train()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    losses = []
+    for _ in range(updates):
+        loss = model(**BATCH).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def adapted(config, updates=6, **changes):
+    """Return a trained adapter on a tiny model."""
+    torch.manual_seed(1)
+    model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
+    trained(model, updates)
+    return model
+
+
+def matrices_of(model):
+    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
+    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
+def test_an_adapter_learns_and_the_model_under_it_stays(name):
+    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert 0 < sum(p.numel() for p in model.parameters() if p.requires_grad) < model.num_parameters() / 2
+    losses = trained(model)
+    assert losses[-1] < losses[0] - 0.05
+    trainable = {key for key, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed
+    assert changed <= trainable
+
+
+def test_all_linear_layers_have_an_adapter_but_the_output():
+    model = get_peft_model(tiny_model(), ADAPTERS["all_linear"])
+    linear = {name for name, module in tiny_model().named_modules() if isinstance(module, torch.nn.Linear)}
+    found = {name.removeprefix("base_model.model.") for name in model.targeted_module_names}
+    assert found == linear - {"lm_head"}
+
+
+def gradient_of(model, batches, count):
+    model.zero_grad()
+    for batch in batches:
+        model(**batch, num_items_in_batch=count).loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, "prompt", "prefix"])
+def test_two_micro_batches_have_the_gradient_of_one_batch(name):
+    model = adapted({**ADAPTERS, **PROMPTS}[name], updates=1)
+    count = int((LABELS != -100).sum())
+    whole = gradient_of(model, [BATCH], count)
+    parts = [{key: value[rows] for key, value in BATCH.items()} for rows in (slice(0, 1), slice(1, 3))]
+    assert whole.norm() > 1e-3
+    assert_near(gradient_of(model, parts, count), whole, 1e-6)
+
+
+def test_gradient_checkpointing_changes_no_gradient_of_an_adapter():
+    model = adapted(ADAPTERS["all_linear"], updates=1)
+    plain = gradient_of(model, [BATCH], 7)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_near(gradient_of(model, [BATCH], 7), plain, 1e-6)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()  # else nothing before the adapters would ask for a gradient
+    assert_near(gradient_of(model, [BATCH], 7), plain, 1e-6)
+
+
+@pytest.mark.parametrize("trainer", [Seq2SeqTrainer, HeedSeq2SeqTrainer])
+def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(trainer, tmp_path):
+    rows = [
+        {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}
+        for source, labels in zip([*ROWS, ROWS[0]], [*LABELS, LABELS[0]], strict=True)
+    ]
+    found, losses = [], []
+    for size, parts in ((4, 1), (2, 2), (1, 4)):
+        model = adapted(ADAPTERS["attention"], updates=0)
+        arguments = Seq2SeqTrainingArguments(
+            **{"output_dir": tmp_path / f"{size}", "per_device_train_batch_size": size, "use_cpu": True},
+            **{"gradient_accumulation_steps": parts, "max_steps": 3, "report_to": "none", "logging_steps": 1},
+            **{"save_strategy": "steps", "save_steps": 3, "disable_tqdm": True, "learning_rate": 1e-2},
+        )
+        runner = trainer(
+            model=model, args=arguments, train_dataset=rows, data_collator=lambda rows: collate(rows, PAD)
+        )
+        runner.train()
+        losses.append([line["loss"] for line in runner.state.log_history if "loss" in line])
+        found.append(logits_of(model))
+        # What the trainer saved is the adapter alone.
+        saved = tmp_path / f"{size}" / "checkpoint-3"
+        assert (saved / "adapter_config.json").exists()
+        assert not (saved / "model.safetensors").exists()
+        loaded = PeftModel.from_pretrained(tiny_model(), saved)
+        assert torch.equal(logits_of(loaded), found[-1])
+    for other, others in zip(found[1:], losses[1:], strict=True):
+        assert_near(other, found[0], 1e-4)
+        assert others == pytest.approx(losses[0], rel=1e-4)
+
+
+# Saving, loading, switching, merging
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, *PROMPTS])
+def test_a_saved_adapter_on_a_fresh_model_is_the_trained_one(tmp_path, name):
+    model = adapted({**ADAPTERS, **PROMPTS}[name])
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert not torch.allclose(logits_of(loaded), logits_of(tiny_model()), atol=1e-2)
+
+
+@pytest.mark.parametrize("changes", [*VARIANTS.values(), *SHARINGS.values()], ids=[*VARIANTS, *SHARINGS])
+def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_path, changes):
+    model = adapted(ADAPTERS["all_linear"], updates=2, **changes)
+    expected, matrices = logits_of(model), matrices_of(model.get_base_model())
+    merged = model.merge_and_unload()
+    assert_near(logits_of(merged), expected, 2e-5)
+    assert matrices_of(merged) == matrices
+    merged.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"),
+    }
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert torch.equal(logits_of(loaded), logits_of(merged))
+    assert matrices_of(loaded) == matrices
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_kind_of_adapter_is_merged_without_untying(tmp_path, name):
+    model = adapted(ADAPTERS[name])
+    expected = logits_of(model)
+    merged = model.merge_and_unload()
+    assert_near(logits_of(merged), expected, 2e-5)
+    assert matrices_of(merged) == [0, 0, 0]
+    merged.save_pretrained(tmp_path)
+    assert matrices_of(HeedForConditionalGeneration.from_pretrained(tmp_path)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("modules", "sharing", "matrices"),
+    [
+        (["embed_tokens"], "all_shared", [0, 1, 2]),
+        (["lm_head"], "all_shared", [0, 0, 2]),
+        (["embed_tokens", "lm_head"], "all_shared", [0, 1, 2]),
+        (["lm_head"], "own_output", [0, 0, 2]),
+        (["encoder.embed_tokens"], "separate_vocabularies", [0, 1, 1]),
+        (["lm_head"], "separate_vocabularies", [0, 1, 2]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")
+def test_matrices_that_an_adapter_trains_apart_are_told_of_and_saved_apart(tmp_path, modules, sharing, matrices):
+    base = tiny_model(**SHARINGS[sharing])
+    was_tied = matrices_of(base) != matrices
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = get_peft_model(base, LoraConfig(**LORA, modules_to_save=modules))
+    # peft sees only what is tied to the source's embeddings.
+    if was_tied and sharing == "all_shared":
+        assert any("`ensure_weight_tying` is not set to True" in str(warning.message) for warning in told)
+    trained(model)
+    expected = logits_of(model)
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path)
+    assert_near(logits_of(merged), expected, 2e-5)
+    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
+    assert matrices_of(loaded) == matrices
+    assert torch.equal(logits_of(loaded), logits_of(merged))
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_peft_warns_of_an_adapter_on_a_tied_matrix(target):
+    with pytest.warns(UserWarning, match="a tied layer is part of the adapter"):
+        get_peft_model(tiny_model(), LoraConfig(**{**LORA, "target_modules": [target]}))
+
+
+def test_an_adapter_on_embeddings_of_their_own_is_merged():
+    model = adapted(LoraConfig(**{**LORA, "target_modules": ["embed_tokens", "lm_head"]}), tie_word_embeddings=False)
+    expected = logits_of(model)
+    assert_near(logits_of(model.merge_and_unload()), expected, 2e-5)
+
+
+def test_several_adapters_are_switched_and_disabled():
+    model = adapted(ADAPTERS["attention"])
+    base, first = logits_of(tiny_model()), logits_of(model)
+    model.add_adapter("second", ADAPTERS["all_linear"])
+    model.set_adapter("second")
+    assert torch.equal(logits_of(model), base)  # untrained, it changes nothing
+    trained(model)
+    second = logits_of(model)
+    assert not torch.allclose(second, first, atol=1e-2)
+    model.set_adapter("default")
+    assert torch.equal(logits_of(model), first)
+    with model.disable_adapter():
+        assert torch.equal(logits_of(model), base)
+    assert torch.equal(logits_of(model), first)
+
+
+def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    base = logits_of(model)
+    model.add_adapter(ADAPTERS["attention"])
+    trained(model)
+    expected = logits_of(model)
+    model.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    loaded.load_adapter(tmp_path / "adapter")
+    auto = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
+    peft = AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
+    for other in (loaded, auto, peft):
+        assert torch.equal(logits_of(other), expected)
+    loaded.disable_adapters()
+    assert torch.equal(logits_of(loaded), base)
+
+
+# Generating
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
+def test_an_adapted_model_generates_what_the_merged_one_does(settings):
+    model = adapted(ADAPTERS["all_linear"]).eval()
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "max_new_tokens": 8, **settings}
+    found = model.generate(**inputs)
+    assert not torch.equal(found[: len(SOURCE)], tiny_model().generate(**inputs)[: len(SOURCE)])
+    assert torch.equal(found, model.merge_and_unload().generate(**inputs))
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("variant", ["default", "rotary", "learned", "separate_vocabularies"])
+def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
+    model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()
+    model.requires_grad_(False)
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK}
+    tokens = model.generate(**inputs, max_new_tokens=6, eos_token_id=None, no_repeat_ngram_size=0)
+    scores = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits
+    assert torch.equal(scores.argmax(-1), tokens[:, 1:])
+    alone = model(input_ids=ROWS[1][None], decoder_input_ids=tokens[1:2, :-1]).logits
+    assert_near(alone, scores[1:2])
+    assert model.generate(**inputs, max_new_tokens=6, num_beams=3).shape[0] == 3
+
+
+def test_a_prefix_takes_the_sizes_of_the_decoder_where_the_stacks_differ():
+    sizes = {"num_layers": 3, "num_attention_heads": 2, "token_dim": 32}
+    model = get_peft_model(
+        tiny_model(**VARIANTS["unequal_stacks"]), PrefixTuningConfig(**TASK, num_virtual_tokens=4, **sizes)
+    )
+    losses = trained(model)
+    assert losses[-1] < losses[0]
+
+
+# Folders of adapters
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model that knows the pairs, and an adapter that turned two of them around."""
+    place = tmp_path_factory.mktemp("adapters")
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
+    memorised_model(tokenizers, PAIRS).save_pretrained(place / "model")
+    tokenizers.save_pretrained(place / "model")
+    model = get_peft_model(
+        AutoModelForSeq2SeqLM.from_pretrained(place / "model"), LoraConfig(**{**LORA, "target_modules": "all-linear"})
+    )
+    rows = [
+        {"input_ids": source, "labels": target}
+        for source, target in zip(
+            tokenizers.encode_source(["네.", "비가 온다."]),
+            tokenizers.encode_target(["It rains.", "Yes."]),
+            strict=True,
+        )
+    ]
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(60):
+        for row in rows:
+            batch = {key: torch.tensor([value]) for key, value in row.items()}
+            (model(**batch).loss / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(place / "adapter")
+    model.eval().merge_and_unload().save_pretrained(place / "merged")
+    tokenizers.save_pretrained(place / "merged")
+    return place
+
+
+TURNED = ["It rains.", "Yes."]
+
+
+@pytest.mark.parametrize("name", ["adapter", "merged"])
+def test_the_translator_and_the_pipeline_take_an_adapters_folder_as_they_take_a_models(folders, name):
+    translator = Translator.from_pretrained(folders / name)
+    assert type(translator.model) is HeedForConditionalGeneration
+    assert not any("lora" in name for name, _ in translator.model.named_modules())
+    assert [row[0].text for row in translator.translate(["네.", "비가 온다."], num_beams=2)] == TURNED
+    translate = pipeline("heed-translation", model=str(folders / name), device="cpu")
+    assert [row["translation_text"] for row in translate(["네.", "비가 온다."])] == TURNED
+    before = Translator.from_pretrained(folders / "model").translate(["네.", "비가 온다."])
+    assert [row[0].text for row in before] == TURNED[::-1]
+
+
+def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_path, monkeypatch):
+    settings = json.loads((folders / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "gone/away"}))
+    with pytest.raises(FileNotFoundError, match=r"`base_model_name_or_path` .* 'gone/away' is neither"):
+        load_model(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"adapter_config.json must be JSON"):
+        load_model(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"The adapter in .* cannot be loaded"):
+        load_model(tmp_path)
+    prompt = get_peft_model(load_model(folders / "model"), copy.deepcopy(PROMPTS["prompt"]))
+    prompt.save_pretrained(tmp_path / "prompt")
+    with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):
+        load_model(tmp_path / "prompt")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"needs peft: pip install 'heed\[adapters\]'"):
+        load_model(folders / "adapter")
+
+
+WITHOUT_HEED = """
+import sys
+sys.modules["heed"] = None  # makes the import fail
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForSeq2SeqLM, pipeline
+place = sys.argv[1]
+settings = {"trust_remote_code": True}
+model = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/merged", **settings).eval()
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+translate = pipeline(model=f"{place}/merged", device="cpu", **settings)
+assert [row["translation_text"] for row in translate(["네.", "비가 온다."])] == ["It rains.", "Yes."]
+base = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/model", **settings)
+adapted = PeftModel.from_pretrained(base, f"{place}/adapter").eval()
+source, target = torch.tensor([[15, 16, 17, 2]]), torch.tensor([[1, 18, 19]])
+logits = adapted(input_ids=source, decoder_input_ids=target).logits
+torch.testing.assert_close(logits, model(source, decoder_input_ids=target).logits, rtol=1e-4, atol=1e-4)
+fresh = get_peft_model(model, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules="all-linear", r=2))
+fresh.train()(input_ids=source, labels=target, num_items_in_batch=6).loss.backward()
+assert sum(p.grad is not None and bool(p.grad.any()) for p in fresh.parameters()) > 10
+fresh.merge_and_unload().save_pretrained(sys.argv[2])
+again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2], **settings)
+print("done")
+"""
+
+
+def test_code_from_a_folder_takes_adapters_too(folders, tmp_path):
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WITHOUT_HEED, str(folders), str(tmp_path / "again")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]
+    assert len(list((tmp_path / "again").glob("*.py"))) == 3

@@ -1,0 +1,244 @@
+"""Compiled and exported models compute what the model computes, and are compiled once for every shape."""
+
+import pytest
+import torch
+from torch.export import Dim, export
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
+
+from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
+
+# Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
+SHAPES = [
+    ((9, 4, 1), (5, 7, 2)),
+    ((12, 4), (3, 6)),
+    ((8, 5, 3, 2), (10, 6, 1, 3)),
+    ((21, 5, 3, 2, 2), (13, 8, 1, 3, 1)),
+]
+MOST_GRAPHS = 3  # the first and two recompilations
+
+
+def counting_backend():
+    """Return a backend that runs captured graphs as they are, and the list of them."""
+    graphs = []
+
+    def run_as_it_is(graph, examples):
+        graphs.append(graph)
+        return graph.forward
+
+    return run_as_it_is, graphs
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(module, dynamic=None):
+    backend, graphs = counting_backend()
+    return torch.compile(module, fullgraph=True, backend=backend, dynamic=dynamic), graphs
+
+
+def batches(sides=("left", "right")):
+    """Yield sources, targets and their masks, of the shapes, padded on alternating sides."""
+    torch.manual_seed(1)
+    for number, (sources, targets) in enumerate(SHAPES):
+        side = sides[number % len(sides)]
+        yield *padded(sentences(*sources), side), *padded(sentences(*targets), side)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods", "grouped"])
+def test_the_compiled_encoder_gives_the_states_of_the_encoder_at_every_shape(variant):
+    encoder = tiny_model(**VARIANTS[variant]).model.encoder
+    fast, graphs = compiled(encoder)
+    for source, mask, _, _ in batches():
+        expected = encoder(source, attention_mask=mask).last_hidden_state
+        assert_near(fast(source, attention_mask=mask).last_hidden_state, expected)
+    assert 0 < len(graphs) <= MOST_GRAPHS
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every_shape(kernel):
+    model = tiny_model(attention=kernel, encoder_layers=1, decoder_layers=1).train()
+    fast, graphs = compiled(model)
+    for source, mask, target, target_mask in batches(["right"]):
+        found = []
+        for called in (fast, model):
+            model.zero_grad()
+            loss = called(source, attention_mask=mask, labels=target.masked_fill(target_mask == 0, -100)).loss
+            loss.backward()
+            found.append(torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())]))
+        assert_near(*found)
+    assert 0 < len(graphs) <= MOST_GRAPHS
+
+
+def empty_cache(model, kind, source_length, target_length):
+    config = model.config.get_text_config(decoder=True)
+    if kind == "dynamic":
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    lengths = target_length, source_length
+    return EncoderDecoderCache(*(StaticCache(config=config, max_cache_len=length) for length in lengths))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("cache", "dynamic"), [("static", None), ("static", True), ("dynamic", True)])
+@pytest.mark.parametrize("variant", ["default", "neighbourhoods"])
+def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(variant, cache, dynamic):
+    model = tiny_model(encoder_layers=1, **VARIANTS[variant])
+    step, graphs = compiled(model, dynamic)
+    for source, mask, target, target_mask in batches(["right"]):
+        encoded = model.model.encoder(source, attention_mask=mask)
+        given = {"encoder_outputs": encoded, "attention_mask": mask}
+        expected = model(**given, decoder_input_ids=target).logits
+        past = empty_cache(model, cache, source.shape[1], 16)
+        model(**given, decoder_input_ids=target[:, :1], past_key_values=past, use_cache=True)
+        for at in range(1, target.shape[1]):
+            # As `generate()` makes it: a slice of a longer tensor has strides, for which torch compiles once more.
+            token = target[:, at : at + 1].clone(memory_format=torch.contiguous_format)
+            logits = step(**given, decoder_input_ids=token, past_key_values=past, use_cache=True).logits
+            real = target_mask[:, at].bool()
+            assert_near(logits[real, 0], expected[real, at])
+    assert 0 < len(graphs) <= MOST_GRAPHS
+
+
+@pytest.mark.parametrize("variant", ["default", "neighbourhoods"])
+def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(variant):
+    model = tiny_model(**VARIANTS[variant])
+    torch.manual_seed(1)
+    source, mask = padded(sentences(9, 4, 1), "left")
+    expected = model.generate(source, attention_mask=mask, max_new_tokens=8)
+    backend, graphs = counting_backend()
+    settings = CompileConfig(fullgraph=True, backend=backend, mode=None)
+    settings._compile_all_devices = True  # `generate()` compiles on accelerators alone otherwise
+    tokens = model.generate(
+        source, attention_mask=mask, max_new_tokens=8, cache_implementation="static", compile_config=settings
+    )
+    assert torch.equal(tokens, expected)
+    assert 0 < len(graphs) <= MOST_GRAPHS
+
+
+@pytest.mark.slow
+def test_the_default_backend_gives_the_loss_and_nearly_the_gradients_of_the_model():
+    model = tiny_model(encoder_layers=1, decoder_layers=1).train()
+    fast = torch.compile(model, fullgraph=True)
+    source, mask, target, _ = next(batches(["right"]))
+    found = []
+    for called in (fast, model):
+        model.zero_grad()
+        loss = called(source, attention_mask=mask, labels=target).loss
+        loss.backward()
+        found.append(torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())]))
+    assert_near(*found, 1e-4)
+
+
+# torch.export
+
+BATCH, SOURCE_LENGTH, TARGET_LENGTH = (Dim(name, max=512) for name in ("batch", "source_length", "target_length"))
+
+
+def saved_and_loaded(program, folder):
+    torch.export.save(program, folder / "program.pt2")
+    return torch.export.load(folder / "program.pt2").module()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["default", "rotary"])
+def test_an_exported_encoder_gives_the_states_of_the_encoder_at_other_shapes(variant, tmp_path):
+    encoder = tiny_model(**VARIANTS[variant]).model.encoder
+    first, *others = batches()
+    shapes = {0: BATCH, 1: SOURCE_LENGTH}
+    program = export(
+        encoder,
+        (),
+        {"input_ids": first[0], "attention_mask": first[1]},
+        dynamic_shapes={"input_ids": shapes, "attention_mask": shapes},
+    )
+    run = saved_and_loaded(program, tmp_path)
+    one = first[0][:1, :1], first[1][:1, :1]
+    for source, mask in [one, *(batch[:2] for batch in others)]:
+        expected = encoder(source, attention_mask=mask).last_hidden_state
+        assert_near(run(input_ids=source, attention_mask=mask).last_hidden_state, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(kernel, tmp_path):
+    model = tiny_model(attention=kernel)
+    first, *others = batches(["right"])
+
+    def given(source, mask, target, target_mask):
+        labels = target.masked_fill(target_mask == 0, -100)
+        return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+    source_shapes, target_shapes = {0: BATCH, 1: SOURCE_LENGTH}, {0: BATCH, 1: TARGET_LENGTH}
+    shapes = {"input_ids": source_shapes, "attention_mask": source_shapes, "labels": target_shapes}
+    run = saved_and_loaded(export(model, (), given(*first), dynamic_shapes=shapes), tmp_path)
+    for batch in others:
+        found, expected = run(**given(*batch)), model(**given(*batch))
+        assert_near(found.logits, expected.logits)
+        assert_near(found.loss, expected.loss)
+
+
+class DecoderStep(torch.nn.Module):
+    """One step of decoding whose cache is plain tensors: a key and a value of each layer."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, states, source_mask, own, cross):
+        outputs = self.model(
+            encoder_outputs=(states,),
+            attention_mask=source_mask,
+            decoder_input_ids=input_ids,
+            past_key_values=EncoderDecoderCache(DynamicCache(own), DynamicCache(cross)),
+            use_cache=True,
+        )
+        return outputs.logits, tensors(outputs.past_key_values.self_attention_cache)
+
+
+def tensors(cache):
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["default", "rotary"])
+def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant, tmp_path):
+    model = tiny_model(**VARIANTS[variant])
+
+    def example(batch):
+        source, mask, target, _ = batch
+        encoded = model.model.encoder(source, attention_mask=mask)
+        given = {"encoder_outputs": encoded, "attention_mask": mask}
+        past = model(**given, decoder_input_ids=target[:, :-1], use_cache=True).past_key_values
+        caches = tensors(past.self_attention_cache), tensors(past.cross_attention_cache)
+        expected = model(**given, decoder_input_ids=target).logits[:, -1:]
+        return (target[:, -1:].contiguous(), encoded.last_hidden_state, mask, *caches), expected
+
+    def layers(length):
+        return [({0: BATCH, 2: length}, {0: BATCH, 2: length}) for _ in model.model.decoder.layers]
+
+    first, *others = batches()
+    source_shapes = {0: BATCH, 1: SOURCE_LENGTH}
+    shapes = ({0: BATCH}, source_shapes, source_shapes, layers(TARGET_LENGTH), layers(SOURCE_LENGTH))
+    run = saved_and_loaded(export(DecoderStep(model), example(first)[0], dynamic_shapes=shapes), tmp_path)
+    for batch in others:
+        given, expected = example(batch)
+        logits, own = run(*given)
+        assert_near(logits, expected)
+        assert own[0][0].shape[2] == batch[2].shape[1]
+
+
+@torch.no_grad()
+def test_the_module_of_transformers_that_exports_a_step_with_a_static_cache_works():
+    from transformers.integrations.executorch import Seq2SeqLMExportableModule
+
+    model = tiny_model(encoder_layers=1, decoder_layers=1)
+    exported = Seq2SeqLMExportableModule(model, batch_size=1, max_hidden_seq_length=64, max_cache_length=16).export()
+    torch.manual_seed(1)
+    states, target = torch.randn(1, 7, model.config.d_model), torch.randint(14, 71, (1, 6))
+    step = exported.exported_decoder.module()
+    logits = torch.cat([step(target[:, at : at + 1], states, torch.tensor([at])) for at in range(6)], dim=1)
+    assert_near(logits, model(encoder_outputs=(states,), decoder_input_ids=target).logits)

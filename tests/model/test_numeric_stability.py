@@ -1,0 +1,212 @@
+"""Half precision, deep stacks and rows of nothing but padding give finite numbers, near those of float32."""
+
+import math
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from heed import HeedForConditionalGeneration
+from helpers import VARIANTS, assert_near, padded, sentences, tiny_config, tiny_model
+
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DEPTH = {"encoder_layers": 12, "decoder_layers": 12}
+
+
+def batch(seed=1):
+    torch.manual_seed(seed)
+    source, mask = padded(sentences(9, 4, 1, 12), "left")
+    labels, target_mask = padded(sentences(5, 7, 2, 11))
+    return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(target_mask == 0, -100)}
+
+
+def fresh(dtype=torch.float32, **changes):
+    """Return a model with the weights that training starts from."""
+    torch.manual_seed(0)
+    return HeedForConditionalGeneration(tiny_config(**changes)).to(dtype)
+
+
+def loss_and_gradients(model, autocast=None):
+    with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+        loss = model(**batch()).loss
+    loss.backward()
+    return loss.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_twelve_and_twelve_layers_in_half_precision_keep_loss_and_gradients(placement, kernel, dtype, is_autocast):
+    changes = {**DEPTH, "norm_placement": placement}
+    expected_loss, expected = loss_and_gradients(fresh(**changes))
+    model = fresh(**changes) if is_autocast else fresh(HALF[dtype], **changes)
+    model.set_attn_implementation(kernel)
+    loss, gradients = loss_and_gradients(model, HALF[dtype] if is_autocast else None)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=5e-3)
+    assert gradients.isfinite().all()
+    assert torch.cosine_similarity(gradients, expected, dim=0) > 0.98
+
+
+def reversal(update, size=32):
+    """Return a batch of random sentences and, as labels, the same words from back to front."""
+    generator = torch.Generator().manual_seed(update)
+    rows = [torch.randint(14, 40, (length,), generator=generator) for length in [3 + row % 6 for row in range(size)]]
+    source, mask = padded(rows)
+    labels, target_mask = padded([torch.cat([row.flip(0), torch.tensor([2])]) for row in rows])
+    return {"input_ids": source, "attention_mask": mask, "labels": labels.masked_fill(target_mask == 0, -100)}
+
+
+def trained_loss(model, updates, peak=2e-3, autocast=None, scaler=None):
+    """Train with a warm-up of a quarter of the updates; return the mean loss of the last eighth, and the first."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=peak, betas=(0.9, 0.98), eps=1e-9 if autocast else 1e-7)
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    losses = []
+    for update in range(updates):
+        optimizer.param_groups[0]["lr"] = peak * min(1.0, (update + 1) / (updates / 4))
+        with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+            loss = model(**reversal(update)).loss
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert all(map(math.isfinite, losses))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    return sum(losses[-(updates // 8) :]) / (updates // 8), losses[0]
+
+
+SHORT = {"vocab_size": 40, "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "label_smoothing": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("placement", "way"),
+    [
+        ("post", "bfloat16"),
+        ("post", "bfloat16 autocast"),
+        ("post", "float16 autocast and scaling"),
+        ("pre", "bfloat16"),
+        ("pre", "float16 autocast and scaling"),
+    ],
+)
+def test_twelve_and_twelve_layers_learn_in_every_precision(placement, way):
+    pure = torch.bfloat16 if way == "bfloat16" else torch.float32
+    model = fresh(pure, **DEPTH, **SHORT, norm_placement=placement, depth_scaled_init=placement == "post")
+    autocast = HALF.get(way.split()[0]) if "autocast" in way else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if "scaling" in way else None
+    last, first = trained_loss(model.train(), 40, autocast=autocast, scaler=scaler)
+    assert last < first - 0.3
+
+
+def test_depth_scaled_init_divides_the_matrices_of_layer_l_by_its_root():
+    plain, scaled = fresh(**DEPTH), fresh(**DEPTH, depth_scaled_init=True)
+    for stack in ("encoder", "decoder"):
+        for number, (ours, theirs) in enumerate(
+            zip(getattr(scaled.model, stack).layers, getattr(plain.model, stack).layers, strict=True), start=1
+        ):
+            for name, parameter in ours.named_parameters():
+                bound = theirs.get_parameter(name).abs().max().item()
+                if parameter.dim() == 2:
+                    assert parameter.abs().max().item() == pytest.approx(bound / math.sqrt(number), rel=0.02)
+                else:
+                    assert torch.equal(parameter, theirs.get_parameter(name))
+    assert scaled.lm_head.weight.std().item() == pytest.approx(plain.lm_head.weight.std().item(), rel=0.05)
+
+
+def test_depth_scaled_init_leaves_loaded_weights_alone(tmp_path):
+    model = tiny_model(depth_scaled_init=True)
+    model.save_pretrained(tmp_path)
+    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in model.state_dict().items())
+
+
+# Padding
+
+
+def quietly(kernel):
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return torch.compiler.set_stance("force_eager") if kernel == "flex_attention" else nullcontext()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["float32", *HALF])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods"])
+def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(variant, kernel, dtype):
+    model = tiny_model(attention=kernel, **VARIANTS[variant]).to(HALF.get(dtype, torch.float32))
+    torch.manual_seed(1)
+    source, mask = padded(sentences(9, 4, 6), "left")
+    target, target_mask = padded(sentences(5, 7, 3), "left")
+    names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    with quietly(kernel):
+        expected = model(**dict(zip(names, (source, mask, target, target_mask), strict=True))).logits
+        mask[2], target_mask[2] = 0, 0
+        logits = model(**dict(zip(names, (source, mask, target, target_mask), strict=True))).logits
+    assert logits.isfinite().all()
+    real = target_mask.bool()
+    assert_near(logits[real].float(), expected[real].float(), 1e-5 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_row_of_padding_alone_gives_finite_gradients(placement, kernel, dtype):
+    model = fresh(HALF[dtype], norm_placement=placement)
+    model.set_attn_implementation(kernel)
+    inputs = batch()
+    inputs["attention_mask"][1] = 0
+    model(**inputs).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("dtype", ["float32", *HALF])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
+    model = tiny_model(attention=kernel).to(HALF.get(dtype, torch.float32))
+    torch.manual_seed(1)
+    source, target = torch.randint(14, 71, (1, 6)), torch.randint(14, 71, (1, 5))
+    filler = torch.zeros(1, 1000, dtype=torch.long)
+    long, mask = (
+        torch.cat([filler, real] if side == "left" else [real, filler], dim=1)
+        for real in (source, torch.ones_like(source))
+    )
+    with quietly(kernel):
+        expected = model(source, decoder_input_ids=target).logits
+        logits = model(long, attention_mask=mask, decoder_input_ids=target).logits
+    assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
+    model = tiny_model(attention=kernel, norm_placement="pre").to(HALF[dtype])
+    torch.manual_seed(1)
+    source, mask = padded(sentences(9, 4, 1), "left")
+    with quietly(kernel):
+        output = model.generate(
+            source,
+            attention_mask=mask,
+            max_new_tokens=8,
+            num_beams=2,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        alone = model.generate(source[:1], attention_mask=mask[:1], max_new_tokens=8, num_beams=2)
+    assert output.sequences.shape[1] > 4
+    assert output.sequences_scores.isfinite().all()
+    assert torch.equal(alone[0], output.sequences[0, : alone.shape[1]])
+
+
+def test_the_loss_of_large_logits_in_float16_is_that_of_float32():
+    model = fresh(torch.float16)
+    logits = torch.full((1, 2, 99), -60000.0, dtype=torch.float16)
+    logits[..., 5] = 60000.0
+    labels = torch.tensor([[5, 6]])
+    assert model.eval().loss(logits, labels).item() == pytest.approx(60000.0, rel=1e-3)

@@ -1,0 +1,140 @@
+"""accelerate's roads for models that do not fit: weights on the disk, the same results."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
+from transformers import AutoModelForSeq2SeqLM
+
+from heed import HeedForConditionalGeneration
+from helpers import SHARINGS, VARIANTS, padded, sentences, tiny_model
+
+torch.manual_seed(0)
+SOURCE, MASK = padded(sentences(7, 4, 6))
+TARGET = torch.randint(14, 70, (3, 5))
+STACKS = ["model.encoder", "model.decoder"]
+EMBEDDINGS = [f"{stack}.embed_tokens" for stack in STACKS]
+LAYERS = [f"{stack}.layers.{number}" for stack in STACKS for number in range(2)]
+REST = [f"{stack}.{name}" for stack in STACKS for name in ("embed_positions", "embedding_norm", "norm", "dropout")]
+# Which weights lie on the disk; the others stay in memory.
+PLACES = {
+    "everything": {"": "disk"},
+    "layers": {**dict.fromkeys([*EMBEDDINGS, *REST, "lm_head"], "cpu"), **dict.fromkeys(LAYERS, "disk")},
+    "embeddings": {**dict.fromkeys([*EMBEDDINGS, "lm_head"], "disk"), **dict.fromkeys([*LAYERS, *REST], "cpu")},
+    "every_other_layer": {
+        **dict.fromkeys([*EMBEDDINGS, *REST, "lm_head", *LAYERS[0::2]], "cpu"),
+        **dict.fromkeys(LAYERS[1::2], "disk"),
+    },
+}
+
+
+@torch.no_grad()
+def results_of(model):
+    """Return everything that is to be the same, from one forward pass and two ways to generate."""
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK}
+    logits = model.eval()(**inputs, decoder_input_ids=TARGET).logits
+    return [logits, *(model.generate(**inputs, max_new_tokens=4, num_beams=beams) for beams in (1, 3))]
+
+
+def assert_same(model, original):
+    for found, expected in zip(results_of(model), results_of(original), strict=True):
+        assert torch.equal(found, expected)
+
+
+def on_disk(model):
+    return {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.is_meta}
+
+
+@pytest.mark.parametrize("shard", ["20KB", "5GB"], ids=["sharded", "single"])
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_a_device_map_with_the_disk_changes_no_result(tmp_path, places, shard):
+    original = tiny_model()
+    original.save_pretrained(tmp_path / "model", max_shard_size=shard)
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
+    )
+    assert set(model.hf_device_map.values()) == set(places.values())
+    assert on_disk(model)
+    assert_same(model, original)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_no_option_minds_the_disk(tmp_path, changes):
+    original = tiny_model(**changes)
+    original.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map=PLACES["everything"], offload_folder=tmp_path / "offload"
+    )
+    assert_same(model, original)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("places", "shard"), [("layers", "20KB"), ("every_other_layer", "5GB")])
+def test_an_empty_model_is_filled_and_dispatched(tmp_path, sharing, places, shard):
+    original = tiny_model(**SHARINGS[sharing])
+    original.save_pretrained(tmp_path / "model", max_shard_size=shard)
+    with init_empty_weights():
+        model = HeedForConditionalGeneration(original.config)
+    model.tie_weights()
+    assert on_disk(model) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    place = tmp_path / "model" / "model.safetensors" if shard == "5GB" else tmp_path / "model"
+    model = load_checkpoint_and_dispatch(
+        model, str(place), device_map=PLACES[places], offload_folder=str(tmp_path / "offload")
+    )
+    model.generation_config = original.generation_config
+    assert on_disk(model)
+    assert_same(model, original)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("road", ["cpu", "disk"])
+def test_a_model_in_memory_is_offloaded(tmp_path, sharing, road):
+    original = tiny_model(**SHARINGS[sharing])
+    model = copy.deepcopy(original)
+    if road == "cpu":
+        model = cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        model = disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+    assert on_disk(model)
+    assert_same(model, original)
+
+
+@pytest.mark.parametrize("share", [5, 60, 90])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_automatic_places_keep_matrices_that_are_one_together(tmp_path, sharing, share):
+    original = tiny_model(**SHARINGS[sharing])
+    original.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    memory = {"cpu": original.get_memory_footprint() * share // 100}
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map="auto", max_memory=memory, offload_folder=tmp_path / "offload"
+    )
+    assert "disk" in model.hf_device_map.values()
+    with torch.no_grad():
+        found, expected = (one(SOURCE, decoder_input_ids=TARGET).logits for one in (model, original))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("sharing", "is_refused"), [("all_shared", True), ("nothing_shared", False)])
+def test_one_matrix_in_two_places_is_refused(tmp_path, sharing, is_refused):
+    original = tiny_model(**SHARINGS[sharing])
+    original.save_pretrained(tmp_path / "model")
+    settings = {
+        "device_map": {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"},
+        "offload_folder": tmp_path / "offload",
+    }
+    if is_refused:
+        with pytest.raises(ValueError, match=r"matrices that are one in one place, but puts .* on disk"):
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings)
+    else:
+        assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings), original)
+
+
+def test_an_offloaded_model_is_saved_whole(tmp_path):
+    original = tiny_model()
+    original.save_pretrained(tmp_path / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map=PLACES["everything"], offload_folder=tmp_path / "offload"
+    )
+    model.save_pretrained(tmp_path / "again")
+    assert_same(HeedForConditionalGeneration.from_pretrained(tmp_path / "again"), original)

@@ -1,0 +1,181 @@
+"""int8 and int4 weights with torchao: near the model, small on the disk, and the same after saving."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+from torchao.quantization import (
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    PerGroup,
+    quantize_,
+)
+from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
+
+from heed import HeedForConditionalGeneration
+from heed.data.batching import collate
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.inference.translation import Translator
+from helpers import tiny_model
+from memorised import PAIRS, memorised_model
+
+SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+# How far the logits may be from the model's, as a share of their largest.
+SAVED = {
+    "int8": (Int8WeightOnlyConfig(), 0.03),
+    "int8_activations_too": (Int8DynamicActivationInt8WeightConfig(), 0.06),
+    "int4_in_bytes": (IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)), 0.5),
+}
+IN_MEMORY = {"int4": (PrototypeInt4WeightOnlyConfig(group_size=32), 0.5)}
+
+
+@pytest.fixture(scope="module", params=["joint", "separate"])
+def folder(request, tmp_path_factory):
+    """A model that knows the pairs, its three matrices one or its target's and output's one."""
+    path = tmp_path_factory.mktemp(request.param)
+    sizes = {"vocab_size": 267}
+    if request.param == "separate":
+        sizes |= {"target_vocab_size": 266, "joint": False}
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
+    memorised_model(tokenizers, PAIRS, **SIZES).save_pretrained(path)
+    tokenizers.save_pretrained(path)
+    return path
+
+
+def quantized(folder, config, dtype=torch.float32):
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, quantization_config=TorchAoConfig(config), dtype=dtype).eval()
+
+
+@torch.no_grad()
+def logits_of(model, folder):
+    tokenizers = TokenizerPair.from_pretrained(folder)
+    rows = zip(tokenizers.encode_source(list(PAIRS)), tokenizers.encode_target(list(PAIRS.values())), strict=True)
+    return model(**collate([{"input_ids": source, "labels": target} for source, target in rows], 0)).logits.float()
+
+
+def translations(model, folder, **settings):
+    found = Translator(model, TokenizerPair.from_pretrained(folder)).translate(list(PAIRS), **settings)
+    return [row[0].text for row in found]
+
+
+def matrices_of(model):
+    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
+    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
+
+
+def linear_layers_of(model):
+    layers = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {f"{name}.weight" for name in layers if name != "lm_head"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*SAVED, *IN_MEMORY])
+def test_a_quantized_model_translates_as_before_and_its_tied_matrices_stay_one(folder, name, dtype):
+    config, tolerance = {**SAVED, **IN_MEMORY}[name]
+    original = HeedForConditionalGeneration.from_pretrained(folder).eval()
+    model = quantized(folder, config, dtype)
+    assert set(model.quantized_weights()) == linear_layers_of(model)
+    assert matrices_of(model) == matrices_of(original)
+    assert model.lm_head.weight.dtype == dtype
+    expected = logits_of(original, folder)
+    difference = (logits_of(model, folder) - expected).abs().max() / expected.abs().max()
+    assert 0 < difference < tolerance
+    for settings in ({"num_beams": 1}, {"num_beams": 3}):
+        assert translations(model, folder, **settings) == list(PAIRS.values())
+
+
+@pytest.mark.parametrize("shard", ["60KB", "5GB"])
+@pytest.mark.parametrize("name", SAVED)
+def test_a_quantized_model_is_small_on_the_disk_and_the_same_when_loaded(folder, tmp_path, name, shard):
+    model = quantized(folder, SAVED[name][0])
+    model.save_pretrained(tmp_path, max_shard_size=shard)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert (len(files) > 1) == (shard == "60KB")
+    names = [key for path in files for key in safe_open(path, "pt").keys()]  # noqa: SIM118
+    matrices = matrices_of(model)
+    assert sum("embed_tokens" in key or "lm_head" in key for key in names) == len(set(matrices))
+    embeddings = {id(p): p.nbytes for p in (model.model.encoder.embed_tokens.weight, model.lm_head.weight)}
+    layers = sum(path.stat().st_size for path in files) - sum(embeddings.values())
+    original = (folder / "model.safetensors").stat().st_size - sum(embeddings.values())
+    assert layers < 0.5 * original
+    loaded, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    assert matrices_of(loaded) == matrices
+    assert set(loaded.quantized_weights()) == set(model.quantized_weights())
+    assert torch.equal(logits_of(loaded.eval(), folder), logits_of(model, folder))
+    TokenizerPair.from_pretrained(folder).save_pretrained(tmp_path)
+    found = Translator.from_pretrained(tmp_path).translate(list(PAIRS))
+    assert [row[0].text for row in found] == list(PAIRS.values())
+
+
+WITHOUT_HEED = """
+import sys
+sys.modules["heed"] = None  # makes the import fail
+from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
+from torchao.quantization import Int8WeightOnlyConfig
+settings = {"trust_remote_code": True}
+config = TorchAoConfig(Int8WeightOnlyConfig())
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], quantization_config=config, **settings)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+model.save_pretrained(sys.argv[2])
+again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2], **settings)
+assert again.quantized_weights() == model.quantized_weights() != []
+print("done")
+"""
+
+
+def test_code_from_a_folder_is_quantized_too(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WITHOUT_HEED, str(tmp_path / "model"), str(tmp_path / "small")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]
+
+
+def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tmp_path):
+    model = HeedForConditionalGeneration.from_pretrained(folder).eval()
+    matrices = matrices_of(model)
+    quantize_(
+        model, Int8WeightOnlyConfig(), lambda module, name: isinstance(module, torch.nn.Linear) and name != "lm_head"
+    )
+    assert matrices_of(model) == matrices
+    assert torch.equal(logits_of(model, folder), logits_of(quantized(folder, Int8WeightOnlyConfig()), folder))
+    with pytest.raises(ValueError, match=r"must be quantized by `from_pretrained` to be saved.*TorchAoConfig"):
+        model.save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quantized_model_keeps_the_output_of_its_own_in_full():
+    model = tiny_model(**SIZES, tie_word_embeddings=False)
+    assert "lm_head.weight" not in model.quantized_weights()
+
+
+# What cannot be
+
+
+def test_a_group_that_fits_no_matrix_is_refused(tmp_path):
+    tiny_model(**SIZES, encoder_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no weight could be quantized.*`group_size` must divide `d_model` \(64\)"):
+        quantized(tmp_path, PrototypeInt4WeightOnlyConfig(group_size=256))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs where there is a GPU")
+@pytest.mark.parametrize("packing", ["plain", "plain_int32", "tile_packed_to_4d"])
+def test_int4_of_graphics_cards_raises_on_the_processor(tmp_path, packing):
+    tiny_model(**SIZES).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError):
+        quantized(tmp_path, Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing))
+
+
+def test_int4_of_the_processor_raises_when_saved(tmp_path):
+    tiny_model(**SIZES).save_pretrained(tmp_path / "model")
+    model = quantized(tmp_path / "model", IN_MEMORY["int4"][0])
+    with pytest.raises(ValueError, match="Int4OpaqueTensor"):
+        model.save_pretrained(tmp_path / "small")
+    assert not list(tmp_path.glob("small/*.safetensors"))

@@ -1,0 +1,311 @@
+"""Vocabularies that grow and shrink, whichever matrices are shared."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSeq2SeqLM
+
+from heed import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
+from heed.data.batching import collate
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heed.diagnosis.verification import check_special_ids
+from heed.inference.translation import Translator
+from helpers import SHARINGS, assert_near, tiny_config, tiny_model
+from memorised import PAIRS, memorised_model
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
+
+
+@torch.no_grad()
+def logits_of(model):
+    return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
+
+
+def matrices_of(model):
+    """Return, for source, target and output embeddings, the first of them that is the same matrix."""
+    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
+    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
+
+
+def assert_sizes(model, source, target):
+    """Check every place in which a model has the size of a vocabulary."""
+    config, encoder, decoder = model.config, model.model.encoder, model.model.decoder
+    assert (config.vocab_size, config.decoder_vocab_size) == (source, target)
+    assert encoder.embed_tokens.num_embeddings == encoder.embed_tokens.weight.shape[0] == source
+    assert decoder.embed_tokens.num_embeddings == decoder.embed_tokens.weight.shape[0] == target
+    assert model.lm_head.out_features == model.lm_head.weight.shape[0] == target
+    assert model.lm_head.bias is None or model.lm_head.bias.shape == (target,)
+    assert encoder.config is decoder.config is model.model.config is config
+    config.validate_architecture()
+
+
+# Which vocabulary
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("size", [120, 60])
+def test_all_matrices_of_one_vocabulary_are_resized_and_of_two_the_sources(sharing, size):
+    model = tiny_model(output_bias=True, **SHARINGS[sharing])
+    matrices, old_target = matrices_of(model), model.config.decoder_vocab_size
+    embeddings = model.resize_token_embeddings(size)
+    assert embeddings is model.get_input_embeddings()
+    assert_sizes(model, size, size if sharing in ONE_VOCABULARY else old_target)
+    assert matrices_of(model) == matrices
+
+
+@pytest.mark.parametrize("sharing", [name for name in SHARINGS if name not in ("all_shared", "own_output")])
+@pytest.mark.parametrize("size", [120, 60])
+def test_the_target_vocabulary_is_resized_alone_with_its_output(sharing, size):
+    model = tiny_model(output_bias=True, **SHARINGS[sharing])
+    matrices, source = matrices_of(model), model.model.encoder.embed_tokens.weight.clone()
+    embeddings = model.resize_decoder_token_embeddings(size)
+    assert embeddings is model.model.decoder.embed_tokens
+    assert_sizes(model, 99, size)
+    assert matrices_of(model) == matrices
+    assert torch.equal(model.model.encoder.embed_tokens.weight, source)
+
+
+@pytest.mark.parametrize("model", [tiny_model(), tiny_model(tie_output_embeddings=False).model])
+def test_the_target_vocabulary_is_not_resized_alone_where_it_is_the_sources(model):
+    with pytest.raises(
+        ValueError, match=r"`share_encoder_decoder_embeddings` must be False .* `resize_token_embeddings`"
+    ):
+        model.resize_decoder_token_embeddings(120)
+    assert model.get_input_embeddings().num_embeddings == model.config.decoder_vocab_size == 99
+
+
+def test_two_vocabularies_of_one_size_stay_two(tmp_path):
+    model = tiny_model(share_encoder_decoder_embeddings=False)
+    assert not model.config.has_one_vocabulary
+    model.resize_token_embeddings(120)
+    model.resize_decoder_token_embeddings(120)
+    model.resize_token_embeddings(130)
+    assert_sizes(model, 130, 120)
+    model.config.vocab_size = 120
+    model.config.vocab_size = 140
+    assert model.config.decoder_vocab_size == 120
+
+
+def test_vocabularies_that_were_resized_apart_stay_two_when_their_sizes_meet_again(tmp_path):
+    model = tiny_model(tie_word_embeddings=False)
+    assert model.config.has_one_vocabulary
+    model.resize_decoder_token_embeddings(120)
+    model.resize_token_embeddings(120)
+    model.save_pretrained(tmp_path)
+    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
+    loaded.resize_token_embeddings(130)
+    assert_sizes(loaded, 130, 120)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_one"),
+    [
+        ({}, True),
+        ({"tie_word_embeddings": False}, True),
+        ({"share_encoder_decoder_embeddings": False}, False),
+        ({"tie_word_embeddings": False, "decoder_vocab_size": 71}, False),
+    ],
+)
+def test_a_config_knows_one_vocabulary_from_two_also_when_it_was_saved(tmp_path, changes, is_one):
+    config = tiny_config(**changes)
+    config.save_pretrained(tmp_path)
+    for found in (config, HeedConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
+        assert found.has_one_vocabulary == is_one
+        target = found.decoder_vocab_size
+        found.vocab_size = 120
+        assert found.decoder_vocab_size == (120 if is_one else target)
+
+
+# What the rows are
+
+LEAST = 15
+SIZES = st.integers(LEAST, 150)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sharing=st.sampled_from(sorted(SHARINGS)),
+    output_bias=st.booleans(),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["both", "target"]), SIZES, st.sampled_from([None, 8]), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_any_series_of_resizings_keeps_the_rows_that_are_left(sharing, output_bias, steps):
+    model = tiny_model(output_bias=output_bias, d_model=8, encoder_layers=1, decoder_layers=1, **SHARINGS[sharing])
+    matrices, sizes = matrices_of(model), [model.config.vocab_size, model.config.decoder_vocab_size]
+    is_one = sharing in ONE_VOCABULARY
+    first = [min(sizes[0], 150), min(sizes[1], 150)]  # rows that no step has cut off
+    stacks = model.model.encoder, model.model.decoder
+    source, target = (stack.embed_tokens.weight.detach().clone() for stack in stacks)
+    old = copy.deepcopy(model.lm_head).requires_grad_(False)
+    for side, size, multiple, mean_resizing in steps:
+        if side == "target" and matrices[1] == 0:
+            continue
+        new = size if multiple is None else -(-size // multiple) * multiple
+        if side == "both":
+            model.resize_token_embeddings(size, multiple, mean_resizing)
+            sizes = [new, new] if is_one else [new, sizes[1]]
+        else:
+            model.resize_decoder_token_embeddings(size, multiple, mean_resizing)
+            sizes, is_one = [sizes[0], new], False
+        first = [min(pair) for pair in zip(first, sizes, strict=True)]
+        assert_sizes(model, *sizes)
+        assert matrices_of(model) == matrices
+    assert torch.equal(model.model.encoder.embed_tokens.weight[: first[0]], source[: first[0]])
+    assert torch.equal(model.model.decoder.embed_tokens.weight[: first[1]], target[: first[1]])
+    assert torch.equal(model.lm_head.weight[: first[1]], old.weight[: first[1]])
+    assert not output_bias or torch.equal(model.lm_head.bias[: first[1]], old.bias[: first[1]])
+    labels = torch.tensor([[LEAST - 1, 3]])
+    model.train()(torch.tensor([[LEAST - 1, 4]]), labels=labels).loss.backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+@pytest.mark.parametrize("sharing", ["all_shared", "nothing_shared", "own_output"])
+def test_new_rows_are_drawn_as_those_of_a_new_model_or_around_the_mean_of_the_old(sharing):
+    torch.manual_seed(0)
+    for mean_resizing in (False, True):
+        model = tiny_model(output_bias=True, **SHARINGS[sharing])
+        with torch.no_grad():
+            model.lm_head.weight.normal_(mean=3.0, std=0.01)
+            model.lm_head.bias.normal_(mean=3.0, std=0.01)
+        model.resize_token_embeddings(1099, mean_resizing=mean_resizing)
+        weight, bias = model.lm_head.weight[99:], model.lm_head.bias[99:]
+        if mean_resizing:
+            assert_near(weight.mean(), torch.tensor(3.0), 0.01)
+            assert_near(bias.mean(), torch.tensor(3.0), 0.01)
+        else:
+            assert_near(weight.std(), torch.tensor(32**-0.5), 0.01)
+            assert not bias.any()
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_old_logits_stay_and_a_padded_size_is_kept(sharing):
+    model = tiny_model(**SHARINGS[sharing])
+    before = logits_of(model)
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    assert model.config.vocab_size == 128
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
+    assert model.config.vocab_size == 128
+    assert_near(logits_of(model)[..., : before.shape[-1]], before)
+
+
+def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
+    model = tiny_model(output_bias=True, tie_word_embeddings=False)
+    modules = [model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head]
+    modules[0].requires_grad_(False)
+    model.lm_head.bias.requires_grad_(False)
+    model.resize_token_embeddings(120)
+    assert modules == [model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head]
+    assert [modules[0].weight.requires_grad, modules[1].weight.requires_grad] == [False, True]
+    assert [model.lm_head.weight.requires_grad, model.lm_head.bias.requires_grad] == [True, False]
+
+
+# Models and their parts
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_a_model_without_its_head_is_resized_too(sharing):
+    model = HeedModel(tiny_config(**SHARINGS[sharing]))
+    target = model.config.decoder_vocab_size
+    model.resize_token_embeddings(120)
+    target = 120 if sharing in ONE_VOCABULARY else target
+    assert model.encoder.embed_tokens.weight.shape[0] == model.config.vocab_size == 120
+    assert model.decoder.embed_tokens.weight.shape[0] == model.config.decoder_vocab_size == target
+    shared = model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
+    assert shared == model.config.shares_source_and_target_embeddings
+
+
+@pytest.mark.parametrize("changes", [{}, SHARINGS["separate_vocabularies"]])
+def test_a_stack_on_its_own_resizes_what_it_has(changes):
+    encoder, decoder = HeedEncoder(tiny_config(**changes)), HeedDecoder(tiny_config(**changes))
+    assert encoder.resize_token_embeddings(120).weight.shape[0] == encoder.config.vocab_size == 120
+    assert decoder.resize_token_embeddings(130).weight.shape[0] == decoder.config.decoder_vocab_size == 130
+    if changes:
+        assert (encoder.config.decoder_vocab_size, decoder.config.vocab_size) == (71, 99)
+    decoder(torch.tensor([[129]]), encoder_hidden_states=encoder(torch.tensor([[119]])).last_hidden_state)
+
+
+@pytest.mark.parametrize("changes", SHARINGS.values(), ids=SHARINGS)
+def test_a_part_of_a_model_is_not_resized_behind_its_back(changes):
+    model = tiny_model(**changes)
+    for part in (model.model, model.get_encoder(), model.get_decoder()):
+        with pytest.raises(ValueError, match=r"must not be resized within a model.*resize_decoder_token_embeddings"):
+            part.resize_token_embeddings(120)
+    assert_sizes(model, 99, model.config.decoder_vocab_size)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "message"),
+    [
+        (2, {}, "`eos_token_id` must be at least 0 and below 2, but is 2 instead"),
+        (0, {}, "`vocab_size` must be at least 1, but is 0 instead"),
+        (40, {"decoder_start_token_id": 50}, "`decoder_start_token_id` must be at least 0 and below 40, but is 50"),
+    ],
+)
+def test_a_vocabulary_is_not_cut_below_its_special_tokens(size, changes, message):
+    model = tiny_model(**changes)
+    before = logits_of(model)
+    with pytest.raises(ValueError, match=message):
+        model.resize_token_embeddings(size)
+    assert_sizes(model, 99, 99)
+    assert torch.equal(logits_of(model), before)
+
+
+def test_embeddings_on_the_disk_are_not_resized(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    places = {"model.encoder": "disk", "model.decoder": "disk", "lm_head": "disk"}
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
+    )
+    with pytest.raises(ValueError, match="must be in memory to be resized, but are offloaded"):
+        model.resize_token_embeddings(120)
+
+
+# The whole road
+
+
+def trained_with_new_tokens(model, tokenizers, pairs):
+    """Train a model on pairs until it knows them."""
+    rows = zip(tokenizers.encode_source(list(pairs)), tokenizers.encode_target(list(pairs.values())), strict=True)
+    batch = collate([{"input_ids": source, "labels": target} for source, target in rows], model.config.pad_token_id)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    model.train()
+    for _ in range(60):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["joint", "separate"])
+def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
+    sizes = {"vocab_size": 272} if joint else {"vocab_size": 267, "target_vocab_size": 267, "joint": False}
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)
+    model = memorised_model(tokenizers, PAIRS)
+    tokenizers.source.add_tokens(["고라니"])
+    tokenizers.target.add_tokens(["water deer", "riverbank"])
+    with pytest.raises(ValueError, match="vocab_size"):
+        Translator(model, tokenizers)
+    assert check_special_ids(model, tokenizers).figure > 0
+    model.resize_token_embeddings(len(tokenizers.source))
+    if not joint:
+        assert model.config.decoder_vocab_size == 267
+        model.resize_decoder_token_embeddings(len(tokenizers.target))
+    assert check_special_ids(model, tokenizers).figure == 0
+    pairs = {**PAIRS, "고라니가 잔다.": "The water deer sleeps."}
+    trained_with_new_tokens(model, tokenizers, pairs)
+    model.save_pretrained(tmp_path)
+    tokenizers.save_pretrained(tmp_path)
+    translator = Translator.from_pretrained(tmp_path)
+    found = [row[0].text for row in translator.translate(list(pairs), num_beams=3)]
+    assert found == list(pairs.values())
+    assert isinstance(TokenizerPair.from_pretrained(tmp_path), TokenizerPair)

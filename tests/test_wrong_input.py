@@ -1,0 +1,424 @@
+"""What a user gets wrong, by every road that can meet it: an error that names it."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TextStreamer,
+    pipeline,
+)
+
+from heed import (
+    BeamSearch,
+    ContrastiveSearch,
+    HeedEncoder,
+    HeedForConditionalGeneration,
+    HeedModel,
+    MinimumBayesRisk,
+    TokenizerPair,
+    Translator,
+    cli,
+)
+from heed.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heed.inference.loading import load_model
+from heed.pipeline_heed import TASK
+from heed.publishing.hub import check_folder
+from helpers import SHARINGS, padded, sentences, tiny_model
+from memorised import PAIRS
+
+KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
+CARD = "---\nlicense: mit\nlanguage: [ko, en]\nlibrary_name: transformers\n---\n"
+BARE = [AutoModelForSeq2SeqLM.from_pretrained, HeedForConditionalGeneration.from_pretrained]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return train_tokenizers(KOREAN, ENGLISH, vocab_size=272)
+
+
+@pytest.fixture(scope="module")
+def whole(tokenizers, tmp_path_factory):
+    """A folder with nothing wrong in it; nobody may change it."""
+    folder = tmp_path_factory.mktemp("whole")
+    model = tiny_model(vocab_size=272)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+    check_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def change_weights(folder, change):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def translate_by_pipeline(folder):
+    return pipeline(TASK, model=str(folder), device="cpu")
+
+
+DAMAGES = {
+    "missing": (lambda f: change_weights(f, lambda w: w.pop(WEIGHT)), f"lack.* {WEIGHT}"),
+    "extra": (lambda f: change_weights(f, lambda w: w.update(more=torch.ones(2))), "(unknown|holds).* more"),
+    "shape": (
+        lambda f: change_weights(f, lambda w: w.update({WEIGHT: torch.zeros(8, 32)})),
+        rf"{WEIGHT} \(8, 32\) instead of \(32, 32\)",
+    ),
+    "more layers": (lambda f: change_config(f, encoder_layers=3), r"lack.* model\.encoder\.layers\.2.* and 9 more"),
+    "fewer layers": (
+        lambda f: change_config(f, decoder_layers=1),
+        r"(unknown|holds).* model\.decoder\.layers\.1.*more",
+    ),
+    "other sharing": (lambda f: change_config(f, tie_word_embeddings=False), r"lack.* lm_head\.weight"),
+    "truncated": (
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:9999]),
+        "must hold whole safetensors files, but one is broken",
+    ),
+}
+
+
+@pytest.mark.parametrize("road", [*BARE, translate_by_pipeline, load_model, Translator.from_pretrained, check_folder])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_that_are_not_the_models_are_named_by_every_road(folder, road, damage):
+    do, message = DAMAGES[damage]
+    do(folder)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        road(folder)
+
+
+WITHOUT_HEED = """
+import sys
+sys.modules["heed"] = None  # makes the import fail
+from transformers import AutoModelForSeq2SeqLM, pipeline
+for load in (AutoModelForSeq2SeqLM.from_pretrained, lambda folder, **trust: pipeline(model=folder, **trust)):
+    try:
+        load(sys.argv[1], trust_remote_code=True)
+    except ValueError as error:
+        assert sys.argv[2] in str(error), error
+    else:
+        raise AssertionError(load)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_the_code_in_the_folder_names_them_too(folder, tmp_path):
+    DAMAGES["missing"][0](folder)
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WITHOUT_HEED, str(folder), WEIGHT]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-2000:]
+
+
+COMMANDS = {
+    "translate": ["네."],
+    "evaluate": ["--data", "builtin:test:2", "--source", "ko", "--target", "en"],
+    "attention": ["네.", "-o", "map.png"],
+    "push": ["me/model"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_names_them_in_one_line(folder, capsys, command):
+    DAMAGES["shape"][0](folder)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: cli.app([command, str(folder), *COMMANDS[command]], standalone_mode=False))
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert [WEIGHT in line for line in told.splitlines() if line.startswith("heed: ")] == [True]
+    assert "Traceback" not in told
+
+
+def test_verify_names_them_in_its_table(folder, capsys):
+    DAMAGES["shape"][0](folder)
+    assert cli.app(["verify", str(folder), "--text", "네."], standalone_mode=False) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "misshapen" in line]
+    assert "FAIL" in line
+    assert WEIGHT in line
+
+
+# What is no mistake
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "more layers"])
+def test_who_asks_for_the_report_gets_it_and_the_model(folder, damage):
+    DAMAGES[damage][0](folder)
+    model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert isinstance(model, HeedForConditionalGeneration)
+    assert report["missing_keys"] or report["unexpected_keys"]
+
+
+def test_other_shapes_are_drawn_anew_where_that_is_asked_for(folder):
+    DAMAGES["shape"][0](folder)
+    model = HeedForConditionalGeneration.from_pretrained(folder, ignore_mismatched_sizes=True)
+    assert model.state_dict()[WEIGHT].shape == (32, 32)
+    assert model.state_dict()[WEIGHT].any()
+
+
+def test_weights_that_are_given_are_the_givers(whole):
+    weights = load_file(whole / "model.safetensors")
+    del weights[WEIGHT]
+    config = HeedForConditionalGeneration.config_class.from_pretrained(whole)
+    assert HeedForConditionalGeneration.from_pretrained(None, config=config, state_dict=weights)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_a_model_without_its_head_and_a_head_on_such_a_model_load_as_everywhere(tmp_path, sharing):
+    original = tiny_model(**SHARINGS[sharing], output_bias=True)
+    original.save_pretrained(tmp_path / "whole")
+    base = HeedModel.from_pretrained(tmp_path / "whole")
+    assert torch.equal(
+        base.encoder.layers[0].feed_forward.fc1.weight, original.model.encoder.layers[0].feed_forward.fc1.weight
+    )
+    base.save_pretrained(tmp_path / "base")
+    again, report = HeedForConditionalGeneration.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"lm_head"}
+    assert isinstance(HeedForConditionalGeneration.from_pretrained(tmp_path / "base"), HeedForConditionalGeneration)
+    for name, weight in base.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], weight), name
+    # The stacks are still looked at.
+    change_weights(tmp_path / "base", lambda weights: weights.pop(WEIGHT.removeprefix("model.")))
+    with pytest.raises(ValueError, match=f"lacks {WEIGHT}"):
+        HeedForConditionalGeneration.from_pretrained(tmp_path / "base")
+
+
+def test_a_stack_alone_is_not_made_up_from_a_whole_models_folder(whole):
+    with pytest.raises(ValueError, match="must hold the weights of a HeedEncoder of its config, but lacks"):
+        HeedEncoder.from_pretrained(whole)
+
+
+def test_a_token_of_the_hub_is_never_written_nor_copied(whole, tmp_path):
+    model = HeedForConditionalGeneration.from_pretrained(whole, token="hf_secret")
+    model.save_pretrained(tmp_path)
+    assert model._hub_token.value == "hf_secret"
+    assert "hf_secret" not in repr(vars(model)) + repr(model.config)
+    assert not [path for path in tmp_path.rglob("*") if b"hf_secret" in path.read_bytes()]
+    assert b"hf_secret" not in pickle.dumps(model)
+    assert pickle.loads(pickle.dumps(model))._hub_token.value is None
+
+
+# Numbers that are none
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("road", [translate_by_pipeline, load_model, Translator.from_pretrained, check_folder])
+def test_weights_that_are_no_numbers_are_named(folder, road, value):
+    change_weights(folder, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(value))
+    with pytest.raises(ValueError, match=f"weights .*must be finite numbers, but are not in {WEIGHT}"):
+        road(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_and_small_numbers_are_numbers(tokenizers, dtype):
+    model = tiny_model(vocab_size=272).to(dtype)
+    model.generation_config.eos_token_id = 2
+    with torch.no_grad():
+        model.model.encoder.layers[0].feed_forward.fc1.weight.fill_(torch.finfo(dtype).max)
+    assert pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+
+
+# Files and folders
+
+
+@pytest.mark.parametrize("road", [load_model, Translator.from_pretrained, check_folder])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, road):
+    (tmp_path / "model").write_text("")
+    with pytest.raises(FileNotFoundError, match="model must be a folder with a model, but is a file"):
+        road(tmp_path / "model")
+
+
+@pytest.mark.parametrize("road", [load_model, Translator.from_pretrained, check_folder])
+def test_a_broken_generation_config_is_not_passed_over(folder, road):
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json must be JSON, but is not"):
+        road(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "must have a `weight_map`, but cannot be read: JSONDecodeError"),
+        ("{}", "must have a `weight_map`, but cannot be read: KeyError"),
+        ('{"weight_map": {"a": "elsewhere.safetensors"}}', r"must hold elsewhere\.safetensors, which"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_not_pushed(folder, index, message):
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        check_folder(folder)
+
+
+def test_types_and_choices_of_the_config_are_told_whole(folder):
+    change_config(folder, d_model="32")
+    with pytest.raises(
+        ValueError, match=r"'d_model': TypeError: Field 'd_model' expected int, got str \(value: '32'\)"
+    ):
+        load_model(folder)
+
+
+# Models and tokenizers that do not fit
+
+
+def test_the_pipeline_wants_an_encoder_decoder_that_generates(tokenizers, whole):
+    gpt = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20))
+    for model in (gpt, HeedModel.from_pretrained(whole)):
+        message = f"`model` must be an encoder-decoder with `generate\\(\\)`, but is {type(model).__name__} instead"
+        with pytest.raises(ValueError, match=message):
+            pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+
+
+@pytest.mark.parametrize("road", [translate_by_pipeline, Translator.from_pretrained])
+def test_a_target_tokenizer_that_got_lost_is_not_replaced_by_the_sources(tmp_path, road):
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=264, joint=False)
+    model = tiny_model(vocab_size=264, share_encoder_decoder_embeddings=False)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(tmp_path)
+    pair.save_pretrained(tmp_path)
+    assert road(tmp_path)
+    shutil.rmtree(tmp_path / TARGET_FOLDER)
+    with pytest.raises(FileNotFoundError, match=TARGET_FOLDER):
+        road(tmp_path)
+
+
+def test_what_was_one_of_two_tokenizers_can_be_saved_as_the_only_one(tmp_path):
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=264, joint=False)
+    pair.save_pretrained(tmp_path / "two")
+    source = TokenizerPair.from_pretrained(tmp_path / "two").source
+    TokenizerPair(source, source).save_pretrained(tmp_path / "one")
+    assert TokenizerPair.from_pretrained(tmp_path / "one").is_joint
+
+
+# Ways of decoding
+
+
+@pytest.fixture(scope="module")
+def decoding(tokenizers):
+    model = tiny_model(vocab_size=272)
+    model.generation_config.eos_token_id = 2
+    ids, mask = padded(sentences(5, 3))
+    return model, {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 5}
+
+
+@pytest.mark.parametrize("name", ["streamer", "assistant_model", "tokenizer"])
+@pytest.mark.parametrize("strategy", [BeamSearch(), ContrastiveSearch(0.6, 4), lambda *_, **__: None])
+def test_what_transformers_hands_to_no_strategy_is_refused(decoding, tokenizers, name, strategy):
+    model, batch = decoding
+    given = {"streamer": TextStreamer(tokenizers.source), "assistant_model": model, "tokenizer": tokenizers.source}
+    with pytest.raises(
+        ValueError, match=f"`{name}` must be None with a `custom_generate`.*{type(given[name]).__name__}"
+    ):
+        model.generate(**batch, custom_generate=strategy, **{name: given[name]})
+
+
+def test_the_pipeline_refuses_a_streamer_with_a_strategy_for_every_model(tokenizers):
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 272}
+    config = BartConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+    translate = pipeline(TASK, model=BartForConditionalGeneration(config), tokenizer=tokenizers.source, device="cpu")
+    with pytest.raises(ValueError, match="`streamer` must be None with a `custom_generate`"):
+        translate("네.", custom_generate=ContrastiveSearch(0.6, 4), streamer=TextStreamer(tokenizers.source))
+
+
+UNREAD = {
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "force_words_ids": [[5]],
+    "penalty_alpha": 0.5,
+    "dola_layers": "low",
+    "low_memory": True,
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_settings_that_a_strategy_would_not_read_are_refused(decoding, tokenizers, name):
+    model, batch = decoding
+    risk = MinimumBayesRisk(tokenizers.source)
+    with pytest.raises(ValueError, match=f"`{name}` must not be set with MinimumBayesRisk, but is"):
+        model.generate(**batch, custom_generate=risk, do_sample=True, num_return_sequences=2, **{name: UNREAD[name]})
+    if name != "penalty_alpha":
+        with pytest.raises(ValueError, match=f"`{name}` must not be set with ContrastiveSearch, but is"):
+            model.generate(**batch, custom_generate=ContrastiveSearch(0.6, 4), **{name: UNREAD[name]})
+
+
+def test_the_same_settings_at_their_defaults_are_not(decoding, tokenizers):
+    model, batch = decoding
+    defaults = {"num_beam_groups": 1, "diversity_penalty": 0.0}
+    assert len(model.generate(**batch, custom_generate=ContrastiveSearch(0.6, 4), **defaults)) == 2
+    risk = MinimumBayesRisk(tokenizers.source)
+    assert len(model.generate(**batch, custom_generate=risk, num_beams=2, num_return_sequences=2, **defaults)) == 2
+
+
+WRONG_STRATEGIES = {
+    "the class": (BeamSearch, {}, r"`custom_generate` must be an object such as BeamSearch\(…\), but is the class"),
+    "one model": (BeamSearch(models=tiny_model()), {}, "`models` must be a list of models, but is a HeedFor"),
+    "a folder": (BeamSearch(models=["runs/a"]), {}, r"`models\[0\]` must be a model that is loaded, but is 'runs/a'"),
+    "no share": (
+        BeamSearch(models=[tiny_model()], weights=[1, float("nan")]),
+        {},
+        "`weights` must hold a positive number for each of the 2 models",
+    ),
+    "no tokenizer": (MinimumBayesRisk(None), {"num_return_sequences": 2}, "`tokenizer` must be a TokenizerPair or"),
+    "no utility": (
+        MinimumBayesRisk(train_tokenizers(KOREAN, ENGLISH, vocab_size=264), utility="bleu"),
+        {"num_return_sequences": 2},
+        "`utility` must be a function or None, but is 'bleu'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_STRATEGIES)
+def test_strategies_that_cannot_work_are_named(decoding, case):
+    model, batch = decoding
+    strategy, options, message = WRONG_STRATEGIES[case]
+    with pytest.raises(ValueError, match=message):
+        model.generate(**batch, custom_generate=strategy, num_beams=2, **options)
+
+
+def test_a_prompt_for_another_number_of_sentences_is_named(decoding):
+    model, batch = decoding
+    with pytest.raises(ValueError, match="`decoder_input_ids` must have a row for each of the 2 sources, but have 1"):
+        model.generate(**batch, decoder_input_ids=torch.tensor([[1, 5]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"custom_generate": BeamSearch(force_words_ids=[[5]]), "do_sample": True}, "`do_sample` must be False"),
+        ({"custom_generate": BeamSearch(num_beam_groups=3, diversity_penalty=1.0)}, "divisible by `num_beam_groups`"),
+        ({"custom_generate": ContrastiveSearch(1.5, 4), "num_beams": 1}, "`penalty_alpha` must be between 0 and 1"),
+        ({"custom_generate": ContrastiveSearch(0.5, 0), "num_beams": 1}, "`top_k` must be between 1 and"),
+        ({"custom_generate": BeamSearch(models=[tiny_model()])}, "with target size 272, but it is 99 instead"),
+        ({"custom_generate": BeamSearch(tokens_beyond_source=0)}, "`tokens_beyond_source` must be at least 1"),
+        ({"num_beam": 3}, "num_beam"),
+    ],
+)
+def test_combinations_that_are_impossible_are_named(decoding, options, message):
+    model, batch = decoding
+    with pytest.raises(ValueError, match=message):
+        model.generate(**batch, **({"num_beams": 4} | options))

@@ -1,0 +1,383 @@
+"""The options of evaluation, the kinds of datasets and collators, and metrics, with either trainer."""
+
+from unittest.mock import patch
+
+import datasets
+import evaluate
+import numpy as np
+import pytest
+import torch
+from trainer_runs import (
+    SOURCES,
+    TARGETS,
+    TRAINERS,
+    collator,
+    encoded_pairs,
+    fresh_model,
+    joint_tokenizers,
+    logged,
+    make_trainer,
+    trained,
+)
+from transformers import GenerationConfig, Seq2SeqTrainer
+from transformers.trainer_pt_utils import EvalLoopContainer
+
+from heed import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heed.evaluation import translation_metric
+from heed.evaluation.translation_metric import TranslationMetric
+from memorised import PAIRS, memorised_model
+
+both = pytest.mark.parametrize("kind", TRAINERS)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A model that translates all six pairs."""
+    return memorised_model(joint_tokenizers(), PAIRS)
+
+
+class SameLength(evaluate.Metric):
+    """A metric of one's own, as the documentation of evaluate has it: the share of outputs as long as they should."""
+
+    def _info(self):
+        features = datasets.Features({name: datasets.Value("string") for name in ("predictions", "references")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        same = [len(one) == len(other) for one, other in zip(predictions, references, strict=True)]
+        return {"same_length": sum(same) / len(same)}
+
+
+def scores(results) -> dict[str, float]:
+    """Compute metrics as transformers' example run_translation.py does."""
+    tokenizer = joint_tokenizers().target
+    predictions = results.predictions[0] if isinstance(results.predictions, tuple) else results.predictions
+    predictions = np.where(predictions != -100, predictions, tokenizer.pad_token_id)
+    labels = np.where(results.label_ids != -100, results.label_ids, tokenizer.pad_token_id)
+    texts, references = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (predictions, labels))
+    found = evaluate.combine([TranslationMetric(), SameLength()]).compute(predictions=texts, references=references)
+    return {name: found[name] for name in ("bleu", "exact_match", "same_length")}
+
+
+# Generation
+
+
+@both
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_is_generated_is_scored(kind, size, learned, tmp_path):
+    trainer = make_trainer(
+        kind,
+        tmp_path,
+        learned,
+        {"compute_metrics": scores},
+        predict_with_generate=True,
+        per_device_eval_batch_size=size,
+    )
+    found = trainer.evaluate()
+    assert {name: found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")} == {
+        **{"bleu": pytest.approx(100.0), "exact_match": 100.0, "same_length": 1.0}
+    }
+    output = trainer.predict(encoded_pairs())
+    assert joint_tokenizers().decode_target(output.predictions) == TARGETS
+    assert output.metrics["test_exact_match"] == 100.0
+
+
+@both
+def test_generation_takes_length_and_beams_from_the_arguments_or_the_call(kind, learned, tmp_path):
+    trainer = make_trainer(
+        kind, tmp_path, learned, predict_with_generate=True, generation_max_length=4, generation_num_beams=3
+    )
+    generate = HeedForConditionalGeneration.generate
+    with patch.object(HeedForConditionalGeneration, "generate", autospec=True, side_effect=generate) as spied:
+        short = trainer.predict(encoded_pairs()).predictions
+        longer = trainer.predict(encoded_pairs(), max_length=6, num_beams=2).predictions
+    asked = [(call.kwargs["max_length"], call.kwargs["num_beams"]) for call in spied.call_args_list]
+    assert asked == [(4, 3), (6, 2)]
+    words = [((tokens >= 0) & (tokens != 0)).sum(1).max() for tokens in (short, longer)]
+    assert words == [4, 6]  # the start is one
+
+
+@both
+def test_generation_takes_a_config_from_the_arguments(kind, tmp_path):
+    model = memorised_model(joint_tokenizers(), PAIRS)
+    settings = {"num_beams": 2, "max_new_tokens": 3, "decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = GenerationConfig(**settings)
+    trainer = make_trainer(kind, tmp_path, model, predict_with_generate=True, generation_config=config)
+    predictions = trainer.predict(encoded_pairs()).predictions
+    assert ((predictions >= 0) & (predictions != 0)).sum(1).max() == 1 + 3
+
+
+def test_what_a_generation_config_leaves_open_is_the_models(tmp_path):
+    model = memorised_model(joint_tokenizers(), PAIRS)
+    config = GenerationConfig(num_beams=2)
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        make_trainer(Seq2SeqTrainer, tmp_path, model, predict_with_generate=True, generation_config=config).predict(
+            encoded_pairs()
+        )
+    model = memorised_model(joint_tokenizers(), PAIRS)
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, predict_with_generate=True, generation_config=config)
+    # One of them is longer than the 20 tokens at which generate() stops by itself.
+    assert max(len(row["labels"]) for row in encoded_pairs()) > 20
+    assert joint_tokenizers().decode_target(trainer.predict(encoded_pairs()).predictions) == TARGETS
+    assert trainer.model.generation_config.num_beams == 2
+
+
+@both
+def test_generation_uses_the_cache_during_training_and_after_it(kind, tmp_path):
+    trainer = trained(kind, tmp_path, predict_with_generate=True)
+    trainer.save_model(tmp_path / "saved")
+    for model in (trainer.model, HeedForConditionalGeneration.from_pretrained(tmp_path / "saved")):
+        widths = []
+        decoder = model.model.decoder
+        hook = decoder.register_forward_pre_hook(
+            lambda module, args, kwargs, widths=widths: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        model.generate(torch.tensor([[20, 30, 2]]), max_new_tokens=4, min_new_tokens=4)
+        hook.remove()
+        assert widths == [1] * 4
+
+
+# Choosing the best
+
+
+@both
+@pytest.mark.parametrize("metric", ["loss", "exact_match", "eval_short_loss"])
+def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, tmp_path):
+    rows = {"eval_short_loss": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}}.get(metric)
+    values = iter([3.0, 9.0, 5.0, 4.0])
+    trainer = trained(
+        kind,
+        tmp_path,
+        given={
+            "eval_dataset": rows or encoded_pairs(),
+            "compute_metrics": (lambda results: {"exact_match": next(values)}) if metric == "exact_match" else None,
+        },
+        **{"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1},
+        **{"load_best_model_at_end": True, "metric_for_best_model": metric, "save_total_limit": 2},
+        # A rate at which every update is worse than the one before.
+        **{"learning_rate": 1e-3 if metric == "exact_match" else 1.0, "optim": "sgd", "lr_scheduler_type": "constant"},
+        **{"label_smoothing_factor": 0.0, "max_grad_norm": 0.0},
+    )
+    best = trainer.state.best_global_step
+    name = metric if metric.startswith("eval_") else f"eval_{metric}"
+    seen = logged(trainer, name)
+    assert len(seen) == 4
+    pick = max if metric == "exact_match" else min
+    assert best == 1 + seen.index(pick(seen))
+    kept = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    assert kept == sorted({f"checkpoint-{best}", "checkpoint-4"} | ({"checkpoint-3"} if best == 4 else set()))
+    saved = HeedForConditionalGeneration.from_pretrained(tmp_path / f"checkpoint-{best}")
+    assert all(map(torch.equal, saved.state_dict().values(), trainer.model.state_dict().values()))
+
+
+# What metrics are given
+
+
+@both
+def test_prediction_of_the_loss_alone_computes_no_metrics(kind, tmp_path):
+    given = {"compute_metrics": lambda results: pytest.fail("metrics were computed")}
+    trainer = make_trainer(kind, tmp_path, given=given, prediction_loss_only=True, predict_with_generate=True)
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert trainer.predict(encoded_pairs()).predictions is None
+
+
+def one_loss_per_pair(model) -> list[float]:
+    """Return the loss of every pair on its own."""
+    return [model(**collator()([row])).loss.item() for row in encoded_pairs()]
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("size", [1, 4])
+def test_metrics_are_given_sources_and_the_loss_of_every_pair(size, by_batch, tmp_path):
+    model = fresh_model().eval()
+    losses, sources = [], []
+
+    def note(results, compute_result=True):
+        losses.extend(float(loss) for loss in results.losses)
+        inputs = results.inputs["input_ids"] if by_batch else results.inputs
+        sources.extend([int(i) for i in row if i > 0] for row in inputs)
+        return {"count": len(results.predictions)}
+
+    make_trainer(
+        HeedSeq2SeqTrainer,
+        tmp_path,
+        model,
+        {"compute_metrics": note},
+        include_for_metrics=["inputs", "loss"],
+        batch_eval_metrics=by_batch,
+        per_device_eval_batch_size=size,
+    ).evaluate()
+    assert losses == pytest.approx(one_loss_per_pair(model), rel=1e-5)
+    assert sources == [row["input_ids"] for row in encoded_pairs()]
+
+
+@both
+def test_metrics_are_summed_up_over_batches(kind, tmp_path):
+    seen = []
+
+    def count(results, compute_result):
+        seen.append((len(results.predictions), compute_result))
+        return {"count": sum(number for number, _ in seen)} if compute_result else {}
+
+    trainer = make_trainer(
+        kind,
+        tmp_path,
+        given={"compute_metrics": count},
+        **{"batch_eval_metrics": True, "predict_with_generate": True, "per_device_eval_batch_size": 4},
+    )
+    assert trainer.evaluate()["eval_count"] == 6
+    assert seen == [(4, False), (2, True)]
+
+
+@both
+def test_predictions_are_moved_to_memory_as_often_as_asked(kind, tmp_path):
+    moved = EvalLoopContainer.to_cpu_and_numpy
+    found = []
+    for every in (None, 2):
+        trainer = make_trainer(kind, tmp_path, per_device_eval_batch_size=1, eval_accumulation_steps=every)
+        with patch.object(EvalLoopContainer, "to_cpu_and_numpy", autospec=True, side_effect=moved) as spied:
+            found.append((trainer.predict(encoded_pairs()).predictions[0], spied.call_count))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[1][1] - found[0][1] == 4 * 3  # containers × moves
+
+
+@both
+def test_logits_can_be_cut_down_before_they_are_gathered(kind, tmp_path):
+    given = {
+        "preprocess_logits_for_metrics": lambda outputs, labels: outputs[0].argmax(-1),
+        "compute_metrics": lambda results: {"accuracy": float((results.predictions == results.label_ids).mean())},
+    }
+    trainer = make_trainer(kind, tmp_path, given=given)
+    assert trainer.predict(encoded_pairs()).predictions.shape == (6, max(len(r["labels"]) for r in encoded_pairs()))
+    assert 0 <= trainer.evaluate()["eval_accuracy"] < 1
+
+
+def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path):
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **options)
+    first = trainer.evaluate()["eval_loss"]
+    other = trainer.evaluate(encoded_pairs()[:1])["eval_loss"]
+    assert other == pytest.approx(one_loss_per_pair(trainer.model)[0], rel=1e-5)
+    assert other != pytest.approx(first, rel=1e-3)
+
+
+# Datasets and collators
+
+
+def columns() -> datasets.Dataset:
+    """Return a table of texts, as they come from the Hub, with the encoded pairs beside them."""
+
+    def encode(batch):
+        tokenizers = joint_tokenizers()
+        encoded = tokenizers.source(batch["ko"], text_target=batch["en"])
+        return {name: encoded[name] for name in ("input_ids", "attention_mask", "labels")}
+
+    return datasets.Dataset.from_dict({"ko": SOURCES, "en": TARGETS}).map(encode, batched=True)
+
+
+DATASETS = {
+    "mapped": columns,
+    "tensors": lambda: columns().with_format("torch"),
+    "streamed": lambda: columns().to_iterable_dataset(num_shards=2),
+}
+
+
+@both
+@pytest.mark.parametrize("form", DATASETS)
+def test_every_form_of_dataset_trains_and_evaluates_like_a_list(kind, form, tmp_path):
+    arguments = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 4}
+    listed = trained(kind, tmp_path, **arguments)
+    rows = DATASETS[form]()
+    trainer = trained(kind, tmp_path, given={"train_dataset": rows, "eval_dataset": rows}, **arguments)
+    assert logged(trainer) == pytest.approx(logged(listed), rel=1e-5)
+    assert len(set(logged(trainer))) == 4
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(listed.evaluate()["eval_loss"], rel=1e-5)
+
+
+def test_batches_left_over_at_the_end_of_a_stream_begin_the_next_update(tmp_path):
+    arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5}
+    # Three batches an epoch: as those of a list that holds them twice.
+    listed = trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": encoded_pairs() * 2}, **arguments)
+    given = {"train_dataset": columns().to_iterable_dataset()}
+    streamed = trained(HeedSeq2SeqTrainer, tmp_path, given=given, **arguments)
+    assert logged(streamed) == pytest.approx(logged(listed), rel=1e-5)
+    assert logged(streamed, "grad_norm") == pytest.approx(logged(listed, "grad_norm"), rel=1e-4)
+    # transformers' trainer adds them up, unless the stream has no end.
+    added = trained(Seq2SeqTrainer, tmp_path, given=given, **arguments)
+    assert logged(added)[1] == pytest.approx(2 * logged(listed)[1], rel=0.1)
+    given = {"train_dataset": columns().to_iterable_dataset().repeat(None)}
+    assert logged(trained(Seq2SeqTrainer, tmp_path, given=given, **arguments)) == pytest.approx(
+        logged(listed), rel=1e-5
+    )
+
+
+def test_a_stream_shorter_than_an_update_is_refused(tmp_path):
+    given = {"train_dataset": columns().to_iterable_dataset()}
+    with pytest.raises(ValueError, match="must hold enough pairs for one update"):
+        trained(HeedSeq2SeqTrainer, tmp_path, given=given, gradient_accumulation_steps=2)
+
+
+@both
+def test_a_shuffled_stream_comes_in_another_order_every_epoch(kind, tmp_path):
+    rows = columns().to_iterable_dataset().shuffle(seed=3, buffer_size=6)
+    options = {"per_device_train_batch_size": 1, "max_steps": 12, "learning_rate": 0.0}
+    losses = logged(trained(kind, tmp_path, given={"train_dataset": rows}, **options))
+    assert sorted(losses[:6]) == pytest.approx(sorted(losses[6:]), rel=1e-6)
+    assert losses[:6] != pytest.approx(losses[6:], rel=1e-6)
+
+
+@both
+def test_texts_that_are_left_in_the_dataset_need_a_collator_for_them(kind, tmp_path):
+    given = {"train_dataset": columns()}
+    with pytest.raises(ValueError, match="Unable to create tensor"):
+        trained(kind, tmp_path, given=given, remove_unused_columns=False)
+
+
+@both
+def test_padding_to_a_multiple_and_decoder_inputs_of_the_collator_change_nothing(kind, tmp_path):
+    expected = logged(trained(kind, tmp_path, given={"data_collator": collator()}))
+    model = fresh_model()
+    batch = collator(pad_to_multiple_of=16, model=model)(encoded_pairs())
+    assert {batch[name].shape[1] % 16 for name in ("input_ids", "labels", "decoder_input_ids")} == {0}
+    for options in ({"pad_to_multiple_of": 16}, {"model": fresh_model()}):
+        trainer = trained(kind, tmp_path, given={"data_collator": collator(**options)})
+        assert logged(trainer) == pytest.approx(expected, rel=1e-5)
+
+
+def on_the_left():
+    """Return a collator whose tokenizer pads on the left."""
+    collate = collator()
+    collate.tokenizer = type(collate.tokenizer)(
+        tokenizer_object=collate.tokenizer.backend_tokenizer, pad_token="<pad>", padding_side="left"
+    )
+    return collate
+
+
+@both
+@pytest.mark.parametrize("with_model", [False, True])
+def test_labels_that_are_padded_on_the_left_are_refused(kind, with_model, tmp_path):
+    collate = on_the_left()
+    assert collate(encoded_pairs())["labels"][-2, 0] == -100
+    model = fresh_model()
+    collate.model = model if with_model else None
+    with pytest.raises(ValueError, match="`labels` must be padded on the right"):
+        trained(kind, tmp_path, model, {"data_collator": collate})
+
+
+@both
+def test_sources_may_be_padded_on_the_left(kind, tmp_path):
+    def collate(rows):
+        batch = {**on_the_left()([{"input_ids": row["input_ids"]} for row in rows])}
+        return {**batch, "labels": collator()(rows)["labels"]}
+
+    assert collate(encoded_pairs())["input_ids"][3, 0] == 0
+    expected = logged(trained(kind, tmp_path, given={"data_collator": collator()}))
+    assert logged(trained(kind, tmp_path, given={"data_collator": collate})) == pytest.approx(expected, rel=1e-5)
+
+
+# evaluate
+
+
+def test_the_metric_loads_from_its_file_without_the_network():
+    metric = evaluate.load(translation_metric.__file__)
+    assert metric.compute(predictions=["a b"], references=["a b"], metrics=["exact_match"])["exact_match"] == 100.0

@@ -1,0 +1,69 @@
+"""A tiny model with either trainer, and pairs that it can learn by heart: what the tests of options start from."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from heed import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heed.data.tokenization import TokenizerPair, train_tokenizers
+from helpers import tiny_config
+from memorised import PAIRS
+
+TRAINERS = [Seq2SeqTrainer, HeedSeq2SeqTrainer]
+SOURCES, TARGETS = list(PAIRS), list(PAIRS.values())
+SEPARATE = {"vocab_size": 264, "decoder_vocab_size": 266, "share_encoder_decoder_embeddings": False}
+
+
+@cache
+def joint_tokenizers() -> TokenizerPair:
+    return train_tokenizers(SOURCES, TARGETS, vocab_size=272)
+
+
+def separate_tokenizers() -> TokenizerPair:
+    return train_tokenizers(SOURCES, TARGETS, vocab_size=264, target_vocab_size=266, joint=False)
+
+
+def encoded_pairs(tokenizers: TokenizerPair | None = None) -> list[dict[str, list[int]]]:
+    """Return the six pairs as `input_ids` and `labels`; no two have as many labels."""
+    tokenizers = tokenizers or joint_tokenizers()
+    columns = tokenizers.encode_source(SOURCES), tokenizers.encode_target(TARGETS)
+    return [{"input_ids": source, "labels": target} for source, target in zip(*columns, strict=True)]
+
+
+def fresh_model(**changes) -> HeedForConditionalGeneration:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 272, "encoder_layers": 1, "decoder_layers": 1}
+    return HeedForConditionalGeneration(tiny_config(**{**sizes, **changes}))
+
+
+def collator(**options) -> DataCollatorForSeq2Seq:
+    return DataCollatorForSeq2Seq(joint_tokenizers().source, **options)
+
+
+def make_trainer(kind, folder: Path, model=None, given=None, **arguments):
+    """Return a trainer of all six pairs in order, an update after the other; `given` goes to it as it is."""
+    settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-3, **arguments}
+    settings = {"per_device_train_batch_size": 6, "train_sampling_strategy": "sequential", **settings}
+    given = {"train_dataset": encoded_pairs(), "eval_dataset": encoded_pairs(), **(given or {})}
+    if "model_init" not in given:
+        model = given["model"] = model or fresh_model()
+    return kind(
+        args=Seq2SeqTrainingArguments(
+            output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **settings
+        ),
+        **{"data_collator": collator(model=model), **given},
+    )
+
+
+def logged(trainer, name: str = "loss") -> list[float]:
+    """Return what the trainer logged under a name, one number per update."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def trained(kind, folder: Path, model=None, given=None, **arguments):
+    """Return a trainer that has trained."""
+    trainer = make_trainer(kind, folder, model, given, **arguments)
+    trainer.train()
+    return trainer

@@ -404,6 +404,9 @@ def test_a_prompt_for_another_number_of_sentences_is_named(decoding):
     model, batch = decoding
     with pytest.raises(ValueError, match="`decoder_input_ids` must have a row for each of the 2 sources, but have 1"):
         model.generate(**batch, decoder_input_ids=torch.tensor([[1, 5]]))
+    encoded = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
+    with pytest.raises(ValueError, match="`decoder_input_ids` must have a row for each of the 2 sources, but have 3"):
+        model.generate(**encoded, decoder_input_ids=torch.tensor([[1, 5]] * 3))
 
 
 @pytest.mark.parametrize(

@@ -512,6 +512,8 @@ class HeedPreTrainedModel(PreTrainedModel):
         """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
         stacks = [self if isinstance(self, HeedStack) else getattr(self.base_model, side) for side in sides]
         size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
+            raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {pad_to_multiple_of} instead.")
         if pad_to_multiple_of is not None:
             size = math.ceil(size / pad_to_multiple_of) * pad_to_multiple_of
         if new_num_tokens is None and pad_to_multiple_of is None:
@@ -587,8 +589,10 @@ class HeedPreTrainedModel(PreTrainedModel):
             if type(error).__name__ != "SafetensorError":
                 raise
             raise ValueError(f"{place} must hold whole safetensors files, but one is broken: {error}") from error
+        own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
-            check_weights(model, report, place, may_differ)
+            check_weights(model, own_report, place, may_differ)
+            check_adapter(model, report)
         check_places(model)
         is_torchao = type(getattr(model, "hf_quantizer", None)).__name__ == "TorchAoHfQuantizer"
         if is_torchao and not model.quantized_weights():
@@ -600,6 +604,11 @@ class HeedPreTrainedModel(PreTrainedModel):
         model.config._commit_hash = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
         model._hub_token = HubToken(kwargs.get("token"))
         return (model, report) if kwargs.get("output_loading_info") else model
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info):
+        """Keep the report of the model's own weights: after an adapter transformers returns the adapter's alone."""
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        self._own_report = loading_info.to_dict()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.
@@ -691,12 +700,12 @@ def check_weights(model: PreTrainedModel, report: dict, place, may_differ: bool)
 
     Args:
         model: The model that was loaded.
-        report: What `from_pretrained(output_loading_info=True)` returned with it.
-        place: The folder or repository, for the message.
+        report: What `from_pretrained(output_loading_info=True)` tells of its own weights.
+        place: The folder or repository, of the model or of an adapter, for the message.
         may_differ: Whether weights of other shapes are left as they were drawn.
     """
     if getattr(model, "_hf_peft_config_loaded", False):
-        return  # the report is the adapter's
+        place = next(iter(model.peft_config.values())).base_model_name_or_path or place
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base = type(model).__name__, model.base_model
     if name not in (model.config.architectures or [name]):
@@ -718,6 +727,14 @@ def check_weights(model: PreTrainedModel, report: dict, place, may_differ: bool)
             f"{place} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
             "`ignore_mismatched_sizes=True` draws them at random."
         )
+
+
+def check_adapter(model: PreTrainedModel, report: dict):
+    """Raise if a model was loaded with an adapter whose file lacks some of its weights."""
+    lacking = sorted(report["missing_keys"]) if getattr(model, "_hf_peft_config_loaded", False) else []
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise ValueError(f"The adapter must have all its weights, but lacks {', '.join(lacking[:3])}{more}.")
 
 
 def neighbourhood_mask(radius: int | None) -> Callable | None:
@@ -769,7 +786,7 @@ class HeedStack(HeedPreTrainedModel):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"Exactly one of `input_ids` and `inputs_embeds` must be given, but {given} was.")
         if inputs_embeds is None:
-            self._check_token_ids(input_ids)
+            self.check_token_ids(input_ids)
             inputs_embeds = self.embed_tokens(input_ids)
         return inputs_embeds * self.embedding_scale
 
@@ -782,7 +799,8 @@ class HeedStack(HeedPreTrainedModel):
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
 
-    def _check_token_ids(self, input_ids: torch.Tensor):
+    def check_token_ids(self, input_ids: torch.Tensor):
+        """Raise a `ValueError` if an id is outside the vocabulary, unless the ids lie on an accelerator."""
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
             return
@@ -1082,6 +1100,7 @@ def check_generate_arguments(args: tuple, kwargs: dict):
                 f"{type(kwargs[name]).__name__} instead."
             )
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source = next((given for given in sources if given is not None), None)
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):

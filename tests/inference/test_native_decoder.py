@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import LogitsProcessor
 
 from heed import HeedConfig, HeedForConditionalGeneration
 from heed.inference.native.decoder import NativeDecoder
@@ -65,6 +66,17 @@ def cut(tokens, ends=(2,)):
     return rows
 
 
+class RowBias(LogitsProcessor):
+    """Gives each row a token of its own, and ends every fourth at once, its neighbours later."""
+
+    def __call__(self, input_ids, scores):
+        rows = torch.arange(len(scores))
+        scores = scores.clone()
+        scores[rows, 10 + rows] += 20.0
+        scores[:, 2] += 99.0 * (input_ids.shape[1] > 1 + rows % 4)
+        return scores
+
+
 @pytest.fixture(scope="module")
 def model():
     return make_model({})
@@ -118,6 +130,8 @@ def test_every_setting_of_a_search_gives_the_tokens_and_scores_of_generate(
         {"bad_words_ids": [[5], [6], [7, 8]]},
         {"eos_token_id": [2, 30, 31, 32, 33, 34, 35, 36]},
         {"decoder_input_ids": torch.tensor([[0, 11, 12]] * 7)},
+        {"prefix_allowed_tokens_fn": lambda row, tokens: [2, 10 + row, 20 + row, 30 + row]},
+        {"logits_processor": [RowBias()]},
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
@@ -172,6 +186,8 @@ def test_encoder_outputs_of_the_model_itself_do_as_well(model):
         ({"max_time": 10.0}, "max_time"),
         ({"decoder_attention_mask": torch.ones(7, 1, dtype=torch.long)}, "decoder_attention_mask"),
         ({"penalty_alpha": 0.6}, "penalty_alpha"),
+        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty"),
     ],
 )
 def test_what_only_generate_can_do_is_refused_by_name(model, arguments, name):
@@ -185,6 +201,48 @@ def test_a_model_that_it_cannot_express_is_refused_by_name():
         NativeDecoder(make_model({"attention_scoring": "additive"}))
 
 
+def test_a_model_whose_hooks_would_not_be_called_is_refused():
+    model = make_model({})
+    model(**make_batch(1), labels=make_batch(1)["input_ids"], output_attentions=True)  # leaves transformers' own hooks
+    NativeDecoder(model)
+    model.model.decoder.layers[0].register_forward_hook(lambda module, given, output: output * 0)
+    with pytest.raises(ValueError, match=r"must have no forward hooks .* model.decoder.layers.0 has one"):
+        NativeDecoder(model)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_more_tokens_than_learned_positions_are_the_error_of_generate(beams):
+    model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
+    for decoding in ({}, {"custom_generate": NativeDecoder(model)}):
+        with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
+            model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
+    with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
+        NativeDecoder(model).encoded(torch.full((1, 13), 5))
+
+
+def test_sources_and_prompts_are_checked_as_the_model_does(model):
+    decoder, batch = NativeDecoder(model), make_batch(1)
+    with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
+        decoder.encoded(torch.tensor([[95]]))
+    with pytest.raises(ValueError, match="Token ids must be at least 0 and below 90, but one is 95"):
+        model.generate(**batch, custom_generate=decoder, decoder_input_ids=torch.tensor([[1, 95]] * 7))
+    with pytest.raises(ValueError, match=r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"):
+        decoder.encoded(torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
+
+
+def test_there_may_be_more_beams_than_tokens():
+    model = make_model({"vocab_size": 6})
+    ours, theirs = both(model, {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8)
+    assert cut(ours) == cut(theirs)
+
+
+def test_autocast_changes_nothing(model):
+    decoder, batch = NativeDecoder(model), make_batch(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=3)
+    assert cut(tokens) == cut(model.generate(**batch, num_beams=3))
+
+
 def test_an_unknown_precision_is_refused_by_name(model):
     with pytest.raises(ValueError, match="`precision` must be one of float32, bfloat16, int8"):
         NativeDecoder(model, "int7")
@@ -196,11 +254,24 @@ def test_another_model_is_refused(model):
         model.generate(**make_batch(8), custom_generate=decoder)
 
 
-def test_weights_that_were_trained_further_are_noticed():
-    model = make_model({})
-    decoder = NativeDecoder(model)
+def add_in_place(model):
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
+
+
+def train_with_a_fused_optimizer(model):
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(**make_batch(9), labels=make_batch(9)["input_ids"]).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "change", [add_in_place, train_with_a_fused_optimizer, lambda model: model.lm_head.weight.data.mul_(2)]
+)
+def test_weights_that_were_trained_further_are_noticed(change):
+    model = make_model({})
+    decoder = NativeDecoder(model)
+    change(model)
     with pytest.raises(ValueError, match="they were changed since"):
         model.generate(**make_batch(9), custom_generate=decoder)
 

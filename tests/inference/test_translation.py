@@ -1,6 +1,8 @@
 """Translations: their order, scores, limits, and independence of the batch they ran in."""
 
 import copy
+import pickle
+import threading
 import warnings
 
 import pytest
@@ -260,3 +262,38 @@ def test_padding_is_masked():
     inputs = pad_sources([[5, 6, 2], [7]], 0, torch.device("cpu"))
     assert inputs["input_ids"].tolist() == [[5, 6, 2], [7, 0, 0]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_a_translator_that_has_translated_can_be_sent_to_another_process(translator):
+    expected = texts_of(translator.translate(["고양이가 잔다."]))
+    sent = pickle.loads(pickle.dumps(translator))
+    assert texts_of(sent.translate(["고양이가 잔다."])) == expected
+
+
+def test_a_setting_that_reads_the_source_is_left_to_generate(model, tokenizers):
+    model = copy.deepcopy(model)
+    model.generation_config.encoder_no_repeat_ngram_size = 1
+    found = {
+        engine: texts_of(Translator(model, tokenizers, engine=engine).translate(["고양이가 잔다.", "네."]))
+        for engine in ("auto", "generate")
+    }
+    assert found["auto"] == found["generate"]
+    model.generation_config.encoder_no_repeat_ngram_size = 0
+    assert texts_of(Translator(model, tokenizers).translate(["고양이가 잔다.", "네."])) != found["auto"]
+
+
+def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokenizers):
+    texts, found, config = ["고양이가 잔다.", "네."], {1: [], 3: []}, model.generation_config
+    expected = {beams: texts_of(Translator(model, tokenizers).translate(texts, num_beams=beams)) for beams in found}
+
+    def translate(beams):
+        translator = Translator(model, tokenizers)
+        found[beams].extend(texts_of(translator.translate(texts, num_beams=beams)) for _ in range(8))
+
+    threads = [threading.Thread(target=translate, args=(beams,)) for beams in (1, 3, 1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert model.generation_config is config
+    assert found == {beams: [expected[beams]] * 16 for beams in found}

@@ -18,6 +18,7 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     Seq2SeqTrainer,
@@ -286,6 +287,28 @@ def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
         assert torch.equal(logits_of(other), expected)
     loaded.disable_adapters()
     assert torch.equal(logits_of(loaded), base)
+
+
+@pytest.mark.parametrize(
+    ("file", "lost", "message"),
+    [
+        ("model/model.safetensors", "encoder.layers.0.feed_forward.fc1.weight", "model must hold the weights"),
+        ("adapter/adapter_model.safetensors", "encoder.layers.0.self_attn.q_proj.lora_B.weight", "The adapter must"),
+    ],
+)
+def test_an_adapter_is_refused_where_weights_are_lost_its_own_or_the_models(tmp_path, file, lost, message):
+    tiny_model().save_pretrained(tmp_path / "model")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    model.add_adapter(ADAPTERS["attention"])
+    model.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / file
+    weights = load_file(path)
+    kept = {name: weight for name, weight in weights.items() if not name.endswith(lost)}
+    assert len(kept) == len(weights) - 1
+    save_file(kept, path, metadata={"format": "pt"})
+    told = lost.removesuffix(".weight").replace(".", r"\.")
+    with pytest.raises(ValueError, match=rf"{message}.* but lacks .*{told}"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
 
 
 # Generating

@@ -195,6 +195,12 @@ def test_old_logits_stay_and_a_padded_size_is_kept(sharing):
     assert_near(logits_of(model)[..., : before.shape[-1]], before)
 
 
+@pytest.mark.parametrize("multiple", [0, -8])
+def test_a_multiple_that_is_none_is_refused_by_name(multiple):
+    with pytest.raises(ValueError, match=f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead"):
+        tiny_model().resize_token_embeddings(pad_to_multiple_of=multiple)
+
+
 def test_frozen_embeddings_stay_frozen_and_the_modules_stay_the_same():
     model = tiny_model(output_bias=True, tie_word_embeddings=False)
     modules = [model.get_input_embeddings(), model.get_decoder().embed_tokens, model.lm_head]

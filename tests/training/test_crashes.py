@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from full_disk import FileTooLarge
 from heed.training import loop as loop_module
 from heed.training.checkpoints import checkpoint_path, find_damage
+from heed.training.watch import Watch
 from tiny_runs import logged, tiny_recipe
 
 HERE = Path(__file__).parent
@@ -330,6 +333,15 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, 
     assert processes[1 - lost].returncode == 1
     what = "has ended" if kind == signal.SIGKILL else "has given no sign of life for 3 seconds"
     assert f"heed: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
+
+
+def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
+    words = {}
+    watch = Watch(SimpleNamespace(process_index=1, is_main_process=False, num_processes=2))
+    watch._store, watch._threads = SimpleNamespace(set=words.__setitem__), [threading.current_thread()]
+    with watch.busy():
+        assert words == {"alive-1": "busy"}
+    assert words == {"alive-1": "0"}
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ limit is a constant of the model or of the call, and padding is masked.
 """
 
 import copy
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +31,8 @@ Engine = Literal["auto", "native", "generate"]
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
+# Of each model: while one thread translates, the generation config on it is that call's own.
+_LOCKS: "WeakKeyDictionary[Any, threading.RLock]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,10 @@ class Translator:
         checked = self._settings(**(given | settings), token_budget=token_budget)
         return self._stream(lines, chunk_size, checked)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Packed weights cannot be sent to another process, which packs its own.
+        return self.__dict__ | {"_native": None}
+
     def _make_native(self) -> "NativeDecoder":
         from heed.inference.native.decoder import NativeDecoder
 
@@ -327,15 +335,16 @@ class Translator:
         Given to `generate()` instead, a generation config whose `max_length` is None gets the model's filled in, and
         with it a warning at every batch.
         """
-        was_training, generation_config = self.model.training, self.model.generation_config
-        self.model.eval()
-        self.model.generation_config = settings.generation_config
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            self.model.generation_config = generation_config
-            self.model.train(was_training)
+        with _LOCKS.setdefault(self.model, threading.RLock()):
+            was_training, generation_config = self.model.training, self.model.generation_config
+            self.model.eval()
+            self.model.generation_config = settings.generation_config
+            try:
+                with torch.inference_mode():
+                    yield
+            finally:
+                self.model.generation_config = generation_config
+                self.model.train(was_training)
 
     def _check_source_lengths(self, sources: dict[int, list[int]], first_number: int) -> None:
         positions = position_limit(self.model.config)

@@ -37,6 +37,7 @@ class Watch:
         self.period, self.patience = period, patience
         self._stopped = threading.Event()
         self._is_busy = False
+        self._telling = threading.Lock()  # a word is made and sent before another one is
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "Watch":
@@ -66,6 +67,10 @@ class Watch:
             yield
         finally:
             self._is_busy = False
+            if self._threads:
+                # At once: a process that stops before its next sign of life would seem busy for ever.
+                with contextlib.suppress(RuntimeError):
+                    self._tell(0)
 
     def _connect(self) -> TCPStore:
         is_main, host = self.accelerator.is_main_process, os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -75,7 +80,8 @@ class Watch:
         return own or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _tell(self, count: int) -> None:
-        self._store.set(f"alive-{self.accelerator.process_index}", "busy" if self._is_busy else str(count))
+        with self._telling:
+            self._store.set(f"alive-{self.accelerator.process_index}", "busy" if self._is_busy else str(count))
 
     def _listen(self) -> None:
         """Tell the store of this process, and ask it for the others, again and again; a lost store answers nothing."""

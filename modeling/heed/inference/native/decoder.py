@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -14,6 +15,10 @@ from heed.inference.strategies.steps import BEAM_MODES, check_request, end_token
 
 # Settings that stand for another way of decoding.
 OTHER_MODES = (*BEAM_MODES, "penalty_alpha")
+# Settings that read the source's tokens, which encoded sentences no longer have, and the values that change nothing.
+SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+# Numbers of each weight that are compared to notice a change: a fused optimizer leaves no other trace.
+COMPARED = 64
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -35,8 +40,8 @@ class NativeDecoder:
             sentences beside.
 
     Raises:
-        ValueError: If the model is not on the CPU or its attention is additive, or for a precision that is unknown or
-            that torch has no kernels for.
+        ValueError: If the model is not on the CPU, its attention is additive or it has forward hooks, or for a
+            precision that is unknown or that torch has no kernels for.
 
     """
 
@@ -46,7 +51,7 @@ class NativeDecoder:
         keep_freed_memory()
         self.model = model
         self.network = NativeNetwork(model, precision)
-        self._versions = _versions(model)
+        self._versions, self._values = _versions(model), _values(model)
 
     @property
     def precision(self) -> Precision:
@@ -68,9 +73,19 @@ class NativeDecoder:
         Returns:
             Arguments of `generate()`.
 
+        Raises:
+            ValueError: If an id is outside the vocabulary, the mask has another shape, the source is longer than
+                learned positions reach, or the model's weights have changed.
+
         """
         self._check_weights()
-        with torch.inference_mode():
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
+                f"{tuple(attention_mask.shape)} instead."
+            )
+        self.model.model.encoder.check_token_ids(input_ids)
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
@@ -104,6 +119,7 @@ class NativeDecoder:
 
         """
         self._check(model, generation_config, stopping_criteria, model_kwargs)
+        model.model.decoder.check_token_ids(input_ids)
         beams = generation_config.num_beams or 1
         settings = SearchSettings(
             beams=beams,
@@ -115,9 +131,10 @@ class NativeDecoder:
             early_stopping=generation_config.early_stopping,
             processor=logits_processor if len(logits_processor) else None,
             scored=bool(generation_config.return_dict_in_generate),
+            keeps_rows=any(_may_number_rows(each) for each in logits_processor),
         )
         source, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             state = self.network.start(source, None if mask is None else mask[::beams], beams)
             search = greedy_search if beams == 1 else beam_search
             found = search(self.network, state, input_ids[::beams], settings)
@@ -145,7 +162,7 @@ class NativeDecoder:
     @property
     def is_current(self) -> bool:
         """Whether the model's weights are still those that were packed."""
-        return _versions(self.model) == self._versions
+        return _versions(self.model) == self._versions and torch.equal(_values(self.model), self._values)
 
     def _check_weights(self) -> None:
         if not self.is_current:
@@ -160,6 +177,21 @@ def _versions(model: Any) -> list[tuple[int, int]]:
     return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
 
 
+def _values(model: Any) -> torch.Tensor:
+    """Return numbers from all over the weights: what writes to `.data`, or is fused, changes no version."""
+    taken = []
+    for parameter in model.parameters():
+        flat = parameter.detach().flatten()
+        taken.append(flat[:: max(1, len(flat) // COMPARED)].float())
+    return torch.cat(taken).view(torch.int32)  # NaN equals itself so
+
+
+def _may_number_rows(processor: Any) -> bool:
+    """Tell whether a processor may know the rows by their number, so that none of them may leave."""
+    is_known = type(processor).__module__ == logits_process.__name__
+    return not is_known or isinstance(processor, logits_process.PrefixConstrainedLogitsProcessor)
+
+
 def refusal(config: Any) -> str | None:
     """Return why the native decoder cannot do what generate()'s config asks for, or `None` where it can."""
     for name in (*OTHER_MODES, "max_time", "stop_strings"):
@@ -168,6 +200,10 @@ def refusal(config: Any) -> str | None:
             return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
     if config.do_sample:
         return "`do_sample` must be False with NativeDecoder, but is True instead."
+    for name, idle in SOURCE_SETTINGS.items():
+        value = getattr(config, name, None)
+        if value is not None and value != idle:
+            return f"`{name}` must be {idle} with NativeDecoder, which reads no source tokens, but is {value} instead."
     for name in RECORDS:
         if config.return_dict_in_generate and getattr(config, name, None):
             return f"`{name}` must be False with NativeDecoder, which keeps none, but is True instead."

@@ -116,6 +116,13 @@ def obstacle(model: Any) -> str | None:
             return (
                 f"The model's modules must be Heed's for the native decoder, but {name} is a {type(module)} instead."
             )
+        # transformers' own only record what the modules return.
+        hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+        if any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks):
+            return (
+                f"The model must have no forward hooks for the native decoder, which would not call them, but "
+                f"{name or 'the model itself'} has one."
+            )
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
@@ -241,13 +248,19 @@ class _Embedding:
 
     def _encoded(self, positions: torch.Tensor) -> torch.Tensor:
         """Look the positions up: to compute sinusoids takes longer than a layer of a small model."""
-        needed = int(positions.max()) + 1
-        if self.known_positions is None or len(self.known_positions) < needed:
+        needed, known = int(positions.max()) + 1, self.known_positions
+        if known is None or len(known) < needed:
             number = max(FIRST_ROOM, 2 * needed)
             if isinstance(self.encode_positions, nn.Embedding):
                 number = self.encode_positions.num_embeddings
-            self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
-        return F.embedding(positions, self.known_positions)
+            if needed > number:
+                raise ValueError(
+                    f"A sequence must have at most {number} tokens (`max_position_embeddings` of learned positions), "
+                    f"but it has {needed} instead."
+                )
+            # A thread that needs fewer must not take them from one that needs more.
+            known = self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
+        return F.embedding(positions, known)
 
 
 class _Attention:

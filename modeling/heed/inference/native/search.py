@@ -34,6 +34,7 @@ class SearchSettings:
         processor: Applied to the next tokens' `(N·K, V)` logits (greedy search) or log-probabilities (beam search),
             with the `(N·K, length)` tokens so far as its first argument.
         scored: Whether greedy search scores its tokens too; beam search always does.
+        keeps_rows: Whether finished sentences stay, because `processor` knows the rows by their number.
 
     """
 
@@ -46,6 +47,11 @@ class SearchSettings:
     early_stopping: bool | str = False
     processor: Processor | None = None
     scored: bool = False
+    keeps_rows: bool = False
+
+    def is_worth_leaving(self, finished: int, count: int) -> bool:
+        """Tell whether the finished ones of `count` sentences are enough to leave the batch; all of them are."""
+        return finished >= (count if self.keeps_rows else max(1, LEAVING_SHARE * count))
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def greedy_search(
             left = int(is_open.sum())
             if not left:
                 break
-            if len(rows) - left >= max(1, LEAVING_SHARE * len(rows)):
+            if settings.is_worth_leaving(len(rows) - left, len(rows)):
                 kept = is_open.nonzero()[:, 0]
                 state.keep(kept)
                 rows, newest, is_open = rows[kept], newest[kept], is_open[kept]
@@ -208,8 +214,7 @@ class _BeamSearch:
         hopeless = best / length**settings.length_penalty <= worst
         self.done |= (best == NEVER) | (full & (hopeless | stops_when_full))
         self.scores = self.scores.masked_fill(self.done[:, None], NEVER)
-        leaving = int(self.done.sum())
-        if leaving < max(1, LEAVING_SHARE * len(self.rows)):
+        if not settings.is_worth_leaving(int(self.done.sum()), len(self.rows)):
             return
         rows = self.rows[self.done]
         self.result[rows] = self.finished[self.done][:, : settings.returned]
@@ -267,9 +272,10 @@ def best_tokens(
     best = maxima.topk(min(count, maxima.shape[1])).indices  # (N, chunks looked at)
     parents = best // number
     tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks looked at, CHUNK)
-    places = parents[..., None] * vocabulary + tokens.clamp(max=vocabulary - 1)
+    is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
+    places = parents[..., None] * vocabulary + tokens
     found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
-    found = (found + scores.gather(1, parents)[..., None]).masked_fill(tokens >= vocabulary, NEVER)
+    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
     totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
     return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)
 

@@ -10,11 +10,13 @@ H heads, D = d_model, V = number of target tokens.
 import copy
 import functools
 import math
+import platform
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -36,6 +38,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig, check_one_kernel, vocabulary_of_the_target
 
 IGNORED_LABEL = -100
+# Target tokens whose logits are held at once while training.
+LOSS_ROWS = 512
 # The attention functions that take any mask and values of another width than the keys.
 GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
 
@@ -107,6 +111,179 @@ def positions_of(length: int, past_length: int | torch.Tensor, attention_mask: t
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)
 
 
+# Matrix products and dropout as fast as the CPU does them
+
+
+class OneDnnProduct(torch.autograd.Function):
+    """x Wᵀ + b in float32 by oneDNN, forwards and backwards.
+
+    It sums as accurately as `torch.nn.functional.linear` does, which leaves float32 to MKL; on processors that MKL was
+    not written for, that takes about twice as long.
+    """
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Transform `(…, in_features)`."""
+        ctx.save_for_backward(states, weight)
+        ctx.has_bias = bias is not None
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of states, weight and bias, themselves differentiable."""
+        states, weight = ctx.saved_tensors
+        of_states = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_states = OneDnnProduct.apply(gradient, weight.t(), None)
+        rows = gradient.flatten(0, -2)
+        if ctx.needs_input_grad[1]:
+            of_weight = OneDnnProduct.apply(rows.t(), states.flatten(0, -2).t(), None)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0)
+        return of_states, of_weight, of_bias
+
+
+# A smaller matrix with fewer rows is multiplied by MKL before oneDNN has looked at it.
+FEWEST_ROWS = 8
+LARGE_MATRIX = 2**21
+HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+
+
+class HeedLinear(nn.Linear):
+    """A linear projection whose float32 products on the CPU are oneDNN's; elsewhere it is `nn.Linear`."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(…, in_features)` to `(…, out_features)`."""
+        return linear(states, self.weight, self.bias)
+
+
+def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster."""
+    # Tensors of other types are quantized, sharded or traced.
+    is_for_onednn = (
+        HAS_ONEDNN
+        and not torch.compiler.is_compiling()  # first, for what is traced must not ask for sizes
+        and type(states) is torch.Tensor
+        and type(weight) in (nn.Parameter, torch.Tensor)
+        and states.dtype == weight.dtype == torch.float32
+        and states.device.type == "cpu"
+        and states.numel() > 0
+        and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+    )
+    if not is_for_onednn:
+        return F.linear(states, weight, bias)
+    if not torch.is_grad_enabled():
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return OneDnnProduct.apply(states, weight, bias)
+
+
+def is_plain(projection: nn.Module) -> bool:
+    """Tell whether nothing but x Wᵀ + b happens in a projection: no adapter, quantizer, shard or hook."""
+    return (
+        type(projection) is HeedLinear
+        and type(projection.weight) is nn.Parameter
+        and projection.weight.shape == (projection.out_features, projection.in_features)
+        and not (projection._forward_hooks or projection._forward_pre_hooks or hasattr(projection, "_hf_hook"))
+        and not torch.compiler.is_compiling()
+    )
+
+
+class SharedBitsDropout(torch.autograd.Function):
+    """Dropout on the CPU whose mask takes 16 bits of randomness a feature instead of a float's.
+
+    The probability is met to 1/65,536, and the features that stay are scaled by exactly what compensates for it.
+    """
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, p: float) -> torch.Tensor:
+        """Drop out features of a tensor of any shape."""
+        dropped = round(p * 2**16)  # of the 2^16 values of an int16
+        words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        kept = (words.view(torch.int16)[: states.numel()] >= dropped - 2**15).view(states.shape)
+        ctx.save_for_backward(kept)
+        ctx.scale = 2**16 / (2**16 - dropped)
+        return (states * ctx.scale).mul_(kept)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient of the states, itself differentiable."""
+        (kept,) = ctx.saved_tensors
+        return gradient * ctx.scale * kept, None
+
+
+class HeedDropout(nn.Dropout):
+    """`nn.Dropout` (section 5.4), whose masks are drawn faster on the CPU."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Drop out features of a tensor of any shape, while training."""
+        if not self.training or self.p == 0.0:
+            return states
+        is_plain = states.device.type == "cpu" and type(states) is torch.Tensor and not torch.compiler.is_compiling()
+        return SharedBitsDropout.apply(states, self.p) if is_plain and self.p < 1.0 else F.dropout(states, self.p)
+
+
+class OutputLoss(torch.autograd.Function):
+    """Sum of the smoothed cross-entropy (section 5.4) over the pre-softmax layer, without ever holding all logits.
+
+    A few hundred target tokens at a time it computes logits, loss and gradients, so that memory does not grow with
+    tokens × vocabulary, and nothing is computed for padding.
+    """
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, labels, smoothing: float) -> torch.Tensor:
+        """Return the summed loss in nats of `(N, D)` states and their `(N)` labels, -100 where none is predicted."""
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dtype = computing_dtype(states)
+        matrix = weight.to(dtype)
+        of_states = torch.zeros_like(states) if needs_states else None
+        of_weight = torch.zeros_like(weight) if needs_weight else None
+        of_bias = torch.zeros_like(bias) if needs_bias else None
+        total = torch.zeros((), device=states.device)
+        with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
+            predicted = (labels != IGNORED_LABEL).nonzero()[:, 0]
+            for rows in predicted.split(LOSS_ROWS) if len(predicted) else ():
+                part, target = states[rows].to(dtype), labels[rows][:, None]
+                logits = product(part, matrix, None if bias is None else bias.to(dtype))
+                gradient = logits.softmax(-1, dtype=torch.float32)  # (rows, V), but for the targets
+                # The softmax's denominator, from the likeliest token, whose probability is far from underflow.
+                normaliser = logits.amax(-1).float() - gradient.amax(-1).log()  # (rows)
+                total += (normaliser - (1 - smoothing) * logits.gather(1, target)[:, 0].float()).sum()
+                if smoothing:
+                    total -= smoothing * logits.mean(-1, dtype=torch.float32).sum()
+                    gradient -= smoothing / gradient.shape[-1]
+                gradient.scatter_add_(1, target, gradient.new_full(target.shape, smoothing - 1))
+                if of_bias is not None:
+                    of_bias += gradient.sum(0)
+                gradient = gradient.to(dtype)
+                if of_states is not None:
+                    of_states[rows] = product(gradient, matrix.t(), None).to(states.dtype)
+                if of_weight is not None:
+                    of_weight += product(gradient.t(), part.t(), None)
+        ctx.save_for_backward(of_states, of_weight, of_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor):
+        """Scale the gradients that `forward` has computed."""
+        return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None
+
+
+def product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x Wᵀ + b of `(rows, in_features)` without recording it, by the fastest kernel at hand."""
+    if HAS_ONEDNN and states.dtype == torch.float32 and states.device.type == "cpu" and torch.backends.mkldnn.enabled:
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return F.linear(states, weight, bias)
+
+
+def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype that matrix products with a tensor are computed in: its own, or autocast's."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
 # Attention, section 3.2
 
 
@@ -153,6 +330,9 @@ def has_uneven_heads(config: HeedConfig) -> bool:
 
 def check_kernel(config: HeedConfig, name: str | None):
     """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
+    # First what every step of decoding asks: to read a config takes microseconds.
+    if name in (None, "eager") or (name in GENERAL_KERNELS and config.attention_scoring != "additive"):
+        return
     choices, reason = GENERAL_KERNELS, None
     if config.attention_scoring == "additive":
         choices, reason = ("eager",), "`attention_scoring` is additive"
@@ -160,7 +340,7 @@ def check_kernel(config: HeedConfig, name: str | None):
         reason = "self-attention is restricted to a neighbourhood"
     elif has_uneven_heads(config):
         reason = "`d_k` differs from `d_v`"
-    if reason is not None and name is not None and name not in choices:
+    if reason is not None:
         raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
 
 
@@ -213,10 +393,10 @@ class HeedAttention(nn.Module):
         self.num_key_value_groups = heads // key_value_heads
         self.scaling = self.d_k**-0.5 if config.attention_scoring == "scaled_dot" else 1.0
         self.dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.d_model, heads * self.d_k, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, key_value_heads * self.d_k, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, key_value_heads * self.d_v, bias=config.attention_bias)
-        self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
+        self.q_proj = HeedLinear(config.d_model, heads * self.d_k, bias=config.attention_bias)
+        self.k_proj = HeedLinear(config.d_model, key_value_heads * self.d_k, bias=config.attention_bias)
+        self.v_proj = HeedLinear(config.d_model, key_value_heads * self.d_v, bias=config.attention_bias)
+        self.out_proj = HeedLinear(heads * self.d_v, config.d_model, bias=config.attention_bias)
         self.additive_score = AdditiveScore(heads, self.d_k) if config.attention_scoring == "additive" else None
         self.rotary = RotaryPositions() if config.position_encoding == "rotary" else None
 
@@ -233,7 +413,7 @@ class HeedAttention(nn.Module):
         Args:
             hidden_states: `(batch, query_length, d_model)`.
             attention_mask: As the chosen attention function takes it.
-            key_value_states: The encoder's output, `(batch, source_length, d_model)`.
+            key_value_states: The encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`.
             past_key_values: Cache of earlier steps, read and extended.
             kwargs: `positions` of the queries for rotary positions, `attn_implementation`, and what the attention
                 function of that name takes.
@@ -244,39 +424,62 @@ class HeedAttention(nn.Module):
         positions = kwargs.pop("positions")
         kernel = kwargs.pop("attn_implementation")
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention)
-        query = self._split_heads(self.q_proj(hidden_states), self.d_k)
-        if self.rotary is not None and key_value_states is None:
-            query = self.rotary(query, positions)
-        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values, positions)
+        query, key, value = self._project(hidden_states, key_value_states, past_key_values, positions)
         dropout = self.dropout if self.training else 0.0
         if kernel == "flex_attention":
             check_flex_attention(query, dropout)
+        sharing = 1  # targets of each source, which ask it together
+        if query.shape[0] != key.shape[0]:
+            sharing = query.shape[0] // key.shape[0]
+            query = query.unflatten(0, (-1, sharing)).transpose(1, 2).flatten(2, 3)  # (sources, H, sharing · Q, d_k)
         output, weights = attend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )  # (B, Q, H, d_v)
+        )  # (sources, sharing · Q, H, d_v)
+        if sharing > 1 and weights is not None:
+            weights = weights.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, Q, K)
         return self.out_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def _split_heads(self, states: torch.Tensor, width: int) -> torch.Tensor:
         # -1 heads, not h: under tensor parallelism each process holds a share of them.
         return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
 
-    def _keys_and_values(self, hidden_states, key_value_states, past_key_values, positions):
-        """Project keys and values, or take from the cache what earlier steps projected."""
-        is_cross_attention = key_value_states is not None
-        if is_cross_attention and past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+    def _project(self, hidden_states, key_value_states, past_key_values, positions):
+        """Project queries, keys and values, or take from the cache what earlier steps projected of the last two."""
+        if key_value_states is not None:
+            query = self._split_heads(self.q_proj(hidden_states), self.d_k)
+            return query, *self._project_source(key_value_states, past_key_values)
+        query, key, value = project_together(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        query, key = self._split_heads(query, self.d_k), self._split_heads(key, self.d_k)
+        value = self._split_heads(value, self.d_v)
+        if self.rotary is not None:
+            query, key = self.rotary(query, positions), self.rotary(key, positions)
+        if past_key_values is not None:
+            key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+        return query, key, value
+
+    def _project_source(self, states, past_key_values):
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        states = key_value_states if is_cross_attention else hidden_states
-        key = self._split_heads(self.k_proj(states), self.d_k)
-        value = self._split_heads(self.v_proj(states), self.d_v)
-        if self.rotary is not None and not is_cross_attention:
-            key = self.rotary(key, positions)
+        key, value = project_together(states, self.k_proj, self.v_proj)
+        key, value = self._split_heads(key, self.d_k), self._split_heads(value, self.d_v)
         if past_key_values is None:
             return key, value
-        if is_cross_attention:
-            past_key_values.is_updated[self.layer_idx] = True
-            return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
-        return past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+        past_key_values.is_updated[self.layer_idx] = True
+        return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+
+
+def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
+    """Apply several projections to the same `(…, d_model)` states; while training as one matrix product.
+
+    What stands in the place of a plain projection, or hooks into one, is called by itself.
+    """
+    if not torch.is_grad_enabled() or not all(is_plain(projection) for projection in projections):
+        return tuple(projection(states) for projection in projections)
+    weight = torch.cat([projection.weight for projection in projections])
+    biases = [projection.bias for projection in projections]
+    joined = linear(states, weight, None if biases[0] is None else torch.cat(biases))
+    return joined.split([projection.out_features for projection in projections], dim=-1)
 
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
@@ -289,10 +492,10 @@ class HeedFeedForward(nn.Module):
         super().__init__()
         gated = GATED_ACTIVATIONS.get(config.activation_function)
         self.activation = ACT2FN[gated or config.activation_function]
-        self.dropout = nn.Dropout(config.activation_dropout)
-        self.fc1 = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias)
-        self.fc_gate = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
-        self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
+        self.dropout = HeedDropout(config.activation_dropout)
+        self.fc1 = HeedLinear(config.d_model, inner_size, bias=config.feed_forward_bias)
+        self.fc_gate = HeedLinear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
+        self.fc2 = HeedLinear(inner_size, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Transform each position of `(batch, length, d_model)` by itself."""
@@ -315,7 +518,7 @@ class HeedResidual(nn.Module):
     def __init__(self, config: HeedConfig):
         super().__init__()
         self.is_post_norm = config.norm_placement == "post"
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config)
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -323,9 +526,10 @@ class HeedResidual(nn.Module):
 
         It is a function: accelerate moves a module among the arguments, and fails where its weights lie on disk.
         """
-        if self.is_post_norm:
-            return self.norm(hidden_states + self.dropout(sublayer(hidden_states)))
-        return hidden_states + self.dropout(sublayer(self.norm(hidden_states)))
+        output = sublayer(hidden_states if self.is_post_norm else self.norm(hidden_states))
+        if self.training:
+            output = self.dropout(output)
+        return self.norm(hidden_states + output) if self.is_post_norm else hidden_states + output
 
 
 # Layers and stacks, section 3.1
@@ -432,8 +636,8 @@ class HeedPreTrainedModel(PreTrainedModel):
         name = attn_implementation or "eager"
         if name not in known and ("/" not in name or name.startswith("paged|")):
             raise ValueError(
-                f"`attn_implementation` must be one of {', '.join(known)}, or a kernel of the Hub (`owner/name`), "
-                f"but is {name} instead."
+                f'Specified `attn_implementation="{name}"` is not supported: `attn_implementation` must be one of '
+                f"{', '.join(known)}, or a kernel of the Hub (`owner/name`), but is {name} instead."
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
@@ -512,6 +716,12 @@ class HeedPreTrainedModel(PreTrainedModel):
         """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
         stacks = [self if isinstance(self, HeedStack) else getattr(self.base_model, side) for side in sides]
         size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
+            # The words of transformers, which its tests look for.
+            raise ValueError(
+                f"Asking to pad the embedding matrix to a multiple of `{pad_to_multiple_of}`, which is not and integer."
+                " Please make sure to pass an integer"
+            )
         if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
             raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {pad_to_multiple_of} instead.")
         if pad_to_multiple_of is not None:
@@ -538,6 +748,7 @@ class HeedPreTrainedModel(PreTrainedModel):
             self._get_resized_embeddings(stack.embed_tokens, size, mean_resizing=mean_resizing)
         for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
             setattr(self.config, name, getattr(config, name))
+        self.vocab_size = self.config.vocab_size  # transformers keeps it here too
         self.tie_weights()
         return stacks[0].embed_tokens
 
@@ -660,16 +871,26 @@ class HeedPreTrainedModel(PreTrainedModel):
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
         """Return the config whose attention function one forward call uses.
 
-        Only the `eager` function returns attention weights, so a call that asks for them runs under it.
+        Only the `eager` function returns attention weights, so a call that asks for them runs under it. So does
+        training in bfloat16 on the CPU, where `sdpa` is slow to differentiate.
         """
-        check_kernel(self.config, self.config._attn_implementation)  # it may have been assigned
+        kernel = self.config._attn_implementation
+        check_kernel(self.config, kernel)  # it may have been assigned
+        if kernel == "eager":
+            return self.config
         if output_attentions is None:
             output_attentions = self.config.output_attentions
-        if not output_attentions or self.config._attn_implementation == "eager":
+        if not output_attentions and not (kernel == "sdpa" and self._trains_in_bfloat16_on_the_cpu()):
             return self.config
         settings = copy.copy(self.config)
         settings._attn_implementation = "eager"
         return settings
+
+    def _trains_in_bfloat16_on_the_cpu(self) -> bool:
+        if not (torch.is_grad_enabled() and self.training):
+            return False
+        weight = self.get_input_embeddings().weight
+        return weight.device.type == "cpu" and computing_dtype(weight) == torch.bfloat16
 
 
 def check_places(model: PreTrainedModel):
@@ -752,12 +973,13 @@ class HeedStack(HeedPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_positions = None
+        self.longest_sequence = config.max_position_embeddings if config.position_encoding == "learned" else None
         if config.position_encoding == "sinusoidal":
             self.embed_positions = SinusoidalPositions(config)
         elif config.position_encoding == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -823,8 +1045,8 @@ class HeedStack(HeedPreTrainedModel):
             raise ValueError(
                 f"The attention mask must cover {total} tokens, but it covers {attention_mask.shape[1]} instead."
             )
-        limit = self.config.max_position_embeddings
-        if self.config.position_encoding == "learned" and total > limit:
+        limit = self.longest_sequence
+        if limit is not None and total > limit:
             raise ValueError(
                 f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
                 f"but it has {total} instead."
@@ -937,8 +1159,9 @@ class HeedDecoder(HeedStack):
         Args:
             input_ids: `(batch, target_length)`, without the tokens that are already in the cache.
             attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
-            encoder_hidden_states: `(batch, source_length, d_model)`.
-            encoder_attention_mask: `(batch, source_length)`.
+            encoder_hidden_states: `(sources, source_length, d_model)`; with fewer sources than targets, consecutive
+                targets share one, as the hypotheses of a beam do.
+            encoder_attention_mask: `(sources, source_length)`.
             past_key_values: Cache of earlier calls, extended in place.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
@@ -948,7 +1171,8 @@ class HeedDecoder(HeedStack):
             `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
 
         Raises:
-            ValueError: If an id is outside the vocabulary, or the mask's width is not past plus new length.
+            ValueError: If an id is outside the vocabulary, the mask's width is not past plus new length, or targets
+                cannot be shared out evenly among sources.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
@@ -975,7 +1199,7 @@ class HeedDecoder(HeedStack):
         )
         cross_mask = create_bidirectional_mask(
             config=settings,
-            inputs_embeds=embeddings,
+            inputs_embeds=self._by_source(embeddings, encoder_hidden_states),
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
@@ -994,6 +1218,18 @@ class HeedDecoder(HeedStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
+
+    @staticmethod
+    def _by_source(embeddings: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+        """Return `(sources, targets of each · target_length, d_model)`."""
+        if source is None or source.shape[0] == embeddings.shape[0]:
+            return embeddings
+        if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
+            raise ValueError(
+                f"The number of targets must be a multiple of that of the sources, {source.shape[0]}, "
+                f"but is {embeddings.shape[0]} instead."
+            )
+        return embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])
 
 
 # The model, figure 1
@@ -1123,7 +1359,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HeedModel(config)
         self.model.is_part_of_a_model = True
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
+        self.lm_head = HeedLinear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
         owner = "encoder" if config.shares_source_and_target_embeddings else "decoder"
         self._tied_weights_keys = {}
         if config.shares_target_and_output_embeddings:
@@ -1164,6 +1400,23 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
                 'on the `padding_side` of its tokenizer, which must be "right". (With `decoder_input_ids` of your own '
                 "the first labels may be -100.)"
             )
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids=None, **model_kwargs
+    ):
+        """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
+        kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
+        mask = kept.get("attention_mask")
+        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+            kept["attention_mask"] = None  # or it would be looked through at each step
+        input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+        return input_ids, expanded | kept
+
+    @staticmethod
+    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
+        """Let each hypothesis go on from another of its sentence, which has the same source."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
@@ -1214,6 +1467,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: int | torch.Tensor | None = None,
+        skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next target token at every position; with labels, compute the loss too.
@@ -1232,11 +1486,13 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
             num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
                 summed loss is divided; the labels of this call by default.
+            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
+                of a step's memory with large vocabularies. By default while training with labels.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)`, the cache, and what
-            was asked to be recorded.
+            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
+            the cache, and what was asked to be recorded.
 
         Raises:
             ValueError: As the stacks raise it, or if no label is to be predicted.
@@ -1257,11 +1513,31 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])  # (B, T, V)
-        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        states = outputs.last_hidden_state
+        if labels is not None and self._may_skip_logits(skip_logits):
+            logits, loss = None, self.loss_of_states(states, labels, num_items_in_batch)
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(states[:, kept])  # (B, T, V)
+            loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         recorded = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
+
+    def _may_skip_logits(self, skip_logits: bool | None) -> bool:
+        if skip_logits is False or (skip_logits is None and not (self.training and torch.is_grad_enabled())):
+            return False
+        # float16 must be scaled before it is differentiated.
+        dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
+        return is_plain(self.lm_head) and torch.float16 not in dtypes
+
+    def loss_of_states(self, states: torch.Tensor, labels: torch.LongTensor, num_items_in_batch=None) -> torch.Tensor:
+        """Return the same loss as `loss`, of the decoder's `(batch, target_length, d_model)` output."""
+        self._check_label_shape(states, labels)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        labels = labels.to(states.device)
+        head = self.lm_head
+        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), smoothing)
+        return self._mean(total, labels, num_items_in_batch)
 
     def loss(self, logits: torch.Tensor, labels: torch.LongTensor, num_items_in_batch=None) -> torch.Tensor:
         """Sum the smoothed cross-entropy (section 5.4) and divide it by the number of labels.
@@ -1277,11 +1553,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: If no label is to be predicted, or labels and logits differ in length.
         """
-        if logits.shape[:-1] != labels.shape:
-            raise ValueError(
-                f"`labels` must have the shape of the logits, {tuple(logits.shape[:-1])}, "
-                f"but have {tuple(labels.shape)} instead."
-            )
+        self._check_label_shape(logits, labels)
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = F.cross_entropy(
             logits.flatten(0, 1).float(),
@@ -1290,6 +1562,18 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             label_smoothing=smoothing,
             reduction="sum",
         )
+        return self._mean(total, labels, num_items_in_batch)
+
+    @staticmethod
+    def _check_label_shape(states: torch.Tensor, labels: torch.LongTensor):
+        if states.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}, "
+                f"but have {tuple(labels.shape)} instead."
+            )
+
+    @staticmethod
+    def _mean(total: torch.Tensor, labels: torch.LongTensor, num_items_in_batch) -> torch.Tensor:
         if num_items_in_batch is None:
             num_items_in_batch = (labels != IGNORED_LABEL).sum()
             if not torch.compiler.is_compiling() and num_items_in_batch == 0:

@@ -15,5 +15,6 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(OSError, AttributeError):  # another C library: it has its own ways
         library = ctypes.CDLL("libc.so.6")
-        library.mallopt(mmap_threshold, 1 << 30)
+        if not library.mallopt(mmap_threshold, 1 << 30):
+            library.mallopt(mmap_threshold, 1 << 25)  # the most that glibc before 2.35 takes
         library.mallopt(trim_threshold, (1 << 31) - 1)

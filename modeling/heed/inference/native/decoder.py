@@ -133,11 +133,12 @@ class NativeDecoder:
             scored=bool(generation_config.return_dict_in_generate),
             keeps_rows=any(_may_number_rows(each) for each in logits_processor),
         )
-        source, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")
+        prompt = input_ids[::beams]
+        source, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            state = self.network.start(source, None if mask is None else mask[::beams], beams)
+            state = self.network.start(source, mask, beams)
             search = greedy_search if beams == 1 else beam_search
-            found = search(self.network, state, input_ids[::beams], settings)
+            found = search(self.network, state, prompt, settings)
         return _output(found, generation_config)
 
     def _check(self, model: Any, config: Any, stopping_criteria: Any, model_kwargs: dict[str, Any]) -> None:

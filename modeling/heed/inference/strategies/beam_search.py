@@ -23,6 +23,7 @@ from heed.inference.strategies.steps import (
     check_members,
     check_request,
     member_steps,
+    once_per_sentence,
     source_attention,
 )
 
@@ -110,7 +111,7 @@ class BeamSearch:
         check_request("BeamSearch", model, generation_config, model_kwargs)
         settings = BeamSettings.resolve(self, generation_config)
         check_members(model, self.models)
-        voters = _Voters(self, settings, model, inputs_tensor, model_kwargs)
+        voters = _Voters(settings, len(input_ids) // settings.beams, model, inputs_tensor, model_kwargs)
         search = _Search(settings, voters, input_ids, logits_processor, stopping_criteria)
         while not search.is_done:
             search.step()
@@ -120,7 +121,8 @@ class BeamSearch:
 class _Voters:
     """The model or models that say how likely each next token is."""
 
-    def __init__(self, strategy: BeamSearch, settings: BeamSettings, model: Any, source: Any, model_kwargs: dict):
+    def __init__(self, settings: BeamSettings, sentences: int, model: Any, source: Any, model_kwargs: dict):
+        strategy: BeamSearch = settings.strategy
         self.model = model
         self.averaging = strategy.averaging
         self.needs_attention = strategy.coverage_penalty > 0
@@ -133,7 +135,7 @@ class _Voters:
         encoded = model_kwargs["encoder_outputs"][0]
         mask = model_kwargs.get("attention_mask")
         mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
-        self.source_mask = mask[:: settings.beams]  # (B, S)
+        self.source_mask = once_per_sentence(mask, sentences)  # (B, S)
         if strategy.models and (source is None or source.is_floating_point() or (source < 0).any()):
             raise ValueError(
                 "`input_ids` must be given to generate() with several models, each of which encodes the source, "

@@ -105,6 +105,11 @@ class ModelSteps:
             cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
 
 
+def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
+    """Return a row for each sentence of what has one for each, or one for each of its hypotheses."""
+    return states[:: len(states) // sentences]
+
+
 def check_members(model: Any, members: Sequence[Any]) -> None:
     """Check that models can vote on the next token together.
 
@@ -157,7 +162,7 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
 
     given = first.model_kwargs
     mask = given.get("attention_mask")
-    mask = None if mask is None else mask[::rows_per_sentence].to(member.device)
+    mask = None if mask is None else once_per_sentence(mask, len(source)).to(member.device)
     encoded = member.get_encoder()(input_ids=source.to(member.device), attention_mask=mask, return_dict=True)
     model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
     _, model_kwargs = member._expand_inputs_for_generation(

@@ -1,0 +1,313 @@
+"""What makes training fast changes no result: products by oneDNN, cheap dropout masks, the loss without all logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from heed import HeedConfig, HeedForConditionalGeneration, modeling_heed
+from heed.modeling_heed import HeedDropout, HeedLinear, linear, project_together
+
+SIZES = {
+    **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
+    **{"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+}
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    return HeedForConditionalGeneration(HeedConfig(**SIZES | {"dropout": 0.0} | options)).train()
+
+
+def make_batch(rows=5, length=7):
+    torch.manual_seed(1)
+    labels = torch.randint(4, 50, (rows, length))
+    labels[1, 3:] = labels[3, 5:] = -100
+    return {"input_ids": torch.randint(4, 50, (rows, 6)), "labels": labels}
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def assert_same(found, wanted, tolerance=1e-5):
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    inner=st.integers(1, 40),
+    outer=st.integers(1, 40),
+    has_bias=st.booleans(),
+)
+def test_a_product_and_its_gradients_are_those_of_torch(shape, inner, outer, has_bias):
+    shape = [8, *shape]
+    inputs = [torch.randn(*shape, inner), torch.randn(outer, inner), torch.randn(outer) if has_bias else None]
+    gradient = torch.randn(*shape, outer)
+
+    def run(function):
+        leaves = [None if each is None else each.clone().requires_grad_() for each in inputs]
+        output = function(*leaves)
+        output.backward(gradient)
+        return [output, *(leaf.grad for leaf in leaves if leaf is not None)]
+
+    torch.testing.assert_close(run(linear), run(F.linear), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not modeling_heed.HAS_ONEDNN, reason="torch has no oneDNN here")
+def test_products_on_the_cpu_are_those_of_onednn(monkeypatch):
+    monkeypatch.setattr(F, "linear", lambda *_: pytest.fail("torch's own product was taken"))
+    layer = HeedLinear(4, 3)
+    layer(torch.randn(9, 4)).sum().backward()
+    with torch.no_grad():
+        layer(torch.randn(9, 4))
+
+
+@pytest.mark.parametrize("change", ["off", "float64", "autocast", "few"])
+def test_other_products_are_those_of_torch(change, monkeypatch):
+    monkeypatch.setattr(modeling_heed.OneDnnProduct, "apply", lambda *_: pytest.fail("oneDNN was taken"))
+    layer, states = HeedLinear(4, 3), torch.randn(1 if change == "few" else 9, 4)
+    if change == "float64":
+        layer, states = layer.double(), states.double()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast")
+    with torch.backends.mkldnn.flags(enabled=change != "off"), autocast:
+        assert layer(states).shape == (len(states), 3)
+
+
+def test_a_product_can_be_differentiated_twice():
+    states, weight = torch.randn(9, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+
+    def curvature(function):
+        (first,) = torch.autograd.grad(function(states, weight, None).pow(3).sum(), states, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), [states, weight])
+
+    torch.testing.assert_close(curvature(linear), curvature(F.linear), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_projections_together_are_projections_one_by_one(with_bias):
+    layers = nn.ModuleList([HeedLinear(8, width, bias=with_bias) for width in (4, 4, 6)])
+    states = torch.randn(3, 5, 8, requires_grad=True)
+    together = project_together(states, *layers)
+    one_by_one = [layer(states) for layer in layers]
+    torch.testing.assert_close(list(together), one_by_one)
+    found, wanted = (
+        torch.autograd.grad(sum(part.pow(2).sum() for part in parts), [states, *layers.parameters()])
+        for parts in (together, one_by_one)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hooked_projection_is_called_by_itself():
+    layers = [HeedLinear(8, 4), HeedLinear(8, 4)]
+    layers[1].register_forward_hook(lambda module, inputs, output: output + 100)
+    first, second = project_together(torch.randn(9, 8), *layers)
+    assert first.max() < 50 < second.min()
+
+
+def test_gradients_of_a_model_are_those_that_torch_s_products_give():
+    model, batch = make_model(attention_bias=True), make_batch()
+    with torch.backends.mkldnn.flags(enabled=False):
+        wanted = gradients(model, model(**batch, skip_logits=False).loss)
+    assert_same(gradients(model, model(**batch).loss), wanted)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_drops_its_share_and_scales_the_rest(dtype):
+    torch.manual_seed(0)
+    states = torch.ones(301, 333, dtype=dtype)
+    dropped = HeedDropout(0.3).train()(states)
+    assert dropped.dtype == dtype
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.005)
+    torch.testing.assert_close(dropped[dropped != 0].unique().float(), torch.tensor([1 / 0.7]), rtol=0.01, atol=0)
+
+
+def test_dropout_is_independent_from_feature_to_feature():
+    torch.manual_seed(0)
+    kept = (HeedDropout(0.5).train()(torch.ones(400_000)) != 0).float() - 0.5
+    for distance in range(1, 9):
+        assert abs((kept[:-distance] * kept[distance:]).mean().item()) < 0.002
+    for lane in range(4):  # four features share a random number
+        assert abs(kept[lane::4].mean().item()) < 0.005
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=st.lists(st.integers(0, 7), min_size=1, max_size=3), p=st.sampled_from([0.0, 1e-6, 0.1, 0.999, 1.0]))
+def test_the_gradient_of_dropout_goes_where_the_states_went(shape, p):
+    states = torch.ones(shape, requires_grad=True)
+    dropped = HeedDropout(p).train()(states)
+    dropped.sum().backward()
+    assert torch.equal(states.grad, dropped.detach())
+
+
+def test_dropout_does_nothing_in_evaluation_and_follows_the_seed():
+    dropout, states = HeedDropout(0.5), torch.randn(50)
+    assert dropout.eval()(states) is states
+    first, second = (torch.manual_seed(3) and dropout.train()(states) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, dropout(states))
+
+
+# The loss without all logits
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"output_bias": True}, {"tie_word_embeddings": False, "label_smoothing": 0.0}]
+)
+@pytest.mark.parametrize("num_items", [None, 77])
+def test_the_loss_without_logits_is_the_loss_with_them(options, num_items, monkeypatch):
+    monkeypatch.setattr(modeling_heed, "LOSS_ROWS", 4)
+    model, batch = make_model(**{"label_smoothing": 0.1} | options), make_batch()
+    batch |= {"num_items_in_batch": num_items}
+    whole = model(**batch, skip_logits=False)
+    wanted = gradients(model, whole.loss)
+    short = model(**batch)
+    assert short.logits is None
+    torch.testing.assert_close(short.loss, whole.loss, rtol=1e-6, atol=0)
+    assert_same(gradients(model, short.loss * 3), {name: value * 3 for name, value in wanted.items()})
+
+
+def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkeypatch):
+    monkeypatch.setattr(modeling_heed, "LOSS_ROWS", 8)
+    rows = []
+    plain = modeling_heed.product
+
+    def watched(states, weight, bias):
+        output = plain(states, weight, bias)
+        rows.append(len(output) if output.shape[-1] == 50 else 0)
+        return output
+
+    monkeypatch.setattr(modeling_heed, "product", watched)
+    make_model()(**make_batch()).loss.backward()
+    assert max(rows) == 8
+    assert sum(rows) == int((make_batch()["labels"] != -100).sum())
+
+
+def test_extreme_logits_keep_the_loss_finite():
+    model, batch = make_model(), make_batch()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(500)
+    short, whole = model(**batch), model(**batch, skip_logits=False)
+    torch.testing.assert_close(short.loss, whole.loss, rtol=1e-5, atol=0)
+    assert all(value.isfinite().all() for value in gradients(model, short.loss).values())
+
+
+def test_a_frozen_output_layer_gets_no_gradient():
+    model, batch = make_model(tie_word_embeddings=False), make_batch()
+    model.lm_head.requires_grad_(False)
+    wanted = gradients(model, model(**batch, skip_logits=False).loss)
+    found = gradients(model, model(**batch).loss)
+    assert "lm_head.weight" not in found
+    assert_same(found, wanted)
+
+
+def test_under_autocast_the_loss_without_logits_is_close_too():
+    model, batch = make_model(label_smoothing=0.1), make_batch()
+    wanted = gradients(model, model(**batch).loss)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(model, model(**batch).loss)
+    for name, value in wanted.items():
+        assert F.cosine_similarity(found[name].flatten().float(), value.flatten(), dim=0) > 0.98, name
+
+
+@pytest.mark.parametrize("which", ["evaluation", "no_grad", "asked", "hook", "subclass"])
+def test_logits_are_there_where_someone_may_look_at_them(which):
+    model, arguments = make_model(), {}
+    if which == "evaluation":
+        model.eval()
+    if which == "asked":
+        arguments = {"skip_logits": False}
+    seen = []
+    if which == "hook":
+        model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    if which == "subclass":
+        model.lm_head.__class__ = type("Adapted", (HeedLinear,), {})
+    with torch.set_grad_enabled(which != "no_grad"):
+        outputs = model(**make_batch(), **arguments)
+    assert outputs.logits.shape == (5, 7, 50)
+    assert len(seen) == (which == "hook")
+
+
+def test_no_label_at_all_is_refused_without_logits_too():
+    batch = make_batch()
+    batch["labels"].fill_(-100)
+    with pytest.raises(ValueError, match="at least one label other than -100"):
+        make_model()(**batch)
+
+
+def test_a_part_of_an_update_may_have_no_label():
+    batch = make_batch() | {"num_items_in_batch": 9}
+    batch["labels"].fill_(-100)
+    model = make_model()
+    found = gradients(model, model(**batch).loss)
+    assert all(not value.any() for value in found.values())
+
+
+# bfloat16 on the CPU
+
+
+def test_training_in_bfloat16_on_the_cpu_runs_under_the_eager_kernel(monkeypatch):
+    from transformers.integrations import sdpa_attention
+
+    model, batch = make_model(), make_batch()
+    batch["attention_mask"] = (torch.arange(6) < torch.tensor([6, 3, 4, 6, 1])[:, None]).long()
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = model(**batch).loss
+        monkeypatch.setattr(sdpa_attention.torch.nn.functional, "scaled_dot_product_attention", None)
+        assert model(**batch).loss == wanted
+        with pytest.raises(TypeError), torch.no_grad():
+            model(**batch)
+    assert model.config._attn_implementation == "sdpa"
+
+
+# Targets that share a source
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("options", [{}, {"d_k": 3, "d_v": 5}, {"decoder_key_value_heads": 2}])
+def test_targets_that_share_a_source_are_as_with_a_copy_each(kernel, options):
+    model = make_model(**options).eval()
+    model.set_attn_implementation(kernel)
+    tokens = torch.randint(4, 50, (6, 4))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    source = model.model.encoder(torch.randint(4, 50, (2, 5)), mask).last_hidden_state
+    shared = model(encoder_outputs=(source,), attention_mask=mask, decoder_input_ids=tokens, output_attentions=True)
+    copies = {"encoder_outputs": (source.repeat_interleave(3, 0),), "attention_mask": mask.repeat_interleave(3, 0)}
+    apart = model(**copies, decoder_input_ids=tokens, output_attentions=True)
+    torch.testing.assert_close(shared.logits, apart.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shared.cross_attentions, apart.cross_attentions, rtol=1e-5, atol=1e-5)
+
+
+def test_targets_that_cannot_be_shared_out_are_refused():
+    model = make_model().eval()
+    source = torch.randn(2, 5, 16)
+    with pytest.raises(ValueError, match="must be a multiple of that of the sources, 2, but is 3"):
+        model(encoder_outputs=(source,), decoder_input_ids=torch.randint(4, 50, (3, 4)))
+
+
+def test_beam_search_keeps_the_source_once_per_sentence():
+    model = make_model().eval()
+    outputs = model.generate(
+        input_ids=torch.randint(4, 50, (3, 6)), num_beams=4, max_new_tokens=5, return_dict_in_generate=True
+    )
+    cache = outputs.past_key_values
+    assert {len(layer.keys) for layer in cache.cross_attention_cache.layers} == {3}
+    assert {len(layer.keys) for layer in cache.self_attention_cache.layers} == {12}
+
+
+def test_generate_leaves_given_encoder_outputs_as_they_were():
+    model = make_model().eval()
+    encoded = model.model.encoder(torch.randint(4, 50, (3, 6)))
+    before = encoded.last_hidden_state.clone()
+    model.generate(encoder_outputs=encoded, num_beams=4, max_new_tokens=5)
+    assert torch.equal(encoded.last_hidden_state, before)

@@ -23,6 +23,7 @@ from transformers import (
 from heed import (
     BeamSearch,
     ContrastiveSearch,
+    HeedConfig,
     HeedEncoder,
     HeedForConditionalGeneration,
     HeedModel,
@@ -425,3 +426,12 @@ def test_combinations_that_are_impossible_are_named(decoding, options, message):
     model, batch = decoding
     with pytest.raises(ValueError, match=message):
         model.generate(**batch, **({"num_beams": 4} | options))
+
+
+def test_a_file_with_two_matrices_where_the_config_has_one_is_refused(tmp_path):
+    config = HeedConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, tie_word_embeddings=False)
+    HeedForConditionalGeneration(config).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match=r"must hold one matrix for .* which the config ties, but holds two"):
+        HeedForConditionalGeneration.from_pretrained(tmp_path)

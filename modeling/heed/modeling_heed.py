@@ -719,8 +719,8 @@ class HeedPreTrainedModel(PreTrainedModel):
         if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
             # The words of transformers, which its tests look for.
             raise ValueError(
-                f"Asking to pad the embedding matrix to a multiple of `{pad_to_multiple_of}`, which is not and integer."
-                " Please make sure to pass an integer"
+                "Asking to pad the embedding matrix to a multiple of "
+                f"`{pad_to_multiple_of}`, which is not and integer. Please make sure to pass an integer"
             )
         if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
             raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {pad_to_multiple_of} instead.")
@@ -948,6 +948,14 @@ def check_weights(model: PreTrainedModel, report: dict, place, may_differ: bool)
             f"{place} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
             "`ignore_mismatched_sizes=True` draws them at random."
         )
+    # transformers lets go of a tie where the file holds two different matrices.
+    for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
+        one, other = (model.get_parameter(key) for key in pair)
+        if one is not other and one.device == other.device and one.device.type != "meta":
+            raise ValueError(
+                f"{place} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two "
+                "different ones: set `tie_word_embeddings` to False in its config."
+            )
 
 
 def check_adapter(model: PreTrainedModel, report: dict):

@@ -272,7 +272,7 @@ def test_weights_that_were_trained_further_are_noticed(change):
     model = make_model({})
     decoder = NativeDecoder(model)
     change(model)
-    with pytest.raises(ValueError, match="they were changed since"):
+    with pytest.raises(ValueError, match="weights or modules were changed since"):
         model.generate(**make_batch(9), custom_generate=decoder)
 
 
@@ -292,3 +292,11 @@ def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, 
     wanted = plain.topk(min(count, beams * vocabulary))
     assert totals.tolist() == wanted.values.tolist()
     assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()
+
+
+def test_a_hook_that_was_added_since_is_noticed():
+    model = make_model({})
+    decoder = NativeDecoder(model)
+    model.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: output * 0)
+    with pytest.raises(ValueError, match="weights or modules were changed since"):
+        model.generate(**make_batch(9), custom_generate=decoder)

@@ -297,3 +297,10 @@ def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokeni
         thread.join()
     assert model.generation_config is config
     assert found == {beams: [expected[beams]] * 16 for beams in found}
+
+
+@pytest.mark.parametrize("engine", ["native", "generate"])
+def test_without_an_end_token_every_sentence_is_as_long_as_allowed(translator, pairs, engine, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
+    translations = Translator(translator.model, translator.tokenizers, engine).translate(list(pairs), max_new_tokens=5)
+    assert {(len(best.token_ids), best.finished) for (best,) in translations} == {(5, False)}

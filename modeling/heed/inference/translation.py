@@ -19,6 +19,7 @@ import torch
 
 from heed.data.tokenization import TokenizerPair
 from heed.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
+from heed.inference.strategies.steps import end_tokens
 from heed.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
@@ -391,7 +392,7 @@ class Translator:
     def _token_counts(self, sequences: torch.Tensor, config: "GenerationConfig") -> tuple[torch.Tensor, list[bool]]:
         """Count every sequence's generated tokens, </s> included, and tell whether it ended by itself."""
         generated = sequences[:, 1:]
-        ends = torch.isin(generated, torch.tensor(config.eos_token_id, device=generated.device))
+        ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
         # argmax finds the first </s>; a sequence without one is as long as the longest.
         counts = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, generated.shape[1])
         ended = ends.any(dim=1)

@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.modeling_outputs import BaseModelOutput
 
 from heed.inference.memory import keep_freed_memory
-from heed.inference.native.network import NativeNetwork
+from heed.inference.native.network import NativeNetwork, obstacle
 from heed.inference.native.packing import PRECISIONS, Precision, kernel_name
 from heed.inference.native.search import Found, SearchSettings, beam_search, greedy_search
 from heed.inference.strategies.steps import BEAM_MODES, check_request, end_tokens, filler
@@ -162,13 +162,14 @@ class NativeDecoder:
 
     @property
     def is_current(self) -> bool:
-        """Whether the model's weights are still those that were packed."""
-        return _versions(self.model) == self._versions and torch.equal(_values(self.model), self._values)
+        """Whether the model still computes what was packed: with the same weights, and nothing hooked in between."""
+        has_same_weights = _versions(self.model) == self._versions and torch.equal(_values(self.model), self._values)
+        return has_same_weights and obstacle(self.model) is None
 
     def _check_weights(self) -> None:
         if not self.is_current:
             raise ValueError(
-                "The model's weights must be those that the NativeDecoder has packed, but they were changed since: "
+                "The model must be as the NativeDecoder has packed it, but its weights or modules were changed since: "
                 "make a new one."
             )
 

@@ -23,6 +23,7 @@ _HOMES = {
     "HeedSeq2SeqTrainer": "heed.training.trainer",
     "HeedTranslationPipeline": "heed.pipeline_heed",
     "MinimumBayesRisk": "heed.inference.strategies.minimum_bayes_risk",
+    "NativeDecoder": "heed.inference.native.decoder",
     "TokenizerPair": "heed.data.tokenization",
     "Translator": "heed.inference.translation",
     "attention_map": "heed.inference.attention",

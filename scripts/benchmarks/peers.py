@@ -1,0 +1,83 @@
+"""What the benchmarks compare: models of equal sizes with the same weights, and calls timed in turn."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from heed.publishing.conversion import convert_model
+
+SIZES = {
+    "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},
+    "small": {"layers": 3, "width": 256, "inner": 1024, "heads": 4},
+    "base": {"layers": 6, "width": 512, "inner": 2048, "heads": 8},
+}
+
+
+def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTModel:
+    """Return a Marian model with random weights, scaled so that its tokens differ from step to step."""
+    torch.manual_seed(0)
+    layers, width, inner, heads = SIZES[size].values()
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", layers), ("ffn_dim", inner), ("attention_heads", heads))
+    }
+    model = MarianMTModel(
+        MarianConfig(
+            vocab_size=vocabulary,
+            d_model=width,
+            **sides,
+            dropout=dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            pad_token_id=vocabulary - 1,
+            eos_token_id=0,
+            decoder_start_token_id=vocabulary - 1,
+            max_position_embeddings=512,
+        )
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_positions" not in name:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    model.tie_weights()
+    return model
+
+
+def make_heed(marian: MarianMTModel) -> Any:
+    """Return a Heed model with a Marian model's weights."""
+    return convert_model(marian)
+
+
+def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `(batch, length)` random source tokens and their mask; lengths vary from `shortest` of the longest on."""
+    generator = torch.Generator().manual_seed(batch)
+    lengths = torch.randint(max(1, int(length * shortest)), length + 1, (batch,), generator=generator)
+    lengths[0] = length
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    tokens = torch.randint(1, vocabulary - 1, (batch, length), generator=generator)
+    return tokens.masked_fill(mask == 0, vocabulary - 1), mask
+
+
+def interleaved_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Time calls in turn, after one round that does not count, and return the median seconds of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def write_rows(rows: list[dict[str, Any]], path: Path | None) -> None:
+    """Write rows of figures as JSON, where a file is named."""
+    if path is not None:
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

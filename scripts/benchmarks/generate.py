@@ -1,4 +1,4 @@
-"""Time `generate()` of Marian, of Heed, and Heed's native decoder, with the same weights and the same tokens, on the CPU.
+"""Time `generate()` of Marian, of Heed, and Heed's native decoder, with equal weights and equal tokens, on the CPU.
 
     python scripts/benchmarks/generate.py                          # small and base, greedy and beam 5
     python scripts/benchmarks/generate.py --sizes base --cases 1x5 --source-length 256 --json out.json

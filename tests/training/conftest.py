@@ -1,5 +1,6 @@
 """A corpus that is read and tokenized once, and loops on it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ from tiny_runs import tiny_recipe
 
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
-    """Forget the precision of earlier runs in this process."""
+    """Forget the precision of earlier runs in this process, and what TrainingArguments write into the environment."""
     AcceleratorState._reset_state(reset_partial_state=True)
+    environment = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def test_accumulated_updates_are_those_of_one_batch(kind, smoothing, size, parts
 def smoothed_loss(smoothing: float) -> float:
     """Return the loss of the fresh model over all pairs."""
     batch = collator()(encoded_pairs())
-    logits = fresh_model()(**batch).logits
+    logits = fresh_model()(**batch, skip_logits=False).logits
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing).item()
 
 

@@ -359,7 +359,8 @@ class Trial:
         batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
         with self.accelerator.autocast():
             output = self.model(**batch, num_items_in_batch=batch["labels"].numel())
-        kept = output.logits.float()  # Accelerate makes all outputs float32, and keeps them till the loss is done
+        # Accelerate makes all outputs float32, and keeps them till the loss is done.
+        kept = None if output.logits is None else output.logits.float()
         output.loss.float().backward()
         del kept
 

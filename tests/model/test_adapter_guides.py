@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from heed.data.tokenization import train_tokenizers
@@ -37,6 +38,6 @@ def test_the_guide_names_every_linear_layer_but_the_output():
     from helpers import tiny_model
 
     modules = tiny_model(activation_function="swiglu").named_modules()
-    linear = {name.split(".")[-1] for name, module in modules if type(module).__name__ == "Linear"} - {"lm_head"}
+    linear = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear)} - {"lm_head"}
     assert linear
     assert all(f"`{name}`" in GUIDE for name in linear)

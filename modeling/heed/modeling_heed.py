@@ -199,7 +199,7 @@ class SharedBitsDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states: torch.Tensor, p: float) -> torch.Tensor:
         """Drop out features of a tensor of any shape."""
-        dropped = round(p * 2**16)  # of the 2^16 values of an int16
+        dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
         words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         kept = (words.view(torch.int16)[: states.numel()] >= dropped - 2**15).view(states.shape)
         ctx.save_for_backward(kept)

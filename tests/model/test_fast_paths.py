@@ -142,7 +142,10 @@ def test_dropout_is_independent_from_feature_to_feature():
 
 
 @settings(max_examples=30, deadline=None)
-@given(shape=st.lists(st.integers(0, 7), min_size=1, max_size=3), p=st.sampled_from([0.0, 1e-6, 0.1, 0.999, 1 - 1e-9, 1.0]))
+@given(
+    shape=st.lists(st.integers(0, 7), min_size=1, max_size=3),
+    p=st.sampled_from([0.0, 1e-6, 0.1, 0.999, 1 - 1e-9, 1.0]),
+)
 def test_the_gradient_of_dropout_goes_where_the_states_went(shape, p):
     states = torch.ones(shape, requires_grad=True)
     dropped = HeedDropout(p).train()(states)

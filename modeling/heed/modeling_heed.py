@@ -245,7 +245,7 @@ class OutputLoss(torch.autograd.Function):
             predicted = (labels != IGNORED_LABEL).nonzero()[:, 0]
             for rows in predicted.split(LOSS_ROWS) if len(predicted) else ():
                 part, target = states[rows].to(dtype), labels[rows][:, None]
-                logits = product(part, matrix, None if bias is None else bias.to(dtype))
+                logits = linear(part, matrix, None if bias is None else bias.to(dtype))
                 gradient = logits.softmax(-1, dtype=torch.float32)  # (rows, V), but for the targets
                 # The softmax's denominator, from the likeliest token, whose probability is far from underflow.
                 normaliser = logits.amax(-1).float() - gradient.amax(-1).log()  # (rows)
@@ -258,9 +258,9 @@ class OutputLoss(torch.autograd.Function):
                     of_bias += gradient.sum(0)
                 gradient = gradient.to(dtype)
                 if of_states is not None:
-                    of_states[rows] = product(gradient, matrix.t(), None).to(states.dtype)
+                    of_states[rows] = linear(gradient, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
-                    of_weight += product(gradient.t(), part.t(), None)
+                    of_weight += linear(gradient.t(), part.t(), None)
         ctx.save_for_backward(of_states, of_weight, of_bias)
         return total
 
@@ -269,13 +269,6 @@ class OutputLoss(torch.autograd.Function):
     def backward(ctx, gradient: torch.Tensor):
         """Scale the gradients that `forward` has computed."""
         return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None
-
-
-def product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of `(rows, in_features)` without recording it, by the fastest kernel at hand."""
-    if HAS_ONEDNN and states.dtype == torch.float32 and states.device.type == "cpu" and torch.backends.mkldnn.enabled:
-        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    return F.linear(states, weight, bias)
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -183,14 +183,14 @@ def test_the_loss_without_logits_is_the_loss_with_them(options, num_items, monke
 def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkeypatch):
     monkeypatch.setattr(modeling_heed, "LOSS_ROWS", 8)
     rows = []
-    plain = modeling_heed.product
+    plain = modeling_heed.linear
 
     def watched(states, weight, bias):
         output = plain(states, weight, bias)
         rows.append(len(output) if output.shape[-1] == 50 else 0)
         return output
 
-    monkeypatch.setattr(modeling_heed, "product", watched)
+    monkeypatch.setattr(modeling_heed, "linear", watched)
     make_model()(**make_batch()).loss.backward()
     assert max(rows) == 8
     assert sum(rows) == int((make_batch()["labels"] != -100).sum())

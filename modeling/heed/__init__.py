@@ -28,6 +28,7 @@ _HOMES = {
     "Translator": "heed.inference.translation",
     "attention_map": "heed.inference.attention",
     "draw_attention": "heed.inference.attention",
+    "prepare_for_inference": "heed.inference.native.preparation",
 }
 __all__ = [*_HOMES, "__version__"]
 

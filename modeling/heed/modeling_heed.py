@@ -9,9 +9,11 @@ H heads, D = d_model, V = number of target tokens.
 
 import copy
 import functools
+import inspect
 import math
 import platform
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -163,12 +165,12 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     is_for_onednn = (
         HAS_ONEDNN
         and not torch.compiler.is_compiling()  # first, for what is traced must not ask for sizes
+        and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
         and type(states) is torch.Tensor
         and type(weight) in (nn.Parameter, torch.Tensor)
         and states.dtype == weight.dtype == torch.float32
         and states.device.type == "cpu"
         and states.numel() > 0
-        and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
     )
@@ -364,6 +366,92 @@ class AdditiveScore(nn.Module):
         return torch.einsum("bhqkd,hd->bhqk", activations, self.weight)
 
 
+# Restricted self-attention, section 4: time and memory grow with the length, not with its square
+
+# A block of fewer positions costs more than it saves.
+NARROWEST_BLOCK = 16
+# Shorter sequences than so many blocks are masked instead.
+FEWEST_BLOCKS = 4
+
+
+class WindowedMask(NamedTuple):
+    """Which of the keys around it each query sees, by blocks of consecutive queries.
+
+    A block is as wide as the neighbourhood, so its keys lie in one window: the block before it, itself and, where
+    later positions are seen, the block behind it.
+
+    Attributes:
+        windows: `(batch · blocks, 1, block, window)`, as the attention function takes its mask.
+    """
+
+    windows: torch.Tensor
+
+
+def pays_in_windows(length: int, radius: int) -> bool:
+    """Tell whether restricted self-attention is computed by windows at that length."""
+    return length > FEWEST_BLOCKS * max(radius, NARROWEST_BLOCK)
+
+
+def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
+    """Lay out `(batch, heads, length, d)` as `(batch · blocks, heads, window, d)`, beyond both ends zeros."""
+    length = states.shape[2]
+    behind = -length % block + window - 2 * block
+    padded = F.pad(states, (0, 0, block, behind))
+    return padded.unfold(2, window, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+def windowed_mask(tokens: torch.Tensor, radius: int, is_causal: bool, dtype: torch.dtype) -> WindowedMask:
+    """Make the mask of restricted self-attention, in blocks.
+
+    Args:
+        tokens: `(batch, length)`, 0 at padding.
+        radius: How many positions away a query sees, r.
+        is_causal: Whether it sees only itself and earlier ones.
+        dtype: `torch.bool` for a mask that says what is seen, or that of one which is added to the scores.
+    """
+    block = max(radius, NARROWEST_BLOCK)
+    window = block * (2 if is_causal else 3)
+    places = torch.arange(window, device=tokens.device)
+    distance = places[:block, None] + block - places  # from key to query, (block, window)
+    near = (distance <= radius) & (distance >= (0 if is_causal else -radius))
+    seen = near & windows_of(tokens.bool()[:, None, :, None], block, window).transpose(2, 3)
+    seen = seen | (distance == 0)  # or padding would see nothing, and be NaN
+    if dtype != torch.bool:
+        seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+    return WindowedMask(seen)
+
+
+def neighbourhood_attention(
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    module: nn.Module | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: WindowedMask,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attend to the positions around, block by block, with what masking all others gives (section 4).
+
+    Args:
+        attend: An attention function, as `eager_attention` is one.
+        module: Its first argument.
+        query: `(batch, heads, length, d_k)`.
+        key: `(batch, key_value_heads, length, d_k)`.
+        value: `(batch, key_value_heads, length, d_v)`.
+        mask: As `windowed_mask` makes it.
+        kwargs: What else it takes.
+
+    Returns:
+        The output `(batch, length, heads, d_v)`, and no weights.
+    """
+    batch, _, length, _ = query.shape
+    block, window = mask.windows.shape[2:]
+    blocks = F.pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
+    key, value = windows_of(key, block, window), windows_of(value, block, window)
+    output, _ = attend(module, blocks, key, value, mask.windows, **kwargs)  # (B · blocks, block, H, d_v)
+    return output.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length], None
+
+
 class HeedAttention(nn.Module):
     """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
 
@@ -405,7 +493,7 @@ class HeedAttention(nn.Module):
 
         Args:
             hidden_states: `(batch, query_length, d_model)`.
-            attention_mask: As the chosen attention function takes it.
+            attention_mask: As the chosen attention function takes it, or a `WindowedMask`.
             key_value_states: The encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`.
             past_key_values: Cache of earlier steps, read and extended.
             kwargs: `positions` of the queries for rotary positions, `attn_implementation`, and what the attention
@@ -418,6 +506,8 @@ class HeedAttention(nn.Module):
         kernel = kwargs.pop("attn_implementation")
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention)
         query, key, value = self._project(hidden_states, key_value_states, past_key_values, positions)
+        if isinstance(attention_mask, WindowedMask):
+            attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0
         if kernel == "flex_attention":
             check_flex_attention(query, dropout)
@@ -496,7 +586,7 @@ class HeedFeedForward(nn.Module):
             inner = self.activation(self.fc1(hidden_states))
         else:
             inner = self.activation(self.fc_gate(hidden_states)) * self.fc1(hidden_states)
-        return self.fc2(self.dropout(inner))
+        return self.fc2(self.dropout(inner) if self.training else inner)
 
 
 def make_norm(config: HeedConfig) -> nn.Module:
@@ -1022,6 +1112,28 @@ class HeedStack(HeedPreTrainedModel):
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
 
+    def _windowed_mask(self, embeddings, attention_mask, settings: HeedConfig, output_attentions: bool | None):
+        """Return the mask of restricted self-attention in blocks; `None` where one of all positions must do, or does.
+
+        Attention weights are those of all positions, and an exported program must not depend on how many there are.
+        """
+        is_causal = isinstance(self, HeedDecoder)
+        radius = self.config.decoder_neighbourhood if is_causal else self.config.encoder_neighbourhood
+        kernel = settings._attn_implementation
+        if (
+            radius is None
+            or kernel not in ("eager", "sdpa")
+            or (self.config.output_attentions if output_attentions is None else output_attentions)
+            or (attention_mask is not None and attention_mask.dim() != 2)
+            or torch.compiler.is_exporting()
+            or not pays_in_windows(embeddings.shape[1], radius)
+        ):
+            return None
+        if attention_mask is None:
+            attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+        dtype = embeddings.dtype if kernel == "eager" else torch.bool
+        return windowed_mask(attention_mask, radius, is_causal, dtype)
+
     def check_token_ids(self, input_ids: torch.Tensor):
         """Raise a `ValueError` if an id is outside the vocabulary, unless the ids lie on an accelerator."""
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
@@ -1071,6 +1183,9 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc2": "rowwise",
     }
 
+    # What encodes in its place, see `HeedForConditionalGeneration.prepared`.
+    prepared = None
+
     def __init__(self, config: HeedConfig):
         super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList([HeedEncoderLayer(config, layer_idx=i) for i in range(config.encoder_layers)])
@@ -1099,16 +1214,23 @@ class HeedEncoder(HeedStack):
         Raises:
             ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
         """
+        if self.prepared is not None:
+            records = bool(kwargs.get("output_attentions") or kwargs.get("output_hidden_states"))
+            states = self.prepared.encode(input_ids, attention_mask, inputs_embeds, records)
+            if states is not None:
+                return BaseModelOutput(last_hidden_state=states)
         embeddings = self.embed(input_ids, inputs_embeds)
         self._check_lengths(embeddings.shape[1], 0, attention_mask)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device)
-        mask = create_bidirectional_mask(
-            config=settings,
-            inputs_embeds=embeddings,
-            attention_mask=attention_mask,
-            and_mask_function=neighbourhood_mask(self.config.encoder_neighbourhood),
-        )
+        mask = self._windowed_mask(embeddings, attention_mask, settings, kwargs.get("output_attentions"))
+        if mask is None:
+            mask = create_bidirectional_mask(
+                config=settings,
+                inputs_embeds=embeddings,
+                attention_mask=attention_mask,
+                and_mask_function=neighbourhood_mask(self.config.encoder_neighbourhood),
+            )
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
         for layer in self.layers:
             hidden_states = layer(
@@ -1191,19 +1313,8 @@ class HeedDecoder(HeedStack):
                 "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
             )
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
-        causal_mask = create_causal_mask(
-            config=settings,
-            inputs_embeds=embeddings,
-            attention_mask=attention_mask,
-            past_key_values=None if past_key_values is None else past_key_values.self_attention_cache,
-            and_mask_function=neighbourhood_mask(self.config.decoder_neighbourhood),
-        )
-        cross_mask = create_bidirectional_mask(
-            config=settings,
-            inputs_embeds=self._by_source(embeddings, encoder_hidden_states),
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
-        )
+        causal_mask = self._causal_mask(embeddings, attention_mask, past_key_values, settings, kwargs)
+        cross_mask = self._cross_mask(embeddings, encoder_hidden_states, encoder_attention_mask, settings)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
         for layer in self.layers:
             hidden_states = layer(
@@ -1218,6 +1329,36 @@ class HeedDecoder(HeedStack):
             )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def _causal_mask(self, embeddings, attention_mask, past_key_values, settings: HeedConfig, asked: dict):
+        """Return what masks self-attention, as the attention function takes it; `None` where all is seen."""
+        radius, kernel = self.config.decoder_neighbourhood, settings._attn_implementation
+        cache = None if past_key_values is None else past_key_values.self_attention_cache
+        if kernel in ("eager", "sdpa") and not torch.compiler.is_compiling() and attention_mask is None:
+            # To find out by making a mask would cost a step of decoding more than a layer norm does.
+            has_spare_room = cache is not None and cache.is_compileable
+            if embeddings.shape[1] == 1 and radius is None and not has_spare_room:
+                return None
+        if cache is None:
+            in_windows = self._windowed_mask(embeddings, attention_mask, settings, asked.get("output_attentions"))
+            if in_windows is not None:
+                return in_windows
+        return create_causal_mask(
+            config=settings,
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            and_mask_function=neighbourhood_mask(radius),
+        )
+
+    def _cross_mask(self, embeddings, source, attention_mask, settings: HeedConfig):
+        """Return what masks attention to the source, as the attention function takes it."""
+        by_source = self._by_source(embeddings, source)
+        if attention_mask is None and settings._attn_implementation in ("eager", "sdpa"):
+            return None
+        return create_bidirectional_mask(
+            config=settings, inputs_embeds=by_source, attention_mask=attention_mask, encoder_hidden_states=source
         )
 
     @staticmethod
@@ -1355,6 +1496,8 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
     """
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
+    # What encodes and searches in place of the modules, as long as `heed.prepare_for_inference` holds.
+    prepared = None
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)
@@ -1439,6 +1582,16 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         check_generate_arguments(args, kwargs)
         with vocabulary_of_the_target():
             return super().generate(*args, **kwargs)
+
+    def _sample(self, *args, **kwargs):
+        """Search greedily or sample, as transformers does."""
+        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
+        return super()._sample(*args, **kwargs) if found is None else found
+
+    def _beam_search(self, *args, **kwargs):
+        """Search with beams, as transformers does."""
+        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
+        return super()._beam_search(*args, **kwargs) if found is None else found
 
     def compute_transition_scores(self, sequences, scores, beam_indices=None, normalize_logits=False) -> torch.Tensor:
         """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as documented there.
@@ -1583,6 +1736,9 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
 
+
+# transformers asks for it at each step of decoding, and to read it off the code takes as long as an attention does.
+HeedForConditionalGeneration.forward.__signature__ = inspect.signature(HeedForConditionalGeneration.forward)
 
 __all__ = [
     "HeedDecoder",

@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.modeling_outputs import BaseModelOutput
 
 from heed.inference.memory import keep_freed_memory
-from heed.inference.native.network import NativeNetwork, obstacle
+from heed.inference.native.network import NativeNetwork, foreign_hooks
 from heed.inference.native.packing import PRECISIONS, Precision, kernel_name
 from heed.inference.native.search import Found, SearchSettings, beam_search, greedy_search
 from heed.inference.strategies.steps import BEAM_MODES, check_request, end_tokens, filler
@@ -18,7 +18,7 @@ OTHER_MODES = (*BEAM_MODES, "penalty_alpha")
 # Settings that read the source's tokens, which encoded sentences no longer have, and the values that change nothing.
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 # Numbers of each weight that are compared to notice a change: a fused optimizer leaves no other trace.
-COMPARED = 64
+COMPARED = 8
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -51,7 +51,8 @@ class NativeDecoder:
         keep_freed_memory()
         self.model = model
         self.network = NativeNetwork(model, precision)
-        self._versions, self._values = _versions(model), _values(model)
+        self._traces, self._samples = _traces(model), _samples(model)
+        self._values = _bits(self._samples)
 
     @property
     def precision(self) -> Precision:
@@ -79,6 +80,21 @@ class NativeDecoder:
 
         """
         self._check_weights()
+        states = self.encode(input_ids, attention_mask)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the `(batch, source_length, d_model)` encoding, without asking whether the weights have changed.
+
+        Args:
+            input_ids: `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`, 0 at padding.
+
+        Raises:
+            ValueError: As `encoded`.
+
+        """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
@@ -87,8 +103,7 @@ class NativeDecoder:
         self.model.model.encoder.check_token_ids(input_ids)
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+        return states.clone()  # outside, or nothing could be differentiated that reads it
 
     def __call__(
         self,
@@ -119,14 +134,34 @@ class NativeDecoder:
 
         """
         self._check(model, generation_config, stopping_criteria, model_kwargs)
-        model.model.decoder.check_token_ids(input_ids)
-        beams = generation_config.num_beams or 1
+        return _output(self.search(input_ids, logits_processor, generation_config, model_kwargs), generation_config)
+
+    def search(
+        self, input_ids: torch.Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Found:
+        """Search, without asking whether all settings can be met.
+
+        Args:
+            input_ids: `(batch · beams, length)` decoder prompts.
+            logits_processor: As `generate()` made it.
+            generation_config: With all settings.
+            model_kwargs: The encoded source and its mask.
+
+        Raises:
+            ValueError: If an id is outside the vocabulary.
+
+        """
+        self.model.model.decoder.check_token_ids(input_ids)
+        beams, ends = generation_config.num_beams or 1, end_tokens(generation_config)
+        fill = filler(generation_config)
+        if fill == 0 and beams > 1 and ends:
+            fill = ends[0]  # as transformers' beam search does, which takes the id 0 for none
         settings = SearchSettings(
             beams=beams,
             returned=generation_config.num_return_sequences or 1,
             max_new_tokens=generation_config.max_length - input_ids.shape[1],
-            ends=end_tokens(generation_config),
-            fill=filler(generation_config),
+            ends=ends,
+            fill=fill,
             length_penalty=generation_config.length_penalty,
             early_stopping=generation_config.early_stopping,
             processor=logits_processor if len(logits_processor) else None,
@@ -139,7 +174,7 @@ class NativeDecoder:
             state = self.network.start(source, mask, beams)
             search = greedy_search if beams == 1 else beam_search
             found = search(self.network, state, prompt, settings)
-        return _output(found, generation_config)
+        return Found(found.tokens.clone(), None if found.scores is None else found.scores.clone())  # as in `encode`
 
     def _check(self, model: Any, config: Any, stopping_criteria: Any, model_kwargs: dict[str, Any]) -> None:
         if model is not self.model:
@@ -163,8 +198,8 @@ class NativeDecoder:
     @property
     def is_current(self) -> bool:
         """Whether the model still computes what was packed: with the same weights, and nothing hooked in between."""
-        has_same_weights = _versions(self.model) == self._versions and torch.equal(_values(self.model), self._values)
-        return has_same_weights and obstacle(self.model) is None
+        # First where the weights lie: if elsewhere, the samples are of those before.
+        return _traces(self.model) == self._traces and torch.equal(_bits(self._samples), self._values)
 
     def _check_weights(self) -> None:
         if not self.is_current:
@@ -174,18 +209,29 @@ class NativeDecoder:
             )
 
 
-def _versions(model: Any) -> list[tuple[int, int]]:
-    """Return what changes whenever a weight is replaced or written to."""
-    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+def _traces(model: Any) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
+    found = []
+    for module in model.modules():
+        if module._forward_pre_hooks or module._forward_hooks:
+            found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append((parameter.data_ptr(), parameter._version))
+    return found
 
 
-def _values(model: Any) -> torch.Tensor:
-    """Return numbers from all over the weights: what writes to `.data`, or is fused, changes no version."""
+def _samples(model: Any) -> list[torch.Tensor]:
+    """Return views of numbers from all over the weights: what writes to `.data`, or is fused, changes no version."""
     taken = []
     for parameter in model.parameters():
         flat = parameter.detach().flatten()
-        taken.append(flat[:: max(1, len(flat) // COMPARED)].float())
-    return torch.cat(taken).view(torch.int32)  # NaN equals itself so
+        taken.append(flat[:: max(1, len(flat) // COMPARED)])
+    return taken
+
+
+def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([sample.float() for sample in samples]).view(torch.int32)  # NaN equals itself so
 
 
 def _may_number_rows(processor: Any) -> bool:

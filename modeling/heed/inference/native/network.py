@@ -19,7 +19,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from heed.inference.native.packing import Precision, packed_linear
-from heed.modeling_heed import HeedAttention, HeedFeedForward, HeedForConditionalGeneration, positions_of
+from heed.modeling_heed import (
+    HeedAttention,
+    HeedFeedForward,
+    HeedForConditionalGeneration,
+    WindowedMask,
+    neighbourhood_attention,
+    pays_in_windows,
+    positions_of,
+    windowed_mask,
+)
 
 NEVER = float("-inf")
 FIRST_ROOM = 32  # target tokens; doubled whenever it is full
@@ -65,16 +74,24 @@ class NativeNetwork:
             attention_mask = None
         positions = positions_of(input_ids.shape[1], 0, attention_mask, input_ids.device)
         states = self.embed_source(input_ids, positions).flatten(0, 1)  # (N·S, D)
-        mask = _source_mask(attention_mask, self.dtype)
-        radius = self.config.encoder_neighbourhood
-        if radius is not None:
-            places = torch.arange(input_ids.shape[1])
-            near = _additive((places[:, None] - places).abs() <= radius, self.dtype)
-            mask = near[None, None] if mask is None else mask + near
-            mask = mask.clamp(min=torch.finfo(self.dtype).min)  # a row that sees nothing must not be NaN
+        mask = self._encoder_mask(input_ids, attention_mask)
         for layer in self.encoder_layers:
             states = layer(states, input_ids.shape, mask, positions)
         return self.encoder_norm(states).view(*input_ids.shape, -1)
+
+    def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
+        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows where that pays, or `None`."""
+        radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
+        if radius is not None and pays_in_windows(length, radius):
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            return windowed_mask(tokens, radius, False, self.dtype)
+        mask = _source_mask(attention_mask, self.dtype)
+        if radius is None:
+            return mask
+        places = torch.arange(length)
+        near = _additive((places[:, None] - places).abs() <= radius, self.dtype)
+        mask = near[None, None] if mask is None else mask + near
+        return mask.clamp(min=torch.finfo(self.dtype).min)  # a row that sees nothing must not be NaN
 
     def start(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
         """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each."""
@@ -116,9 +133,7 @@ def obstacle(model: Any) -> str | None:
             return (
                 f"The model's modules must be Heed's for the native decoder, but {name} is a {type(module)} instead."
             )
-        # transformers' own only record what the modules return.
-        hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
-        if any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks):
+        if foreign_hooks(module):
             return (
                 f"The model must have no forward hooks for the native decoder, which would not call them, but "
                 f"{name or 'the model itself'} has one."
@@ -131,6 +146,12 @@ def obstacle(model: Any) -> str | None:
                 f"a {type(parameter.data).__name__} on {parameter.device} instead."
             )
     return None
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable]:
+    """Return the forward hooks of a module but for transformers' own, which only record what it returns."""
+    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
 
 
 class DecodingState:
@@ -201,9 +222,12 @@ class DecodingState:
         first, last = self.length * self.beams, (self.length + 1) * self.beams
         written = []
         for kept, newest in ((self.keys[number], key), (self.values[number], value)):
-            by_sentence = newest.view(self.sentences, self.beams, *newest.shape[1:]).transpose(1, 2)  # (N, H, K, d)
-            slots = kept.view(self.sentences, -1, *kept.shape[1:])[:, :, first:last]
-            slots.copy_(by_sentence)
+            slots = kept.view(self.sentences, -1, *kept.shape[1:])  # (N, H, T·K, d)
+            if self.beams == 1:
+                slots.select(2, first).copy_(newest)
+            else:
+                by_sentence = newest.view(self.sentences, self.beams, *newest.shape[1:]).transpose(1, 2)
+                slots[:, :, first:last].copy_(by_sentence)  # (N, H, K, d)
             written.append(kept[:, self._first_seen() * self.beams : last])
         return written[0], written[1]
 
@@ -300,7 +324,13 @@ class _EncoderLayer:
         self.feed_forward = _feed_forward(layer.feed_forward, precision)
         self.sublayers = _Sublayers(layer, ("self_attn", "feed_forward"), dtype)
 
-    def __call__(self, states: torch.Tensor, shape: torch.Size, mask: torch.Tensor | None, positions: torch.Tensor):
+    def __call__(
+        self,
+        states: torch.Tensor,
+        shape: torch.Size,
+        mask: torch.Tensor | WindowedMask | None,
+        positions: torch.Tensor,
+    ):
         """Transform `(N·S, D)` states."""
 
         def attend(states: torch.Tensor) -> torch.Tensor:
@@ -309,8 +339,11 @@ class _EncoderLayer:
             query, key, value = (part.view(*shape, attention.heads, -1).transpose(1, 2) for part in parts)
             if attention.rotary is not None:
                 query, key = attention.rotary(query, positions), attention.rotary(key, positions)
-            output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)  # (N, H, S, d_v)
-            return attention.project_output(output.transpose(1, 2).reshape(len(states), -1))
+            if isinstance(mask, WindowedMask):
+                output, _ = neighbourhood_attention(_kernel, None, query, key, value, mask)
+            else:
+                output, _ = _kernel(None, query, key, value, mask)
+            return attention.project_output(output.reshape(len(states), -1))
 
         states = self.sublayers.connect(states, 0, attend)
         return self.sublayers.connect(states, 1, self.feed_forward)
@@ -349,6 +382,14 @@ class _DecoderLayer:
         states = self.sublayers.connect(states, 0, attend_to_target)
         states = self.sublayers.connect(states, 1, attend_to_source)
         return self.sublayers.connect(states, 2, self.feed_forward)
+
+
+def _kernel(
+    module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, None]:
+    """Attend from `(N, H, S, d_k)` scaled queries, as an attention function of transformers: `(N, S, H, d_v)`."""
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+    return output.transpose(1, 2), None
 
 
 def _attend(

@@ -16,7 +16,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 # One row times a matrix of up to so many weights is done sooner by plain `linear`, whose call costs less.
-SMALL_MATRIX = 2**22
+SMALL_MATRIX = 2**16
 INT8_LIMIT = 127
 
 

@@ -1,0 +1,243 @@
+"""A prepared model generates the same tokens, and stops being prepared when asked to."""
+
+import copy
+import io
+import threading
+import warnings
+
+import pytest
+import torch
+from test_native_decoder import OPTIONS, make_batch, make_model
+from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessorList, MinLengthLogitsProcessor
+
+from heed import HeedForConditionalGeneration, prepare_for_inference
+from heed.inference.native.network import NativeNetwork
+
+
+@pytest.fixture
+def model():
+    return make_model({})
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Return a list that grows with each step of the native decoder and each source it encodes."""
+    taken = []
+
+    def count(name, original):
+        def counted(self, *args):
+            taken.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(NativeNetwork, name, counted)
+
+    for name in ("step", "encode"):
+        count(name, getattr(NativeNetwork, name))
+    return taken
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "base")
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_tokens_of_generate_stay_the_same(options, beams, steps):
+    model = make_model(options)
+    for seed, side in ((1, "right"), (2, "left")):
+        batch = make_batch(seed, side=side)
+        before = model.generate(**batch, num_beams=beams)
+        assert not steps
+        with prepare_for_inference(model):
+            prepared = model.generate(**batch, num_beams=beams)
+        assert {"step", "encode"} == set(steps)
+        steps.clear()
+        assert torch.equal(prepared, before)
+        assert torch.equal(model.generate(**batch, num_beams=beams), before)
+        assert not steps
+
+
+def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
+    prepared = prepare_for_inference(model)
+    prepared.undo()
+    prepared.undo()
+    assert model.prepared is None
+    assert model.model.encoder.prepared is None
+    with prepare_for_inference(model, "int8") as again:
+        prepared.undo()
+        assert model.prepared is again
+
+
+CALLS_FOR_GENERATE = {
+    "sampling": {"do_sample": True},
+    "recording": {"return_dict_in_generate": True, "output_scores": True},
+    "a static cache": {"cache_implementation": "static"},
+    "time": {"max_time": 100.0},
+    "the source's tokens": {"encoder_no_repeat_ngram_size": 2},
+    "a mask of the prompt": {
+        "decoder_input_ids": torch.tensor([[0, 0, 5]] * 7),
+        "decoder_attention_mask": torch.tensor([[0, 1, 1]] * 7),
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS_FOR_GENERATE)
+def test_what_the_native_decoder_cannot_do_is_done_as_before(model, name, steps):
+    arguments = CALLS_FOR_GENERATE[name]
+    batch = make_batch(4)
+    found = []
+    for prepared in (False, True):
+        preparation = prepare_for_inference(model) if prepared else None
+        torch.manual_seed(7)
+        result = model.generate(**batch, **arguments)
+        found.append(result if isinstance(result, torch.Tensor) else result.sequences)
+        if preparation:
+            preparation.undo()
+    assert torch.equal(*found)
+    assert "step" not in steps
+
+
+def test_a_streamer_is_fed_token_by_token(model, steps):
+    class Streamer:
+        def __init__(self):
+            self.parts = []
+
+        def put(self, tokens):
+            self.parts.append(tokens)
+
+        def end(self):
+            self.parts.append(None)
+
+    batch = {name: rows[:1] for name, rows in make_batch(4).items()}
+    prepare_for_inference(model)
+    streamer = Streamer()
+    tokens = model.generate(**batch, streamer=streamer)
+    assert len(streamer.parts) == tokens.shape[1] + 1
+    assert "step" not in steps
+
+
+def test_a_cache_that_is_handed_in_is_filled(model):
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    prepare_for_inference(model)
+    tokens = model.generate(**make_batch(4), past_key_values=cache)
+    assert cache.get_seq_length() == tokens.shape[1] - 1
+
+
+def test_generate_takes_what_it_took_before(model, steps):
+    batch = make_batch(5)
+    processors = LogitsProcessorList([MinLengthLogitsProcessor(6, [2], device="cpu")])
+    calls = [
+        {"inputs": batch["input_ids"]},
+        {**batch, "logits_processor": processors, "num_beams": 3, "num_return_sequences": 2},
+        {"encoder_outputs": model.model.encoder(**batch), "attention_mask": batch["attention_mask"]},
+        {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"]), "attention_mask": batch["attention_mask"]},
+        {**batch, "use_cache": False},
+    ]
+    before = [model.generate(**call) for call in calls]
+    prepare_for_inference(model)
+    for call, expected in zip(calls, before, strict=True):
+        steps.clear()
+        assert torch.equal(model.generate(**call), expected)
+        assert "step" in steps
+
+
+def test_states_and_tokens_can_be_differentiated_through_later(model):
+    prepare_for_inference(model)
+    batch = make_batch(6)
+    tokens = model.generate(**batch, num_beams=2)
+    with torch.no_grad():
+        encoded = model.model.encoder(**batch)
+    loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
+    loss.backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_gradients_attentions_and_training_use_the_modules(model, steps):
+    prepare_for_inference(model)
+    batch = make_batch(6)
+    model.model.encoder(**batch).last_hidden_state.sum().backward()
+    assert model.get_input_embeddings().weight.grad is not None
+    with torch.no_grad():
+        assert model.model.encoder(**batch, output_attentions=True).attentions
+        model.train()
+        model.generate(**batch)
+    assert not steps
+
+
+def test_changed_weights_are_packed_anew(model, steps):
+    batch = make_batch(7)
+    prepare_for_inference(model)
+    before = model.generate(**batch, num_beams=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    steps.clear()
+    after = model.generate(**batch, num_beams=2)
+    assert "step" in steps
+    assert not torch.equal(after, before)
+    model.prepared.undo()
+    assert torch.equal(model.generate(**batch, num_beams=2), after)
+
+
+def test_what_comes_in_between_is_told_once_and_takes_part(model, steps):
+    batch = make_batch(8)
+    prepare_for_inference(model)
+    seen = []
+    handle = model.model.decoder.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    with pytest.warns(UserWarning, match="as if the model was not prepared.*forward hooks"):
+        model.generate(**batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate(**batch)
+    assert seen
+    assert not steps
+    handle.remove()
+    model.generate(**batch)
+    assert "step" in steps
+
+
+def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
+    batch = make_batch(9)
+    prepare_for_inference(model)
+    expected = model.generate(**batch)
+    model.save_pretrained(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    others = [
+        copy.deepcopy(model),
+        torch.load(buffer, weights_only=False),
+        HeedForConditionalGeneration.from_pretrained(tmp_path),
+    ]
+    assert model.prepared is not None
+    for other in others:
+        assert other.prepared is None
+        assert other.model.encoder.prepared is None
+        assert torch.equal(other.generate(**batch), expected)
+
+
+def test_threads_may_generate_at_the_same_time(model):
+    prepare_for_inference(model)
+    batches = [make_batch(seed) for seed in range(4)]
+    expected = [model.generate(**batch, num_beams=3) for batch in batches]
+    found = [None] * len(batches)
+
+    def generate(number):
+        found[number] = model.generate(**batches[number], num_beams=3)
+
+    threads = [threading.Thread(target=generate, args=(number,)) for number in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_a_model_that_cannot_be_prepared_is_left_as_it_was():
+    for options, message in (({"attention_scoring": "additive"}, "`attention_scoring`"), ({}, "evaluation mode")):
+        model = make_model(options).train(not options)
+        with pytest.raises(ValueError, match=message):
+            prepare_for_inference(model)
+        assert model.prepared is None
+
+
+def test_a_prepared_model_is_not_prepared_again(model):
+    prepare_for_inference(model)
+    with pytest.raises(ValueError, match="prepared already"):
+        prepare_for_inference(model, "int8")

@@ -1,0 +1,244 @@
+"""Restricted self-attention in windows gives what the mask of all positions gives, and grows with the length alone."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from heed import NativeDecoder, modeling_heed
+from heed.modeling_heed import WindowedMask
+from helpers import PAD, VARIANTS, assert_near, padded, sentences, tiny_model
+
+RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
+LONG = 70  # more than four blocks
+
+
+@pytest.fixture
+def masked(monkeypatch):
+    """Return a function that calls another with the mask of all positions."""
+
+    def call(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(modeling_heed, "FEWEST_BLOCKS", math.inf)
+            return function()
+
+    return call
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers the numbers of elements and the last two sizes of every tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple | list) else [result]
+        self.shapes += [each.shape for each in made if isinstance(each, torch.Tensor)]
+        return result
+
+
+def batch(*lengths, side="right"):
+    torch.manual_seed(1)
+    source, mask = padded(sentences(*lengths), side)
+    target, target_mask = padded(sentences(*reversed(lengths)), "right")
+    return {
+        "input_ids": source,
+        "attention_mask": mask,
+        "decoder_input_ids": target,
+        "decoder_attention_mask": target_mask,
+        "labels": target.roll(-1, 1).masked_fill(target_mask == 0, -100),
+    }
+
+
+def loss_and_gradients(model, given):
+    model.zero_grad()
+    loss = model(**given).loss
+    loss.backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat([loss.detach()[None], *gradients])
+
+
+def windows_used(model, given):
+    """Return the number of layers that were given windows."""
+    found = []
+    hooks = [
+        layer.self_attn.register_forward_pre_hook(lambda module, args: found.append(type(args[1]) is WindowedMask))
+        for stack in (model.model.encoder, model.model.decoder)
+        for layer in stack.layers
+    ]
+    model(**given)
+    for hook in hooks:
+        hook.remove()
+    return sum(found)
+
+
+def test_windows_are_used_for_long_sequences_alone():
+    model = tiny_model(**RADII)
+    assert windows_used(model, batch(LONG, 8)) == 4
+    assert windows_used(model, batch(64, 8)) == 0
+    assert windows_used(tiny_model(), batch(LONG, 8)) == 0
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("variant", ["default", "rotary", "grouped", "dot", "modern"])
+def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kernel, masked):
+    model = tiny_model(attention=kernel, **VARIANTS[variant], **RADII).train()
+    given = batch(LONG, 90, 8, side=side)
+    assert windows_used(model, given) == 4
+    assert_near(loss_and_gradients(model, given), masked(lambda: loss_and_gradients(model, given)))
+
+
+def test_windows_give_what_the_mask_gives_with_the_additive_score(masked):
+    model = tiny_model(attention="eager", **VARIANTS["additive"], **RADII).train()
+    given = batch(LONG, 8)
+    assert windows_used(model, given) == 4
+    assert_near(loss_and_gradients(model, given), masked(lambda: loss_and_gradients(model, given)))
+
+
+@torch.no_grad()
+@settings(deadline=None, max_examples=40)
+@given(
+    radius=st.integers(1, 40),
+    length=st.integers(1, 200),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3)]),
+    is_causal=st.booleans(),
+    paddings=st.lists(st.integers(-60, 60), min_size=1, max_size=3),
+)
+def test_every_token_gets_what_the_mask_of_all_positions_gives(radius, length, heads, is_causal, paddings):
+    torch.manual_seed(length)
+    places = torch.arange(length)
+    tokens = torch.stack([places < length + p if p < 0 else places >= p for p in paddings])
+    query, key, value = (
+        torch.randn(len(paddings), h, length, d)
+        for h, d in zip((heads[0], heads[1], heads[1]), (6, 6, 4), strict=True)
+    )
+    distance = places[:, None] - places
+    seen = (distance <= radius) & (distance >= (0 if is_causal else -radius)) & tokens[:, None, None]
+
+    def attend(module, query, key, value, mask):
+        given = {"attn_mask": mask, "enable_gqa": heads[0] != heads[1]}
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
+
+    for dtype in (torch.bool, torch.float32):
+        mask = modeling_heed.windowed_mask(tokens, radius, is_causal, dtype)
+        output, weights = modeling_heed.neighbourhood_attention(attend, None, query, key, value, mask)
+        assert weights is None
+        assert output.isfinite().all()
+        expected, _ = attend(None, query, key, value, seen)
+        torch.testing.assert_close(output[tokens], expected[tokens], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_weights_are_those_of_all_positions():
+    model = tiny_model(attention="sdpa", **RADII)
+    given = batch(LONG)
+    outputs = model(**given, output_attentions=True)
+    weights = outputs.encoder_attentions[0][0]
+    assert weights.shape == (4, LONG, LONG)
+    places = torch.arange(LONG)
+    far = (places[:, None] - places).abs() > RADII["encoder_neighbourhood"]
+    assert (weights[:, far] == 0).all()
+    assert (weights[:, ~far] > 0).all()
+    assert_near(outputs.logits, model(**given).logits)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_no_tensor_of_a_training_step_holds_every_pair_of_positions(side, kernel, masked):
+    model = tiny_model(attention=kernel, **RADII).train()
+
+    def largest(length):
+        # Every target position sees the whole source, so that one of them has to be short.
+        lengths = (length, 3) if side == "source" else (3, length)
+        source, target = (torch.randint(3, 99, (1, each)) for each in lengths)
+        with Sizes() as sizes:
+            model(input_ids=source, labels=target).loss.backward()
+        return max(math.prod(shape) for shape in sizes.shapes)
+
+    assert largest(1280) == 2 * largest(640) < 640 * 640
+    assert masked(lambda: largest(640)) >= 640 * 640
+
+
+@torch.no_grad()
+def test_dropout_reaches_the_weights_within_windows():
+    model = tiny_model(attention_dropout=0.5, **RADII).train()
+    given = batch(LONG)
+    assert windows_used(model, given) == 4
+    assert not torch.equal(model(**given).loss, model(**given).loss)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_layers_give_the_same_gradients(reentrant):
+    model = tiny_model(**RADII).train()
+    given = batch(LONG, 8)
+    expected = loss_and_gradients(model, given)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_near(loss_and_gradients(model, given), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_of_padding_are_finite_in_half_precision(dtype):
+    for kernel in ("eager", "sdpa"):
+        model = tiny_model(attention=kernel, **RADII).to(dtype)
+        given = batch(LONG, 8)
+        given["attention_mask"][1] = 0
+        assert model.model.encoder(given["input_ids"], given["attention_mask"]).last_hidden_state.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_a_compiled_model_computes_windows_too():
+    codes = []
+
+    def run_as_it_is(graph, examples):
+        codes.append(graph.code)
+        return graph.forward
+
+    torch.compiler.reset()
+    encoder = tiny_model(encoder_layers=1, **RADII).model.encoder
+    fast = torch.compile(encoder, fullgraph=True, backend=run_as_it_is)
+    for lengths in ((LONG, 8), (90, 12, 9), (9, 4), (100, 7, 3, 3)):
+        source, mask = padded(sentences(*lengths), "left")
+        real = mask.bool()
+        found, expected = (each(source, mask).last_hidden_state for each in (fast, encoder))
+        assert_near(found[real], expected[real])
+    torch.compiler.reset()
+    in_windows = ["unfold" in code for code in codes]
+    assert in_windows.count(True) <= 2  # that of the first length, and one for all others
+    assert in_windows.count(False) == 1
+
+
+@torch.no_grad()
+def test_an_exported_encoder_takes_short_and_long_sources():
+    encoder = tiny_model(attention="sdpa", **RADII).model.encoder
+    sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=512)}
+    names = ("input_ids", "attention_mask")
+    example = {name: batch(9, 4, 1)[name] for name in names}
+    program = torch.export.export(encoder, (), example, dynamic_shapes=dict.fromkeys(names, sizes)).module()
+    for lengths in ((LONG, 8), (5, 3, 3, 2)):
+        given = {name: batch(*lengths)[name] for name in names}
+        real = given["attention_mask"].bool()
+        found, expected = program(**given).last_hidden_state, encoder(**given).last_hidden_state
+        assert_near(found[real], expected[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_native_decoder_reads_long_sources_in_windows(beams):
+    model = tiny_model(**RADII)
+    source, mask = padded(sentences(LONG, 20, 90), "right")
+    decoder = NativeDecoder(model)
+    with Sizes() as sizes:
+        encoded = decoder.encoded(source, mask)
+    assert not any(shape[-2:] == (90, 90) for shape in sizes.shapes)
+    options = {"num_beams": beams, "max_new_tokens": 12, "do_sample": False}
+    found = model.generate(**encoded, custom_generate=decoder, **options)
+    assert found.tolist() == model.generate(source, attention_mask=mask, **options).tolist()
+    assert PAD in mask

@@ -1,14 +1,15 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the whole test suite.
 # Both create the environment in .venv first, once. Other commands: make check (linters and types), make soak (crash tests
-# that take minutes), make oldest (the suite with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest
-# runs any of them with the oldest libraries.
+# that take minutes), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the suite with the
+# oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test oldest soak conformance check format clean
+.PHONY: quickstart test oldest soak conformance bench check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -25,6 +26,17 @@ soak: $(INSTALLED)
 
 conformance: $(INSTALLED)
 	$(BIN)/python scripts/conformance/run.py
+
+# One after the other: they would disturb each other.
+bench: $(INSTALLED)
+	mkdir -p runs/benchmarks
+	$(BENCHMARK)/startup.py --rounds 5 --json runs/benchmarks/startup.json
+	$(BENCHMARK)/memory.py --json runs/benchmarks/memory.json
+	$(BENCHMARK)/train.py --rounds 3 --json runs/benchmarks/train.json
+	$(BENCHMARK)/generate.py --rounds 2 --json runs/benchmarks/generate.json
+	$(BENCHMARK)/batching.py --rounds 3 --json runs/benchmarks/batching.json
+	$(BENCHMARK)/scale.py --sizes small --rounds 2 --json runs/benchmarks/scale.json
+	$(BENCHMARK)/profiles.py --json runs/benchmarks/profiles.json
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,16 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.data.korean_english import korean_english_pairs
+from heed.data.tokenization import train_tokenizers
+
 BENCHMARKS = Path(__file__).parents[1] / "scripts" / "benchmarks"
 
 
-def figures(tmp_path, script, *options):
-    command = [sys.executable, BENCHMARKS / script, "--sizes", "tiny", "--vocabulary", "90", "--rounds", "1"]
+def figures(tmp_path, script, *options, one_by_one=True):
+    command = [sys.executable, BENCHMARKS / script, "--sizes", "tiny", "--vocabulary", "90"]
+    if script != "memory.py":  # which measures once
+        command += ["--rounds", "1"]
     file = tmp_path / "figures.json"
     process = subprocess.run([*command, *options, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
     rows = json.loads(file.read_text())
-    assert len(process.stdout.splitlines()) == len(rows)
+    assert not one_by_one or len(process.stdout.splitlines()) == len(rows)
     return rows
 
 
@@ -32,4 +38,92 @@ def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
 def test_training_is_timed_against_marian_with_equal_losses(tmp_path):
     rows = figures(tmp_path, "train.py", "--batch", "3", "--length", "7")
     assert [row["precision"] for row in rows] == ["float32", "bfloat16"]
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_batches_are_compared_in_padding_speed_and_loss(tmp_path):
+    corpus = ("--vocabulary", "500", "--tokens", "500", "--buckets", "2")
+    padding, training, quality = figures(
+        tmp_path, "batching.py", *corpus, "--updates", "2", "--quality", "--pairs", "60", "--seeds", "1"
+    )
+    assert padding["heed"] < 0.05 < padding["group_by_length"] < padding["random"]
+    for name in ("heed_trainer", "heed_loop"):
+        assert training[f"{name}_ratio"] > 0
+        assert 0 < training[f"{name}_waiting"] < 1
+    assert 0 < quality["heed"] < 10
+    assert {"random", "random_of_equal_capacity"} < quality.keys()
+
+
+@pytest.mark.slow
+def test_peak_memory_is_measured_with_equal_losses_and_tokens(tmp_path):
+    sizes = ("--vocabulary", "20000", "--target-tokens", "256", "--batch", "2", "--source-length", "9")
+    training, beam = figures(tmp_path, "memory.py", *sizes, "--new-tokens", "3")
+    assert 0 < training["heed"] < 1  # Marian holds the logits of all tokens
+    assert training["marian_mib"] > 256 * 20000 * 4 / 2**20
+    assert all(beam[name] > 0 for name in ("heed", "native"))
+
+
+@pytest.mark.slow
+def test_the_start_is_timed_beside_that_of_transformers(tmp_path):
+    rows = figures(tmp_path, "startup.py")
+    assert [row["case"] for row in rows] == ["import", "help", "process", "load"]
+    assert all(row["heed_seconds"] > 0 for row in rows)
+    assert all(row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in rows if row["case"] != "help")
+
+
+@pytest.mark.slow
+def test_with_a_neighbourhood_memory_grows_with_the_length_of_the_source(tmp_path):
+    rows = figures(tmp_path, "scale.py", "--lengths", "256,512,1024,2048", "--batches", "1,2,4,8")
+    exponents = {
+        (row["axis"], row["kind"], row["step"]): row["exponent_of_memory"]
+        for row in rows
+        if "exponent_of_memory" in row
+    }
+    assert len(rows) == 3 * 2 * (4 + 1)
+    for step in ("forward", "training"):
+        assert 0.9 < exponents["length", "neighbourhood", step] < 1.1
+        assert 0.8 < exponents["batch", "full", step] < 1.1
+
+
+@pytest.mark.slow
+def test_profiles_tell_where_all_of_the_time_goes(tmp_path):
+    columns = figures(tmp_path, "profiles.py", "--cases", "training,2", "--new-tokens", "3", one_by_one=False)
+    assert [column["model"] for column in columns] == ["marian", "heed", "marian", "heed", "native"]
+    for column in columns:
+        shares = [value for name, value in column.items() if name not in ("case", "model", "milliseconds")]
+        assert abs(sum(shares) - 100) < 1
+        assert column["matrix products"] > 0
+        assert (column["optimizer"] > 0) == ("training" in column["case"])
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_gpu_runs_on_the_cpu_with_equal_tokens(tmp_path):
+    sizes = ("--device", "cpu", "--precision", "float32", "--peak-teraflops", "1e-5", "--target-tokens", "64")
+    rows = figures(tmp_path, "gpu.py", *sizes, "--batches", "1,3", "--beams", "1,2", "--new-tokens", "3")
+    assert [row["case"] for row in rows] == ["training"] + ["decoding"] * 4
+    for name in ("heed", "marian", "nn.Transformer", "t5"):
+        # Of 2 pairs of 32 tokens, with 1 layer, d 32, f 64 and 90 tokens, by the formula.
+        products = (4 + 6) * 32**2 * 32 + 2 * 2 * 32 * 64 * 32 + 2 * 32**2 * 32 + 32 * 90 * 32 + 2 * 32 * 3 * 32**2
+        expected = 6 * products * 2 * rows[0][f"{name} tokens/s"] / 64 / 1e7
+        assert rows[0][f"{name} MFU"] == pytest.approx(expected, rel=0.1)
+    assert all(row["same"] == 1 for row in rows[1:])
+
+
+@pytest.mark.slow
+def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp_path):
+    model, file = tmp_path / "model", tmp_path / "figures.json"
+    pairs = list(korean_english_pairs("train", 40))
+    tokenizers = train_tokenizers([pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], vocab_size=400)
+    tokenizers.save_pretrained(model)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    HeedForConditionalGeneration(HeedConfig(**sizes, **heads, vocab_size=400)).save_pretrained(model)
+    options = ("--data", "builtin:test:9", "--source", "ko", "--target", "en", "--batch", "4", "--longest", "7")
+    command = [sys.executable, BENCHMARKS / "translate.py", model, *options, "--beams", "1,2", "--rounds", "1"]
+    process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    rows = json.loads(file.read_text())
+    assert [row["beams"] for row in rows] == [1] * 7 + [2] * 7
+    assert all(row["differing"] == 0 for row in rows if row["name"] not in ("native bfloat16", "native int8"))
     assert all(row["ratio"] > 0 for row in rows)

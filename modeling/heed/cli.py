@@ -22,17 +22,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+export = typer.Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
+app.add_typer(export)
+
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Beams = Annotated[int | None, typer.Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
 MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
 Kind = Literal["cross", "encoder", "decoder"]
 EngineOption = Annotated[
-    Literal["auto", "native", "generate"],
+    Literal["auto", "native", "generate", "ctranslate2"],
     typer.Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
 ]
 PrecisionOption = Annotated[
-    Literal["float32", "bfloat16", "int8"], typer.Option(help="Of the native decoder's weights.")
+    Literal["float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"],
+    typer.Option(help="Of the native decoder's weights (float32, bfloat16, int8), or of CTranslate2's (any)."),
 ]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
@@ -275,6 +279,58 @@ def convert(
         print(note)
     print(f"{result.model_type}: {result.parameters:,} parameters, logits differ by {result.difference:.1e} at most")
     print(f"model: {result.folder}")
+
+
+@export.command("onnx")
+def export_to_onnx(
+    model: AnyModel,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    quantization: Annotated[Literal["float32", "int8"], typer.Option(help="Type of the weights.")] = "float32",
+    sentences: Annotated[
+        Path | None,
+        typer.Option(help="Text file in the source language, one sentence a line. Default: built-in ones."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Sentences to compare on, the first ones.")] = 500,
+):
+    """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
+    from heed.publishing.export_check import sentences_to_compare
+    from heed.publishing.export_onnx import export_onnx
+
+    compared = sentences_to_compare(sentences, count)
+    _quieten()
+    result = export_onnx(model, target, compared, quantization)
+    for search, comparison in result.comparisons.items():
+        print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
+    if result.difference is not None:
+        print(f"logits differ by {result.difference:.1e} at most")
+    print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
+
+
+@export.command("ctranslate2")
+def export_to_ctranslate2(
+    model: AnyModel,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    quantization: Annotated[
+        Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
+        typer.Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
+    ] = "float32",
+    sentences: Annotated[
+        Path | None,
+        typer.Option(help="Text file in the source language, one sentence a line. Default: built-in ones."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Sentences to compare on, the first ones.")] = 500,
+    device: Device = None,
+):
+    """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
+    from heed.publishing.export_check import sentences_to_compare
+    from heed.publishing.export_ctranslate2 import export_ctranslate2
+
+    compared = sentences_to_compare(sentences, count)
+    _quieten()
+    result = export_ctranslate2(model, target, compared, quantization, device)
+    for search, comparison in result.comparisons.items():
+        print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
+    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
 
 
 @app.command()

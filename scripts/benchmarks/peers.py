@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heed.publishing.conversion import convert_model
+from heed.modeling_heed import sinusoids
+from heed.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
 SIZES = {
     "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},
     "small": {"layers": 3, "width": 256, "inner": 1024, "heads": 4},
     "base": {"layers": 6, "width": 512, "inner": 2048, "heads": 8},
+    "big": {"layers": 6, "width": 1024, "inner": 4096, "heads": 16},
 }
 
 
@@ -53,6 +55,35 @@ def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTMod
 def make_heed(marian: MarianMTModel) -> Any:
     """Return a Heed model with a Marian model's weights."""
     return convert_model(marian)
+
+
+def marian_like(heed: Any) -> MarianMTModel:
+    """Return a Marian model with the weights of a trained Heed model.
+
+    Raises:
+        ValueError: If Marian has no such model; it must be the paper's but for its sizes, with one vocabulary.
+    """
+    config = heed.config
+    model = MarianMTModel(
+        MarianConfig(
+            **{name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size")},
+            forced_eos_token_id=None,
+        )
+    )
+    weights = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}  # biases it lacks
+    for name, weight in heed.state_dict().items():
+        for theirs, ours in RENAMINGS.items():
+            name = name.replace(ours, theirs)
+        if name not in weights:
+            raise ValueError(f"The model must be one that Marian has too, but {name} is not in Marian.")
+        weights[name] = weight
+    for side in ("encoder", "decoder"):
+        table = weights[f"model.{side}.embed_positions.weight"]
+        table.copy_(sinusoids(torch.arange(len(table)), config.d_model, config.sinusoid_layout))
+    model.load_state_dict(weights)
+    model.tie_weights()
+    model.generation_config.bad_words_ids = None
+    return model.eval()
 
 
 def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:

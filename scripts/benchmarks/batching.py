@@ -1,0 +1,408 @@
+"""Measure batches: how much of them is padding, and what that is worth over whole epochs of training on the CPU.
+
+    python scripts/benchmarks/batching.py                                        # the built-in Korean-English corpus
+    python scripts/benchmarks/batching.py --data corpora/multi30k --source de --target en --json out.json
+    python scripts/benchmarks/batching.py --data corpora/multi30k --source de --target en --quality --sizes none
+
+`--data` is a folder with train.jsonl.gz and validation.jsonl.gz, whose rows are {"translation": {…}}. One line per
+measurement:
+
+- `padding`: the part of all positions, of sources and targets together, that is padding in random batches, in those of
+  `group_by_length`, and in Heed's.
+- `training`, for every size: real target tokens per second of Seq2SeqTrainer with MarianMTModel and random batches, of
+  HeedSeq2SeqTrainer and of Heed's own loop with Heed's batches; the same weights, AdamW, float32. Slices of a few
+  updates, drawn anew in each round, take turns, and all tokens are divided by all seconds; reading data, the optimizer
+  and everything else that happens between two updates count. `waiting` is the part of that time in which the step
+  waits for data. Seconds are those of the processor (of all threads together), so that other work on the machine does
+  not disturb them; `wall_ratio` is by the clock.
+- `quality` (`--quality`): the validation loss after three epochs with Heed's batches, with random batches in as many
+  updates, and with random batches of equal capacity, which are smaller and take more updates.
+
+Equal capacity: a batch costs rows × (longest source + longest target) padded tokens. All of Heed's `--buckets` of one
+update together stay below `--tokens`; a random batch, which is an update of its own, has the largest number of rows at
+which batches cost at most `--tokens` on average.
+"""
+
+import json as json_module
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from peers import make_heed, make_marian, write_rows
+from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.utils import logging
+
+from heed import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heed.data.batching import UpdateBatches, collate, padding_share
+from heed.data.encoding import EncodedPairs
+from heed.inference.memory import keep_freed_memory
+from heed.training.devices import make_accelerator
+from heed.training.loop import TrainingLoop
+from heed.training.preparation import Corpus, prepare_corpus
+from heed.training.recipe import Recipe, make_recipe
+from heed.training.validation import validation_loss
+
+BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
+WARM_UP = 1  # updates of a slice that are not timed
+EPOCHS = 3  # of the comparison of losses
+MEGA_BATCHES = 50  # as many batches are sorted together by transformers' LengthGroupedSampler
+
+
+class Timed:
+    """What is added to a trainer: the times at which updates begin, their real target tokens, and the waiting."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.beginnings: list[tuple[float, float]] = []
+        self.tokens: list[int] = []
+        self.waiting: list[float] = []
+
+    def get_batch_samples(self, *args, **kwargs):
+        """Note when an update begins, and how long its data take."""
+        self.beginnings.append(now())
+        self.tokens.append(0)
+        found = super().get_batch_samples(*args, **kwargs)
+        self.waiting.append(time.process_time() - self.beginnings[-1][1])
+        return found
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        """Count the labels."""
+        self.tokens[-1] += int((inputs["labels"] != -100).sum())
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+class TimedSeq2SeqTrainer(Timed, Seq2SeqTrainer):
+    """Seq2SeqTrainer, timed."""
+
+
+class TimedHeedSeq2SeqTrainer(Timed, HeedSeq2SeqTrainer):
+    """HeedSeq2SeqTrainer, timed."""
+
+
+def now() -> tuple[float, float]:
+    """Return seconds by the clock and of the processor."""
+    return time.perf_counter(), time.process_time()
+
+
+def recipe_of(folder: Path, options: dict[str, Any], **optimization) -> Recipe:
+    """Make the recipe of Heed's own loop; nothing but its batches matters here."""
+    locations = BUILT_IN
+    if options["data"] is not None:
+        locations = {name: str(options["data"] / f"{name}.jsonl.gz") for name in BUILT_IN}
+    start_from = {"start_from": str(folder / "heed")} if (folder / "heed").is_dir() else {}
+    tokens = {"tokens_per_update": options["tokens"], "buckets_per_update": options["buckets"]}
+    recipe = make_recipe(
+        {
+            "name": "batching",
+            "output": str(folder / "run"),
+            "overwrite": True,
+            "data": {
+                **locations,
+                **{name: options[name] for name in ("source", "target")},
+                **{f"max_{side}_tokens": options["max_length"] for side in ("source", "target")},
+            },
+            "tokenizer": {"vocab_size": options["vocabulary"]},
+            "model": {**start_from, "attn_implementation": "eager"},
+            "optimization": {
+                **{"optimizer": "adamw", "learning_rate": 1e-5, "schedule": "constant", "warmup_updates": 0},
+                **{"max_updates": 1, "device": "cpu", **tokens, **optimization},
+            },
+            "validation": {"every_updates": 10**6, "sentences": 0},
+            "checkpoints": {"every_updates": 10**6},
+            "logging": {"every_updates": 1},
+        }
+    )
+    recipe.folder.mkdir(exist_ok=True)
+    return recipe
+
+
+def rows_of_random_batches(source: np.ndarray, target: np.ndarray, tokens: int) -> int:
+    """Return the largest number of rows whose random batches cost at most so many padded tokens on average."""
+    order = np.random.default_rng(0).permutation(len(source))
+
+    def mean_cost(rows: int) -> float:
+        whole = order[: len(order) // rows * rows].reshape(-1, rows)
+        return rows * float((source[whole].max(1) + target[whole].max(1)).mean())
+
+    low, high = 1, len(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if mean_cost(middle) <= tokens else (low, middle - 1)
+    return low
+
+
+def random_batches(rows: int, size: int, seed: int) -> list[list[int]]:
+    """Cut the numbers of all rows, shuffled, into batches of `size`."""
+    order = np.random.default_rng(seed).permutation(rows).tolist()
+    return [order[start : start + size] for start in range(0, rows, size)]
+
+
+def grouped_batches(lengths: np.ndarray, size: int, seed: int) -> list[list[int]]:
+    """Return the batches of `group_by_length`: `MEGA_BATCHES` of them together are sorted by the source's length."""
+    batches = []
+    for mega in random_batches(len(lengths), size * MEGA_BATCHES, seed):
+        ordered = sorted(mega, key=lambda row: -lengths[row])
+        batches += [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    return batches
+
+
+def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the shares of padding in batches of equal capacity.
+
+    Args:
+        rows: Training rows.
+        size: Rows of a random batch.
+        options: Of the command line.
+    """
+    lengths = rows.source_lengths, rows.target_lengths
+    tokens, buckets = options["tokens"], options["buckets"]
+    updates = UpdateBatches(*lengths, tokens_per_update=tokens, buckets_per_update=buckets).epoch(0)
+    batches = {
+        "random": random_batches(len(rows), size, 0),
+        "group_by_length": grouped_batches(lengths[0], size, 0),
+        "heed": [bucket for update in updates for bucket in update],
+    }
+    shares = {name: round(padding_share(each, *lengths), 4) for name, each in batches.items()}
+    row = {"measured": "padding", "pairs": len(rows), "tokens": tokens, "buckets": buckets, "random_rows": size}
+    return {**row, "heed_batches": len(batches["heed"]), **shares}
+
+
+class Training:
+    """Slices of training with one model size.
+
+    Args:
+        folder: For models and runs.
+        corpus: Its tokenizers and updates.
+        size: One of `SIZES`.
+        random_rows: Rows of a random batch.
+        options: Of the command line.
+    """
+
+    def __init__(self, folder: Path, corpus: Corpus, size: str, random_rows: int, options: dict[str, Any]):
+        self.folder, self.corpus, self.options, self.random_rows = folder, corpus, options, random_rows
+        tokenizer = corpus.tokenizers.source
+        self.marian = make_marian(size, len(tokenizer))
+        for name, value in corpus.tokenizers.special_ids().items():
+            setattr(self.marian.config, name, value)
+        self.heed = make_heed(self.marian)
+        self.heed.config.bos_token_id = tokenizer.bos_token_id
+        self.heed.set_attn_implementation("eager")
+        self.heed.save_pretrained(folder / "heed")
+        corpus.tokenizers.save_pretrained(folder / "heed")
+        self.rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+        self._check_losses()
+
+    def _check_losses(self) -> None:
+        batch = collate(self.rows[:4], self.corpus.tokenizers.source.pad_token_id)
+        with torch.no_grad():
+            theirs, ours = (float(model.eval()(**batch).loss) for model in (self.marian, self.heed))
+        if abs(ours - theirs) > 1e-5 * theirs:
+            raise RuntimeError(f"Heed's loss must be Marian's, {theirs}, but is {ours}.")
+
+    def slice_of_trainer(self, is_ours: bool, number: int) -> dict[str, float]:
+        """Train for a slice with a trainer, and return tokens, seconds and seconds of waiting."""
+        model = self.heed if is_ours else self.marian
+        buckets = self.options["buckets"]
+        how = {"per_device_train_batch_size": self.random_rows}
+        if is_ours:
+            how = {"gradient_accumulation_steps": buckets}
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(self.folder / "trainer"),
+            max_steps=self.options["updates"] + WARM_UP + 1,
+            data_seed=number,
+            learning_rate=1e-5,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            **how,
+        )
+        tokenizer = self.corpus.tokenizers.source
+        settings = {
+            "model": model,
+            "args": arguments,
+            "train_dataset": self.rows,
+            "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
+        }
+        if is_ours:
+            tokens = self.options["tokens"]
+            trainer = TimedHeedSeq2SeqTrainer(**settings, tokens_per_update=tokens, buckets_per_update=buckets)
+        else:
+            trainer = TimedSeq2SeqTrainer(**settings)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        timed = slice(WARM_UP, WARM_UP + self.options["updates"])
+        ends = trainer.beginnings[WARM_UP : timed.stop + 1]
+        return _figures(sum(trainer.tokens[timed]), ends, sum(trainer.waiting[timed]))
+
+    def slice_of_loop(self, number: int) -> dict[str, float]:
+        """Train for a slice with Heed's own loop, and return tokens, seconds and seconds of waiting."""
+        recipe = recipe_of(self.folder, self.options, max_updates=self.options["updates"] + WARM_UP + 1)
+        log = recipe.folder / "log.jsonl"
+        log.unlink(missing_ok=True)
+        beginnings, tokens = [now()], []
+
+        def updates(epoch: int) -> Iterator[Any]:
+            # The loop asks for an update when it has done with the one before.
+            for update in self.corpus.updates(epoch + number):
+                tokens.append(sum(len(row["labels"]) for bucket in update for row in bucket))
+                yield update
+                beginnings.append(now())
+
+        TrainingLoop(recipe, replace(self.corpus, updates=updates), make_accelerator(recipe)).run()
+        timed = slice(WARM_UP, WARM_UP + self.options["updates"])
+        ends = beginnings[WARM_UP : timed.stop + 1]
+        lines = [json_module.loads(line) for line in log.read_text().splitlines()]
+        shares = [line["train/waiting_share"] for line in lines if "train/waiting_share" in line][timed]
+        seconds = [second[1] - first[1] for first, second in pairwise(ends)]
+        return _figures(sum(tokens[timed]), ends, float(np.dot(shares, seconds)))
+
+
+def _figures(tokens: int, ends: list[tuple[float, float]], waiting: float) -> dict[str, float]:
+    wall, seconds = (last - first for first, last in zip(ends[0], ends[-1], strict=True))
+    return {"tokens": tokens, "wall": wall, "seconds": seconds, "waiting": waiting}
+
+
+def compare_training(training: Training, size: str) -> dict[str, Any]:
+    """Return tokens per second, ratios to Marian and waiting, over all slices."""
+    slices = {
+        "marian": partial(training.slice_of_trainer, False),
+        "heed_trainer": partial(training.slice_of_trainer, True),
+        "heed_loop": training.slice_of_loop,
+    }
+    sums = {name: dict.fromkeys(("tokens", "wall", "seconds", "waiting"), 0.0) for name in slices}
+    for number in range(training.options["rounds"]):
+        for name, run in slices.items():
+            for key, value in run(number).items():
+                sums[name][key] += value
+    row: dict[str, Any] = {"measured": "training", "size": size}
+    speeds = {name: values["tokens"] / values["seconds"] for name, values in sums.items()}
+    walls = {name: values["tokens"] / values["wall"] for name, values in sums.items()}
+    for name, values in sums.items():
+        row[f"{name}_tokens_per_s"] = round(speeds[name])
+        row[f"{name}_waiting"] = round(values["waiting"] / values["seconds"], 4)
+        if name != "marian":
+            row[f"{name}_ratio"] = round(speeds[name] / speeds["marian"], 2)
+            row[f"{name}_wall_ratio"] = round(walls[name] / walls["marian"], 2)
+    return row
+
+
+def compare_quality(
+    corpus: Corpus, rows: EncodedPairs, random_rows: int, options: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield, for every seed, validation losses of a small model after three epochs with each way of making batches."""
+    chosen = np.random.default_rng(0).permutation(len(rows))[: options["pairs"]]
+    rows = EncodedPairs([rows[row] for row in chosen.tolist()])
+    lengths = rows.source_lengths, rows.target_lengths
+    batching = {"tokens_per_update": options["tokens"], "buckets_per_update": options["buckets"]}
+    updates = len(UpdateBatches(*lengths, **batching).epoch(0))
+    as_many = math.ceil(len(rows) / updates)
+
+    def random_updates(size: int, seed: int, epoch: int) -> list[list[list[int]]]:
+        return [[batch] for batch in random_batches(len(rows), size, 1000 * seed + epoch)]
+
+    def own_updates(seed: int, epoch: int) -> list[list[list[int]]]:
+        return UpdateBatches(*lengths, **batching, seed=seed).epoch(epoch)
+
+    ways = {
+        "heed": own_updates,
+        "random": partial(random_updates, as_many),
+        "random_of_equal_capacity": partial(random_updates, random_rows),
+    }
+    for seed in range(options["seeds"]):
+        losses = {}
+        for name, way in ways.items():
+            epochs = [way(seed, epoch) for epoch in range(EPOCHS)]
+            losses[name] = round(_loss_after(rows, corpus, epochs, seed), 4)
+        yield {"measured": "quality", "seed": seed, "pairs": len(rows), "updates": updates * EPOCHS, **losses}
+
+
+def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[int]]]], seed: int) -> float:
+    """Train a small model in bfloat16 and return its validation loss in nats per target token."""
+    torch.manual_seed(seed)
+    pad = corpus.tokenizers.source.pad_token_id
+    sizes = {"d_model": 128, "dropout": 0.1, "vocab_size": len(corpus.tokenizers.source)}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 512}
+    config = HeedConfig(**sizes, **corpus.tokenizers.special_ids())
+    config._attn_implementation = "eager"
+    model = HeedForConditionalGeneration(config)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    updates = [update for epoch in epochs for update in epoch]
+    warm_up = len(updates) // 8
+    for number, update in enumerate(updates, start=1):
+        # The same course over three epochs, whatever the number of updates.
+        rate = 0.003 * min(number / warm_up, (len(updates) - number + 1) / (len(updates) - warm_up))
+        optimizer.param_groups[0]["lr"] = rate
+        tokens = sum(int(rows.target_lengths[bucket].sum()) for bucket in update)
+        for bucket in update:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(**collate([rows[row] for row in bucket], pad), num_items_in_batch=tokens).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator = make_accelerator(recipe_of_validation())
+    return validation_loss(model, corpus.validation, 4096, pad, accelerator)
+
+
+def recipe_of_validation() -> Recipe:
+    """Return the smallest recipe, for its accelerator alone."""
+    data = {**BUILT_IN, "source": "ko", "target": "en"}
+    return make_recipe({"name": "validation", "data": data, "optimization": {"max_updates": 1, "device": "cpu"}})
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="Folder of the corpus; left out, the built-in one.")] = None,
+    source: Annotated[str, typer.Option(help="Source language.")] = "ko",
+    target: Annotated[str, typer.Option(help="Target language.")] = "en",
+    sizes: Annotated[str, typer.Option(help="Of tiny, small, base, with commas; none leaves training out.")] = "small",
+    tokens: Annotated[int, typer.Option(help="Padded source and target tokens of an update.")] = 4096,
+    buckets: Annotated[int, typer.Option(help="Heed's batches of one update.")] = 1,
+    updates: Annotated[int, typer.Option(help="Timed updates of a slice.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Slices of each.")] = 5,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 5000,
+    max_length: Annotated[int, typer.Option(help="Longest source and target in tokens.")] = 100,
+    quality: Annotated[bool, typer.Option(help="Also train for three epochs and compare losses.")] = False,
+    pairs: Annotated[int, typer.Option(help="Training pairs for the losses.")] = 10_000,
+    seeds: Annotated[int, typer.Option(help="Runs of each for the losses.")] = 2,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+):
+    """Print one line per measurement."""
+    options = {key: value for key, value in locals().items() if key != "json"}
+    logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    keep_freed_memory()  # for all models, as Heed's training loop does
+    found: list[dict[str, Any]] = []
+
+    def tell(row: dict[str, Any]) -> None:
+        found.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = prepare_corpus(recipe_of(folder, options), folder / "tokenizer")
+        rows = EncodedPairs(row for update in corpus.updates(0) for bucket in update for row in bucket)
+        random_rows = rows_of_random_batches(rows.source_lengths, rows.target_lengths, tokens)
+        tell(compare_padding(rows, random_rows, options))
+        for size in [] if sizes == "none" else sizes.split(","):
+            tell(compare_training(Training(folder, corpus, size, random_rows, options), size))
+        if quality:
+            for row in compare_quality(corpus, rows, random_rows, options):
+                tell(row)
+    write_rows(found, json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

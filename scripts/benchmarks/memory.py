@@ -1,0 +1,169 @@
+"""Peak memory of a training step and of beam search, of Marian and of Heed with equal weights, on the CPU.
+
+    python scripts/benchmarks/memory.py                            # base: a training step, and beam 5 at batch 64
+    python scripts/benchmarks/memory.py --cases training --target-tokens 2720
+
+Each figure comes from a process of its own: the model is made and used once at a small size, so that the optimizer has
+its state; freed memory is given back (`malloc_trim`); then the highest resident memory (VmHWM, begun anew through
+`/proc/self/clear_refs`) of the step or the call is counted above what is resident before it. Gradients belong to the
+step. Label smoothing is 0.1, with transformers' own `LabelSmoother` for Marian.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from peers import make_heed, make_marian, make_sources, write_rows
+from transformers.trainer_pt_utils import LabelSmoother
+from transformers.utils import logging
+
+from heed import NativeDecoder
+
+SMOOTHING = 0.1
+LENGTH = 32  # tokens of each pair's source and target, in training
+BEAMS = 5
+MEBIBYTE = 2**20
+
+
+def resident_bytes(field: str) -> int:
+    """Return VmRSS (what is resident now) or VmHWM (the most that was), in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
+
+
+def begin_anew() -> int:
+    """Give back freed memory, forget the highest resident memory so far, and return the present one in bytes."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident_bytes("VmRSS")
+
+
+def make_model(name: str, options: dict[str, Any], dropout: float = 0.1) -> Any:
+    """Return `marian` or `heed`, with the same weights."""
+    marian = make_marian(options["size"], options["vocabulary"], dropout)
+    if name == "marian":
+        return marian
+    heed = make_heed(marian)
+    heed.config.label_smoothing = SMOOTHING
+    return heed
+
+
+def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> torch.Tensor:
+    """Return the training loss of so many pairs of equal lengths."""
+    tokens, mask = make_sources(sentences, LENGTH, vocabulary, shortest=1.0)
+    labels = tokens.flip(1)
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    if name == "heed":
+        return model(**inputs, labels=labels).loss
+    outputs = model(**inputs, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels))
+    return LabelSmoother(epsilon=SMOOTHING)(outputs, labels)
+
+
+def check_losses(options: dict[str, Any]) -> None:
+    """Compare the losses of two pairs.
+
+    Raises:
+        RuntimeError: If they differ.
+    """
+    with torch.no_grad():
+        losses = [
+            float(smoothed_loss(name, make_model(name, options, 0.0).train(), 2, options["vocabulary"]))
+            for name in ("marian", "heed")
+        ]
+    if abs(losses[0] - losses[1]) > 1e-5 * losses[0]:
+        raise RuntimeError(f"Heed's loss must be Marian's, {losses[0]}, but is {losses[1]}.")
+
+
+def training_peak(name: str, options: dict[str, Any]) -> tuple[int, None]:
+    """Return the peak of a training step above what was resident before it, in bytes."""
+    torch.set_num_threads(options["threads"])
+    model = make_model(name, options).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step(sentences: int) -> None:
+        smoothed_loss(name, model, sentences, options["vocabulary"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(2)
+    before = begin_anew()
+    step(options["target_tokens"] // LENGTH)
+    return resident_bytes("VmHWM") - before, None
+
+
+def decoding_peak(name: str, options: dict[str, Any]) -> tuple[int, list[list[int]]]:
+    """Return the peak of beam search above what was resident before it, in bytes, and the tokens."""
+    torch.set_num_threads(options["threads"])
+    logging.set_verbosity_error()
+    model = make_model("heed" if name == "native" else name, options).eval()
+    decoder = NativeDecoder(model) if name == "native" else None
+    ends = {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
+    settings = {"num_beams": BEAMS, "do_sample": False, "max_length": None, **ends}
+
+    def translate(sentences: int, new_tokens: int) -> torch.Tensor:
+        tokens, mask = make_sources(sentences, options["source_length"], options["vocabulary"])
+        given = decoder.encoded(tokens, mask) if decoder else {"input_ids": tokens, "attention_mask": mask}
+        return model.generate(**given, **settings, max_new_tokens=new_tokens, custom_generate=decoder)
+
+    translate(2, 3)
+    before = begin_anew()
+    tokens = translate(options["batch"], options["new_tokens"])
+    return resident_bytes("VmHWM") - before, tokens.tolist()
+
+
+def measure(case: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return one case's figures, in MiB, and their ratios to Marian's.
+
+    Raises:
+        RuntimeError: If losses or tokens differ.
+    """
+    names, peak = (
+        (["marian", "heed"], training_peak) if case == "training" else (["marian", "heed", "native"], decoding_peak)
+    )
+    if case == "training":
+        check_losses(options)
+    peaks, results = {}, {}
+    for name in names:
+        # A process for each, in which nothing has been freed and kept yet.
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            peaks[name], results[name] = pool.submit(peak, name, options).result()
+        if results[name] != results["marian"]:
+            raise RuntimeError(f"{name} must give Marian's tokens, but does not.")
+    shown = {f"{name}_mib": round(value / MEBIBYTE) for name, value in peaks.items()}
+    ratios = {name: round(value / peaks["marian"], 2) for name, value in peaks.items() if name != "marian"}
+    return {"size": options["size"], "case": case, **shown, **ratios}
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "base",
+    cases: Annotated[str, typer.Option(help="Of training and beam, with commas.")] = "training,beam",
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 37_000,
+    target_tokens: Annotated[int, typer.Option(help="Of a training step, in targets of 32.")] = 4096,
+    batch: Annotated[int, typer.Option(help="Sentences of beam search.")] = 64,
+    source_length: Annotated[int, typer.Option(help="Tokens of the longest source of beam search.")] = 50,
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 50,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+):
+    """Print one line per size and case."""
+    if not sys.platform.startswith("linux"):
+        raise typer.BadParameter("the peak is read from /proc, which only Linux has")
+    options = {"vocabulary": vocabulary, "target_tokens": target_tokens, "batch": batch, "threads": threads}
+    options |= {"source_length": source_length, "new_tokens": new_tokens}
+    rows = []
+    for size in sizes.split(","):
+        for case in cases.split(","):
+            rows.append(measure(case, {**options, "size": size}))
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    write_rows(rows, json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,155 @@
+"""How the cost of a forward pass and of a training step grows with the length of the source, and with the batch.
+
+    python scripts/benchmarks/scale.py                             # 64 to 4,096 tokens; batches of 1 to 64
+    python scripts/benchmarks/scale.py --axes length --lengths 256,512,1024,2048
+
+`full` is Heed with attention to all positions, `neighbourhood` has the same weights and `encoder_neighbourhood` 32.
+Targets have 16 tokens. Seconds are those of the CPU, medians of calls that take turns. Memory is what all tensors that
+are made in a call hold at once, counted as they are made and freed, so that it does not depend on the machine. Behind
+the sizes a line for each kind and step gives the powers of length or batch by which seconds and memory grow: the
+slopes of straight lines through the logarithms of the upper half.
+"""
+
+import math
+import statistics
+import time
+import weakref
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from peers import make_heed, make_marian, make_sources, write_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RADIUS = 32
+TARGET_LENGTH = 16
+MEBIBYTE = 2**20
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the memory that tensors made within it hold.
+
+    Attributes:
+        now: Bytes held at present.
+        peak: Most bytes held at once.
+
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator and count what is new among its results."""
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(each, torch.Tensor):
+                self._count(each.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self.known:
+            return
+        self.known.add(address)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, address, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        self.known.discard(address)
+        self.now -= size
+
+
+def make_models(size: str, vocabulary: int) -> dict[str, Any]:
+    """Return a model of each kind, with the same weights."""
+    marian = make_marian(size, vocabulary)
+    models = {kind: make_heed(marian) for kind in ("full", "neighbourhood")}
+    models["neighbourhood"].config.encoder_neighbourhood = RADIUS
+    return models
+
+
+def run(model: Any, step: str, sentences: int, length: int, vocabulary: int) -> None:
+    """Run a forward pass or a training step."""
+    tokens, mask = make_sources(sentences, length, vocabulary, shortest=0.9)
+    labels, _ = make_sources(sentences, TARGET_LENGTH, vocabulary, shortest=1.0)
+    with torch.set_grad_enabled(step == "training"):
+        loss = model.train(step == "training")(input_ids=tokens, attention_mask=mask, labels=labels).loss
+    if step == "training":
+        loss.backward()
+        model.zero_grad()
+
+
+def measure(models: dict[str, Any], step: str, sentences: int, length: int, options: dict[str, int]):
+    """Return milliseconds and MiB of each model."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in models}
+    mebibytes = {}
+    for number in range(options["rounds"] + 1):
+        for kind, model in models.items():
+            if number == 0:
+                with LiveBytes() as memory:
+                    run(model, step, sentences, length, options["vocabulary"])
+                mebibytes[kind] = memory.peak / MEBIBYTE
+                continue
+            start = time.process_time()
+            run(model, step, sentences, length, options["vocabulary"])
+            seconds[kind].append(time.process_time() - start)
+    return {kind: (1000 * statistics.median(seconds[kind]), mebibytes[kind]) for kind in models}
+
+
+def exponent(sizes: list[int], costs: list[float]) -> float:
+    """Return the power of the size by which costs grow, by least squares on the logarithms of the upper half."""
+    points = [(math.log(size), math.log(cost)) for size, cost in zip(sizes, costs, strict=True)][len(sizes) // 2 :]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> list[dict[str, Any]]:
+    """Measure one axis; return a row for every size, kind and step, and a row of exponents for every kind and step."""
+    models = make_models(size, options["vocabulary"])
+    if axis == "batch":
+        models = {"full": models["full"]}
+    rows = []
+    for step in ("forward", "training"):
+        found = []
+        for number in numbers:
+            sentences, length = (1, number) if axis == "length" else (number, options["length"])
+            found.append(measure(models, step, sentences, length, options))
+        for kind in models:
+            row = {"size": size, "axis": axis, "kind": kind, "step": step}
+            costs = [each[kind] for each in found]
+            for number, (milliseconds, mebibytes) in zip(numbers, costs, strict=True):
+                rows.append({**row, axis: number, "ms": round(milliseconds, 1), "mib": round(mebibytes, 2)})
+            powers = [round(exponent(numbers, list(each)), 2) for each in zip(*costs, strict=True)]
+            rows.append({**row, "exponent_of_time": powers[0], "exponent_of_memory": powers[1]})
+    return rows
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "base",
+    axes: Annotated[str, typer.Option(help="Of length and batch, with commas.")] = "length,batch",
+    lengths: Annotated[str, typer.Option(help="Tokens of the source, with commas.")] = "64,128,256,512,1024,2048,4096",
+    batches: Annotated[str, typer.Option(help="Sentences, with commas.")] = "1,2,4,8,16,32,64",
+    length: Annotated[int, typer.Option(help="Tokens of the longest source of a batch.")] = 32,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 1_000,
+    rounds: Annotated[int, typer.Option(help="Timed calls of each.")] = 3,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+):
+    """Print one line per figure."""
+    torch.set_num_threads(threads)
+    numbers = {"length": lengths, "batch": batches}
+    options = {"length": length, "vocabulary": vocabulary, "rounds": rounds}
+    rows = []
+    for size in sizes.split(","):
+        for axis in axes.split(","):
+            found = scale(size, axis, [int(number) for number in numbers[axis].split(",")], options)
+            for row in found:
+                print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            rows += found
+    write_rows(rows, json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,142 @@
+"""Time the translation of real sentences, of natural length, by a trained model and by Marian with its weights.
+
+    python scripts/benchmarks/translate.py MODEL --data path/to/test.jsonl.gz --source de --target en
+
+Marian's `generate()` translates batches of sentences as they come, and so do the rows of Heed called unsorted
+and `generate`. The others sort by length first. Only ids are timed, no texts; batches have equal sizes. Tokens of
+float32 must equal Marian's but for ties that rounding decides, which are counted. Each is scored with BLEU.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from peers import interleaved_seconds, marian_like, write_rows
+from torch.nn.utils.rnn import pad_sequence
+from transformers.utils import logging
+
+from heed import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
+from heed.data.sources import read_pairs
+from heed.evaluation.metrics import score_translations
+
+Rows = list[list[int]]
+
+
+class Sentences:
+    """Encoded sentences in batches of equal size.
+
+    Args:
+        sources: Token ids of each sentence.
+        size: Sentences of a batch.
+        pad: The padding token's id.
+    """
+
+    def __init__(self, sources: Rows, size: int, pad: int):
+        self.sources, self.size, self.pad = sources, size, pad
+
+    def translated(self, generate: Callable[..., torch.Tensor], is_sorted: bool, ends: list[int]) -> Rows:
+        """Return what `generate` makes of each sentence, up to its end."""
+        order = list(range(len(self.sources)))
+        if is_sorted:
+            order.sort(key=lambda number: len(self.sources[number]))
+        found: Rows = [[] for _ in order]
+        for start in range(0, len(order), self.size):
+            numbers = order[start : start + self.size]
+            tensors = [torch.tensor(self.sources[number]) for number in numbers]
+            tokens = pad_sequence(tensors, batch_first=True, padding_value=self.pad)
+            lengths = torch.tensor([len(tensor) for tensor in tensors])
+            mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+            for number, row in zip(numbers, generate(input_ids=tokens, attention_mask=mask).tolist(), strict=True):
+                last = next((place for place, token in enumerate(row) if place and token in ends), len(row))
+                found[number] = row[1:last]
+        return found
+
+
+def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> dict[str, tuple[Callable, bool]]:
+    """Return what translates a batch, and whether it is given sorted sentences, by name."""
+    marian = marian_like(model)
+    settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": longest, "max_length": None}
+    chosen = {name: getattr(model.generation_config, name) for name in ("length_penalty", "early_stopping")}
+    settings |= {name: value for name, value in chosen.items() if value is not None}
+
+    def native(decoder: NativeDecoder) -> Callable[..., torch.Tensor]:
+        return lambda **batch: model.generate(**decoder.encoded(**batch), custom_generate=decoder, **settings)
+
+    decoders = {f"native {name}": (native(NativeDecoder(model, name)), True) for name in precisions}
+    return {
+        "marian": (lambda **batch: marian.generate(**batch, **settings), False),
+        "marian sorted": (lambda **batch: marian.generate(**batch, **settings), True),
+        "generate": (lambda **batch: model.generate(**batch, **settings), False),
+        "native float32 unsorted": (native(NativeDecoder(model)), False),
+        **decoders,
+    }
+
+
+def compare(model: Any, tokenizers: TokenizerPair, pairs: list[dict[str, str]], options: dict[str, Any]) -> list[dict]:
+    """Time one beam width and return a row of figures for each contestant."""
+    sources = tokenizers.encode_source([pair["source"] for pair in pairs])
+    sentences = Sentences(sources, options["batch"], model.config.pad_token_id)
+    ends = [model.config.eos_token_id]
+    calls, found = {}, {}
+
+    def call(name: str, generate: Callable, is_sorted: bool) -> Callable[[], None]:
+        def run() -> None:
+            found[name] = sentences.translated(generate, is_sorted, ends)
+
+        return run
+
+    for name, entry in contestants(model, options["beams"], options["longest"], options["precisions"]).items():
+        calls[name] = call(name, *entry)
+    seconds = interleaved_seconds(calls, options["rounds"])
+    references = [pair["target"] for pair in pairs]
+    rows = []
+    for name in calls:
+        differing = sum(ours != theirs for ours, theirs in zip(found[name], found["marian"], strict=True))
+        score = score_translations(tokenizers.decode_target(found[name]), references)["bleu"]
+        rows.append(
+            {
+                "beams": options["beams"],
+                "name": name,
+                "ratio": round(seconds["marian"] / seconds[name], 2),
+                "sentences_per_second": round(len(pairs) / seconds[name], 1),
+                "differing": differing,
+                "bleu": round(score, 2),
+            }
+        )
+    return rows
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="Folder of a trained model; one that Marian can express.")],
+    data: Annotated[str, typer.Option(help="Sentences and their references, as a recipe's data.")],
+    source: Annotated[str, typer.Option(help="Language or column of the source.")],
+    target: Annotated[str, typer.Option(help="Language or column of the references.")],
+    limit: Annotated[int, typer.Option(help="Most sentences.")] = 1000,
+    beams: Annotated[str, typer.Option(help="Beam widths, with commas.")] = "1,5",
+    batch: Annotated[int, typer.Option(help="Sentences of a batch.")] = 64,
+    longest: Annotated[int, typer.Option(help="Most tokens of a translation.")] = 100,
+    precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,bfloat16,int8",
+    rounds: Annotated[int, typer.Option(help="Timed runs over all sentences.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+):
+    """Print one line per beam width and contestant; `ratio` is to Marian."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    trained = HeedForConditionalGeneration.from_pretrained(model).eval()
+    tokenizers = TokenizerPair.from_pretrained(model)
+    pairs = list(islice(read_pairs(data, source, target), limit))
+    options = {"batch": batch, "longest": longest, "rounds": rounds, "precisions": precisions.split(",")}
+    rows = []
+    for width in beams.split(","):
+        measured = compare(trained, tokenizers, pairs, options | {"beams": int(width)})
+        for row in measured:
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        rows += measured
+    write_rows(rows, json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,430 @@
+"""An ONNX export computes what the model does at any size, and one that does not leaves nothing behind."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+from transformers.activations import ACT2FN
+from typer.testing import CliRunner
+
+from heed import HeedConfig, TokenizerPair
+from heed.cli import app
+from heed.configuration_heed import GATED_ACTIVATIONS
+from heed.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heed.publishing import export_onnx as exporter
+from heed.publishing.export_check import sentences_to_compare
+from heed.publishing.export_onnx import check_exportable, export_onnx, write_onnx
+from heed.publishing.onnx_decoding import ONNX_FILES, OnnxModel
+from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
+from memorised import PAIRS, memorised_model
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+# One layer says as much of an option as two, and is traced twice as fast; the last variant has three.
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 100}
+EXPORTED = {
+    **{name: {**SHALLOW, **changes} for name, changes in VARIANTS.items()},
+    "long_neighbourhoods": {**SHALLOW, "encoder_neighbourhood": 20, "decoder_neighbourhood": 17},
+    "everything_at_once": {
+        **SHALLOW,
+        **{"position_encoding": "rotary", "norm_placement": "pre", "norm_type": "rmsnorm", "embedding_norm": True},
+        **{"activation_function": "geglu", "feed_forward_bias": False, "attention_bias": True, "output_bias": True},
+        **{"d_k": 6, "d_v": 10, "encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "layer_norm_eps": 1e-3},
+        **{"encoder_neighbourhood": 3, "decoder_neighbourhood": 4, "scale_embedding": False, "d_model": 40},
+        **{"decoder_vocab_size": 71, "tie_word_embeddings": False, "encoder_ffn_dim": 48},
+        **{"encoder_attention_heads": 2, "tie_output_embeddings": False, "share_encoder_decoder_embeddings": False},
+    },
+    "unequal_stacks": {**VARIANTS["unequal_stacks"], "max_position_embeddings": 100},
+}
+# What no exported number depends on: initial values, training, `generate()`'s settings and sizes that tests give.
+NOT_COMPUTED = {
+    *("depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "label_smoothing", "use_cache"),
+    *("is_encoder_decoder", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("format_version", "vocab_size", "max_position_embeddings"),
+}
+
+
+@pytest.fixture(scope="module", params=EXPORTED)
+def exported(request, tmp_path_factory):
+    """A model with one option changed, and its ONNX files; what is traced has 2 rows of 5 and 3 tokens."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_model(**EXPORTED[request.param])
+    write_onnx(model, folder)
+    return model, OnnxModel.from_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("lengths", [(1,), (5, 5), (9, 2, 7), (3, 90, 41)])
+@torch.no_grad()
+def test_logits_and_states_are_the_same_at_any_size(exported, lengths, side):
+    model, ours = exported
+    ids, mask = padded(sentences(*lengths), side)
+    for target_length in (1, 4, 80):
+        target = torch.randint(14, 71, (len(lengths), target_length))
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+        assert_near(ours(**inputs).logits, model(**inputs).logits, 1e-5)
+    expected, found = (each.get_encoder()(input_ids=ids, attention_mask=mask)[0] for each in (model, ours))
+    is_token = mask.bool()
+    assert_near(found[is_token], expected[is_token], 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("lengths", [(4,), (9, 1, 23, 6)])
+def test_generated_tokens_are_the_same(exported, lengths, num_beams, side):
+    model, ours = exported
+    ids, mask = padded(sentences(*lengths), side)
+    settings = {"num_beams": num_beams, "max_length": 40, "min_new_tokens": 3}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
+    ours.generation_config = model.generation_config
+    expected, found = (each.generate(input_ids=ids, attention_mask=mask, **settings) for each in (model, ours))
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert len(found.logits) > 2
+    assert_near(torch.stack(found.logits), torch.stack(expected.logits), 1e-4)
+
+
+@pytest.mark.slow
+def test_a_decoder_prompt_of_several_tokens_goes_on_the_same(exported):
+    model, ours = exported
+    ours.generation_config = model.generation_config
+    ids, mask = padded(sentences(7, 4))
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.randint(14, 71, (2, 3))}
+    expected, found = (each.generate(**inputs, max_length=20) for each in (model, ours))
+    assert found.tolist() == expected.tolist()
+
+
+def test_every_field_of_the_config_is_tried():
+    fields = {name for name in HeedConfig.__dataclass_fields__ if not name.startswith("_")}
+    own = fields & set(HeedConfig.__annotations__)
+    changed = {name for changes in EXPORTED.values() for name in changes}
+    # The depth is changed by the one that has three layers, the heads of the decoder too.
+    assert own - changed - NOT_COMPUTED == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*GATED_ACTIVATIONS, *ACT2FN])
+@torch.no_grad()
+def test_every_activation_can_be_exported(tmp_path, name):
+    network = tiny_model(activation_function=name, **SHALLOW).model.encoder.layers[0].feed_forward
+    states = torch.randn(2, 3, 32)
+    exporter._write(tmp_path / "network.onnx", network, {"states": (states, {0: "rows", 1: "length"})}, ["output"])
+    session = onnxruntime.InferenceSession(tmp_path / "network.onnx")
+    other = torch.randn(4, 7, 32)
+    assert_near(torch.from_numpy(session.run(None, {"states": other.numpy()})[0]), network(other), 1e-5)
+
+
+# One real folder: two layers that know six pairs by heart.
+
+ALL_THE_SAME = {"greedy": (6, ()), "4 beams": (6, ())}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
+    memorised_model(tokenizers, PAIRS, encoder_layers=1, decoder_layers=1).save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(saved) -> Path:
+    """The export that the tests look at, and must not change."""
+    target = saved.parent / "onnx"
+    result = export_onnx(saved, target, list(PAIRS))
+    assert result.folder == target
+    assert {name: (each.sentences, each.differences) for name, each in result.comparisons.items()} == ALL_THE_SAME
+    assert 0 < result.difference < 1e-4
+    assert result.size == sum((target / name).stat().st_size for name in ONNX_FILES)
+    return target
+
+
+@pytest.fixture
+def untraced(folder, monkeypatch):
+    """Skip the tracing: write the ONNX files that are there."""
+
+    def write(model, target):
+        for path in folder.iterdir():
+            if path.is_file():
+                shutil.copy(path, target / path.name)
+
+    monkeypatch.setattr(exporter, "write_onnx", write)
+
+
+def test_the_folder_holds_the_names_that_optimum_looks_for(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert names == {*ONNX_FILES, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert not list(folder.parent.glob(".*"))
+    cached = [f"0.{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
+    expected = {
+        "encoder_model.onnx": (["input_ids", "attention_mask"], ["last_hidden_state"]),
+        "decoder_model.onnx": (
+            ["input_ids", "encoder_hidden_states", "encoder_attention_mask"],
+            ["logits", *(f"present.{name}" for name in cached)],
+        ),
+        "decoder_with_past_model.onnx": (
+            ["input_ids", "encoder_attention_mask", *(f"past_key_values.{name}" for name in cached)],
+            ["logits", *(f"present.{name}" for name in cached[:2])],
+        ),
+    }
+    for name, (inputs, outputs) in expected.items():
+        session = onnxruntime.InferenceSession(folder / name)
+        assert [each.name for each in session.get_inputs()] == inputs
+        assert [each.name for each in session.get_outputs()] == outputs
+        assert session.get_inputs()[0].shape[0] == "batch_size"
+        onnx.checker.check_model(str(folder / name), full_check=True)
+
+
+def test_the_files_tell_nothing_of_the_machine_and_bring_no_code(folder):
+    for path in folder.iterdir():
+        held = path.read_bytes()
+        assert b".py" not in held, path.name
+        assert str(Path.home()).encode() not in held
+        assert str(Path(exporter.__file__).parents[2]).encode() not in held
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    assert not {"auto_map", "custom_pipelines"} & set(config)
+
+
+def test_the_exported_model_translates_by_itself(folder):
+    tokenizers = TokenizerPair.from_pretrained(folder)
+    batch = tokenizers.source(list(PAIRS), padding=True, return_tensors="pt")
+    found = OnnxModel.from_pretrained(folder).generate(batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert tokenizers.decode_target(found) == list(PAIRS.values())
+
+
+def test_the_command_tells_what_it_compared(saved, tmp_path):
+    path = tmp_path / "sentences.txt"
+    path.write_text("\n\n".join(PAIRS) + "\n", encoding="utf-8")
+    result = CliRunner().invoke(
+        app, ["export", "onnx", str(saved), str(tmp_path / "out"), "--sentences", str(path), "--count", "4"]
+    )
+    assert result.exit_code == 0, result.output
+    for search in ("greedy", "4 beams"):
+        assert f"{search}: 0 of 4 sentences differ from generate()'s" in result.output
+    assert re.search(r"logits differ by \d\.\de-\d\d at most\n0\.\d MB in float32", result.output)
+    assert (tmp_path / "out" / "encoder_model.onnx").is_file()
+
+
+def test_the_guide_runs_as_it_is_written(folder, tmp_path, monkeypatch, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
+    section = re.search(r"^## ONNX\n(.*?)(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[1]
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 2
+    shutil.copytree(folder, tmp_path / "runs" / "quickstart" / "onnx")
+    monkeypatch.chdir(tmp_path)
+    for code, printed in blocks:
+        exec(code, {})
+        assert capsys.readouterr().out == printed
+    for name in (*ONNX_FILES, "--quantization int8", "--count", "500", f"{exporter.TOLERANCE:.0e}".replace("0", "")):
+        assert name in section
+
+
+def changed_weights(path: Path, name_part: str, factor: float):
+    """Multiply the weights of one matrix in a written file."""
+    model = onnx.load(path)
+    weights = [each for each in model.graph.initializer if name_part in each.name and len(each.dims) > 0]
+    assert weights
+    for weight in weights:
+        array = onnx.numpy_helper.to_array(weight) * factor
+        weight.CopyFrom(onnx.numpy_helper.from_array(array.astype("float32"), weight.name))
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("name", ONNX_FILES)
+@pytest.mark.parametrize(
+    ("factor", "message"), [(-3.0, r"differs from generate\(\)'s for \d of 6"), (1.001, r"logits differ by \d\.\de-")]
+)
+def test_an_export_that_differs_is_refused_and_leaves_nothing(
+    saved, tmp_path, untraced, monkeypatch, name, factor, message
+):
+    write = exporter.write_onnx
+
+    def write_wrongly(model, target):
+        write(model, target)
+        changed_weights(target / name, "norm.weight", factor)
+
+    monkeypatch.setattr(exporter, "write_onnx", write_wrongly)
+    with pytest.raises(ValueError, match=message):
+        export_onnx(saved, tmp_path / "out", list(PAIRS))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_export_leaves_nothing(saved, tmp_path, monkeypatch):
+    def write_half(model, target):
+        (target / "encoder_model.onnx").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter, "write_onnx", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(saved, tmp_path / "out", list(PAIRS))
+    assert not list(tmp_path.iterdir())
+
+
+def test_large_weights_lie_in_a_file_beside(saved, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "LARGEST_FILE", 10_000)
+    target = tmp_path / "out"
+    export_onnx(saved, target, list(PAIRS)[:2])
+    for name in ONNX_FILES:
+        assert (target / name).stat().st_size < (folder / name).stat().st_size / 2
+        assert (target / f"{name}_data").stat().st_size > 10_000
+
+
+def test_int8_is_a_quarter_of_the_size_and_tells_what_changed(saved, folder, tmp_path, untraced):
+    arguments = [str(saved), str(tmp_path / "out"), "--quantization", "int8", "--count", "20"]
+    result = CliRunner().invoke(app, ["export", "onnx", *arguments])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"greedy: \d+ of 20 sentences differ from generate\(\)'s", result.output)
+    assert "MB in int8" in result.output
+    assert "logits" not in result.output
+    for name in ONNX_FILES:
+        assert (tmp_path / "out" / name).stat().st_size < 0.6 * (folder / name).stat().st_size
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in folder.iterdir()}
+
+
+def test_int8_that_loses_the_model_is_refused(saved, tmp_path, untraced, monkeypatch):
+    quantize = exporter._quantize
+
+    def quantize_wrongly(path):
+        quantize(path)
+        changed_weights(path, "norm.weight", -3.0)
+
+    monkeypatch.setattr(exporter, "_quantize", quantize_wrongly)
+    with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
+        export_onnx(saved, tmp_path / "out", list(PAIRS), "int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_quantization_is_named(saved, tmp_path):
+    with pytest.raises(ValueError, match="`quantization` must be one of float32, int8, but is 'int4'"):
+        export_onnx(saved, tmp_path / "out", list(PAIRS), "int4")
+
+
+def test_a_model_in_half_precision_is_exported_in_float32(tmp_path):
+    model = tiny_model(**SHALLOW).to(torch.bfloat16)
+    write_onnx(model, tmp_path)
+    ids, mask = padded(sentences(5, 3))
+    target = torch.randint(14, 71, (2, 4))
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+    found = OnnxModel.from_pretrained(tmp_path)(**inputs).logits
+    assert_near(found, model.float()(**inputs).logits)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_separate_tokenizers_and_several_languages_go_along(tmp_path):
+    tokenizers = train_tokenizers(
+        list(PAIRS), list(PAIRS.values()), vocab_size=265, joint=False, languages=["en", "fr"]
+    )
+    model = memorised_model(tokenizers, PAIRS, "en", encoder_layers=1, decoder_layers=1)
+    model.save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    result = export_onnx(tmp_path / "model", tmp_path / "out", list(PAIRS))
+    assert {name: (each.sentences, each.differences) for name, each in result.comparisons.items()} == ALL_THE_SAME
+    assert (tmp_path / "out" / TARGET_FOLDER / "tokenizer.json").is_file()
+    assert TokenizerPair.from_pretrained(tmp_path / "out").languages == ("en", "fr")
+
+
+# Wrong input
+
+
+def refused(saved, tmp_path, *arguments: str) -> str:
+    """Run the command, which must fail with one line and without a traceback, and return that line."""
+    result = CliRunner().invoke(app, ["export", "onnx", str(saved), str(tmp_path / "out"), *arguments])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ValueError | OSError | ImportError)
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert not list(tmp_path.glob(".*"))
+    return str(result.exception)
+
+
+def test_a_folder_that_exists_is_left_alone(saved, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert "must be a folder that does not exist yet" in refused(saved, tmp_path)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_sentences_must_be_there(saved, tmp_path):
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+    empty.write_text(" \n\n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "has none" in refused(saved, tmp_path, "--sentences", str(empty))
+    assert "UTF-8" in refused(saved, tmp_path, "--sentences", str(binary))
+    assert "nowhere.txt" in refused(saved, tmp_path, "--sentences", "nowhere.txt")
+    assert "`count` must be at least 1" in refused(saved, tmp_path, "--count", "0")
+    with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
+        export_onnx(saved, tmp_path / "out", ["", " "])
+
+
+def test_the_built_in_sentences_are_as_many_as_asked_for():
+    assert [len(set(sentences_to_compare(count=count))) for count in (1, 2, 500)] == [1, 2, 500]
+
+
+def test_a_model_of_another_kind_is_named(saved, tmp_path):
+    sizes = {"vocab_size": 270, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    MarianMTModel(MarianConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(tmp_path / "marian")
+    told = refused(tmp_path / "marian", tmp_path)
+    assert "`model_type` must be heed" in told
+    assert "marian" in told
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxscript", "onnx"])
+def test_a_missing_library_names_the_extra(saved, tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    assert "pip install 'heed[onnx]'" in refused(saved, tmp_path)
+
+
+def test_adapters_and_quantized_weights_are_refused():
+    model = tiny_model(**SHALLOW)
+    check_exportable(model)
+    attention = model.model.decoder.layers[0].self_attn
+    plain = attention.q_proj
+    attention.q_proj = torch.nn.Linear(32, 32, bias=False)
+    with pytest.raises(ValueError, match=r"adapters .*q_proj \(Linear\)"):
+        check_exportable(model)
+    attention.q_proj = plain
+    model.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(ValueError, match="`quantization_config` must be absent"):
+        check_exportable(model)
+
+
+def test_a_broken_or_foreign_onnx_folder_is_named(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        OnnxModel.from_pretrained(tmp_path)
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "decoder_model.onnx").unlink()
+    with pytest.raises(FileNotFoundError, match=r"decoder_model\.onnx"):
+        OnnxModel.from_pretrained(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cache_implementation": "static"}, "cache_implementation"),
+        ({"decoder_attention_mask": torch.tensor([[0, 1]])}, "decoder_attention_mask"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    ],
+)
+def test_what_the_exported_files_cannot_compute_is_refused(folder, settings, message):
+    model = OnnxModel.from_pretrained(folder)
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.tensor([[5, 6, 2]]), decoder_input_ids=torch.tensor([[0, 1]]), max_length=6, **settings)
+
+
+def test_one_token_at_a_time_beside_a_filled_cache(folder):
+    model = OnnxModel.from_pretrained(folder)
+    output = model.generate(torch.tensor([[5, 6, 2]]), return_dict_in_generate=True, max_length=4)
+    with pytest.raises(ValueError, match="one token beside a filled cache, but has 2"):
+        model(
+            torch.tensor([[5, 6, 2]]),
+            decoder_input_ids=torch.tensor([[4, 5]]),
+            past_key_values=output.past_key_values,
+        )

@@ -1303,8 +1303,9 @@ class HeedDecoder(HeedStack):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         self._check_lengths(embeddings.shape[1], past_length, attention_mask)
         settings = self.attention_settings(kwargs.get("output_attentions"))
+        kernel = settings._attn_implementation  # once: to read a config takes microseconds
         if (
-            settings._attn_implementation == "flex_attention"
+            kernel == "flex_attention"
             and past_key_values is not None
             and past_key_values.is_compileable
         ):
@@ -1324,7 +1325,7 @@ class HeedDecoder(HeedStack):
                 encoder_attention_mask=cross_mask,
                 past_key_values=past_key_values,
                 positions=positions,
-                attn_implementation=settings._attn_implementation,
+                attn_implementation=kernel,
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -1582,6 +1583,23 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         check_generate_arguments(args, kwargs)
         with vocabulary_of_the_target():
             return super().generate(*args, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
+    ) -> dict:
+        """Return what one step of `generate()` hands to `forward`.
+
+        transformers' own, for caches and places that ask for more, takes longer than an attention of a small model.
+        """
+        is_ordinary = past_key_values is not None and not past_key_values.is_compileable
+        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
+            return super().prepare_inputs_for_generation(
+                input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
+            )
+        newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
+        given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
+        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
+        return own | given
 
     def _sample(self, *args, **kwargs):
         """Search greedily or sample, as transformers does."""

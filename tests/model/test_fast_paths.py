@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from heed import HeedConfig, HeedForConditionalGeneration, modeling_heed
-from heed.modeling_heed import HeedDropout, HeedLinear, linear, project_together
+from heed.modeling_heed import HeedDropout, HeedLinear, Packing, linear, needed_targets, project_together
 
 SIZES = {
     **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
@@ -159,6 +159,139 @@ def test_dropout_does_nothing_in_evaluation_and_follows_the_seed():
     first, second = (torch.manual_seed(3) and dropout.train()(states) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, dropout(states))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dropout_can_be_differentiated_twice(dtype):
+    states = torch.randn(40, dtype=dtype, requires_grad=True)
+    dropped = HeedDropout(0.5).train()(states)
+    (first,) = torch.autograd.grad(dropped.pow(3).sum(), states, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), states)
+    kept = dropped.detach() != 0
+    assert 0 < kept.sum() < 40
+    torch.testing.assert_close(second, 6 * dropped.detach() * 4 * kept)
+
+
+# Nothing is computed for padding
+
+
+def make_padded_batch(side="right"):
+    torch.manual_seed(2)
+    lengths = torch.tensor([6, 2, 4, 1, 3])[:, None]
+    places = torch.arange(6) if side == "right" else torch.arange(5, -1, -1)
+    return make_batch() | {"attention_mask": (places < lengths).long()}
+
+
+@pytest.fixture
+def packed_rows(monkeypatch):
+    """Numbers of rows that were computed instead of a padded batch's."""
+    rows = []
+    pack = Packing.pack
+
+    def watched(self, states):
+        packed = pack(self, states)
+        rows.append((packed.shape[1], states.shape[0] * states.shape[1]))
+        return packed
+
+    monkeypatch.setattr(Packing, "pack", watched)
+    return rows
+
+
+ARCHITECTURES = {
+    "default": {},
+    "modern": {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"},
+    "rotary": {"position_encoding": "rotary", "decoder_key_value_heads": 2},
+    "neighbourhoods": {"encoder_neighbourhood": 1, "decoder_neighbourhood": 2, "d_k": 3, "d_v": 5},
+    "embedding_norm": {"embedding_norm": True, "attention_bias": True, "label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_padding_that_is_not_computed_changes_neither_loss_nor_gradients(
+    architecture, kernel, side, packed_rows, monkeypatch
+):
+    model, batch = make_model(**ARCHITECTURES[architecture]), make_padded_batch(side)
+    model.set_attn_implementation(kernel)
+    loss = model(**batch).loss
+    found = gradients(model, loss)
+    targets, sources = 35 - 4 - 2, 6 + 2 + 4 + 1 + 3
+    assert {(targets + 1, 35), (sources + 1, 30)} <= set(packed_rows)
+    monkeypatch.setattr(modeling_heed, "LEAST_PADDING", 1.0)
+    packed_rows.clear()
+    whole = model(**batch).loss
+    assert not packed_rows
+    torch.testing.assert_close(loss, whole, rtol=1e-6, atol=0)
+    assert_same(found, gradients(model, whole))
+
+
+def test_needed_targets_are_those_that_a_label_depends_on():
+    labels = torch.tensor([[-100, 5, -100, 6, -100], [7, -100, -100, -100, -100], [-100] * 5])
+    assert needed_targets(labels, None).tolist() == [[True] * 4 + [False], [True] + [False] * 4, [False] * 5]
+    mask = torch.tensor([[1, 0, 0, 1, 1], [1] * 5, [1] * 5])
+    assert needed_targets(labels, mask)[0].tolist() == [True, True, False, True, False]
+    assert needed_targets(labels, mask[:, None, None]) is None
+
+
+def test_a_mask_and_labels_within_the_targets_change_nothing_where_padding_is_not_computed(packed_rows, monkeypatch):
+    model, batch = make_model(), make_padded_batch()
+    batch["decoder_input_ids"] = torch.randint(4, 50, (5, 7))
+    batch["decoder_attention_mask"] = (torch.rand(5, 7) > 0.4).long()
+    batch["labels"] = batch["labels"].masked_fill(torch.rand(5, 7) > 0.5, -100)
+    batch["decoder_attention_mask"][:, 0] = 1
+    batch["labels"][:, 0] = 7
+    loss = model(**batch).loss
+    found = gradients(model, loss)
+    assert packed_rows
+    monkeypatch.setattr(modeling_heed, "LEAST_PADDING", 1.0)
+    torch.testing.assert_close(loss, model(**batch).loss, rtol=1e-6, atol=0)
+    assert_same(found, gradients(model, model(**batch).loss))
+
+
+@pytest.mark.parametrize("which", ["evaluation", "logits", "hook", "recorded", "configured", "empty source", "cache"])
+def test_padding_is_computed_where_someone_may_look_at_it(which, packed_rows):
+    model, batch, arguments = make_model(), make_padded_batch(), {}
+    if which == "evaluation":
+        model.eval()
+    if which == "logits":
+        arguments = {"skip_logits": False}
+    seen = []
+    if which == "hook":
+        hooked = model.model.decoder.layers[1].feed_forward
+        hooked.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:2]))
+    if which == "recorded":
+        arguments = {"output_hidden_states": True}
+    if which == "configured":
+        model.config.output_hidden_states = True
+    if which == "empty source":
+        batch["attention_mask"][1] = 0
+        batch["labels"][1] = -100
+        batch["labels"][:, 0] = 5
+        batch["labels"] = batch["labels"][:, :1]
+    if which == "cache":
+        batch = make_batch()
+        arguments = {"past_key_values": model(**batch | {"labels": None}, decoder_input_ids=batch["labels"][:, :1] * 0 + 4, use_cache=True).past_key_values}
+    outputs = model(**batch, **arguments)
+    assert not packed_rows
+    assert seen == ([(5, 7)] if which == "hook" else [])
+    if which in ("recorded", "configured"):
+        assert {tuple(states.shape[:2]) for states in outputs.decoder_hidden_states} == {(5, 7)}
+
+
+def test_a_gradient_flows_through_packed_states_twice():
+    packing = Packing(torch.tensor([[True, True, False], [True, False, False]]))
+    states = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([[1.0, 1, 0], [1, 0, 0]], dtype=torch.float64)[..., None]
+
+    def function(states):
+        packed = packing.pack(states)
+        assert packed.shape == (1, 4, 4)
+        return packing.unpack(packed.pow(3)) * tokens
+
+    torch.testing.assert_close(function(states), states.pow(3) * tokens)
+    assert torch.autograd.gradcheck(function, states)
+    assert torch.autograd.gradgradcheck(function, states)
 
 
 # The loss without all logits

@@ -271,6 +271,14 @@ def test_a_cache_of_the_users_own(kind, beams):
     assert own.get_seq_length() > 0
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+def test_labels_beside_the_source_are_left_out_as_trainers_hand_them_over(beams):
+    model, _, batch = model_and_batch()
+    plain = model.generate(**batch, do_sample=False, num_beams=beams)
+    labels = torch.full((3, 5), 30)
+    assert torch.equal(model.generate(**batch, do_sample=False, num_beams=beams, labels=labels), plain)
+
+
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])
 def test_every_cache_implementation_that_a_cpu_has(implementation):
     model, rows, batch = model_and_batch()

@@ -80,10 +80,9 @@ def test_checkpointing_of_frozen_embeddings_gives_gradients_as_adapters_need_the
 
 
 def test_recorded_states_do_not_change_what_checkpointing_computes():
-    expected = loss_and_gradients(dropping("eager"))
-    found = loss_and_gradients(
-        dropping("eager"), {"use_reentrant": True}, output_hidden_states=True, output_attentions=True
-    )
+    recorded = {"output_hidden_states": True, "output_attentions": True}
+    expected = loss_and_gradients(dropping("eager"), **recorded)
+    found = loss_and_gradients(dropping("eager"), {"use_reentrant": True}, **recorded)
     assert_near(found, expected)
 
 

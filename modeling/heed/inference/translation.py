@@ -25,10 +25,11 @@ from heed.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENG
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
+    from heed.inference.ctranslate2.engine import ComputeType, CTranslate2Engine
     from heed.inference.native.decoder import NativeDecoder
     from heed.inference.native.packing import Precision
 
-Engine = Literal["auto", "native", "generate"]
+Engine = Literal["auto", "native", "generate", "ctranslate2"]
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
@@ -83,15 +84,19 @@ class Translator:
 
     Args:
         model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with
-            `generate()`. It stays on its device; while translating it is in evaluation mode.
+            `generate()`. It stays on its device; while translating it is in evaluation mode. Or the `ExportedModel` of
+            a folder that `heed export ctranslate2` wrote.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32. `auto` takes the native one wherever it can do what is asked for.
-        precision: Of the native decoder: `float32`, `bfloat16` or `int8`.
+            with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2, and anew where they
+            have changed. `auto` takes the native one wherever it can do what is asked for, and CTranslate2 for an
+            exported model.
+        precision: Of the native decoder: `float32`, `bfloat16` or `int8`; of CTranslate2 any type that it knows.
 
     Raises:
-        ValueError: When the tokenizers do not fit the model's config, the native decoder is asked for and cannot take
-            the model's place, or a precision would be ignored.
+        ImportError: When CTranslate2 is asked for and not installed.
+        ValueError: When the tokenizers do not fit the model's config, the engine that is asked for cannot take the
+            model's place, or a precision would be ignored.
 
     """
 
@@ -100,11 +105,19 @@ class Translator:
         model: "PreTrainedModel",
         tokenizers: TokenizerPair,
         engine: Engine = "auto",
-        precision: "Precision" = "float32",
+        precision: "Precision | ComputeType" = "float32",
     ):
+        from heed.inference.ctranslate2.engine import ExportedModel
+
         tokenizers.check_config(model.config)
         if engine not in get_args(Engine):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(Engine))}, but is {engine!r} instead.")
+        if isinstance(model, ExportedModel):
+            if engine not in ("auto", "ctranslate2"):
+                raise ValueError(
+                    f"`engine` must be ctranslate2 for a model that was exported for it, but is {engine} instead."
+                )
+            engine = "ctranslate2"
         if engine == "generate" and precision != "float32":
             raise ValueError(
                 f"`precision` must be float32 with the engine generate, which computes as the model is, but is "
@@ -115,7 +128,10 @@ class Translator:
         self.engine = engine
         self.precision = precision
         self._native: NativeDecoder | None = None
-        if engine == "native" or precision != "float32":
+        self._ctranslate2: CTranslate2Engine | None = None
+        if engine == "ctranslate2":
+            self._ctranslate2 = self._current_ctranslate2()
+        elif engine == "native" or precision != "float32":
             self._native = self._make_native()
 
     @classmethod
@@ -125,17 +141,18 @@ class Translator:
         device: str | torch.device | None = None,
         revision: str | None = None,
         engine: Engine = "auto",
-        precision: "Precision" = "float32",
+        precision: "Precision | ComputeType" = "float32",
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
             folder: A local folder with config.json, weights and tokenizer files, or with an adapter of peft, which
-                is merged into the model it was trained on, or an id on the Hub.
+                is merged into the model it was trained on, or an id on the Hub. A folder that `heed export
+                ctranslate2` wrote is computed with by CTranslate2.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As the constructor takes it.
-            precision: As the constructor takes it.
+            precision: As the constructor takes it; of an exported folder `float32` means what it was exported with.
 
         Raises:
             FileNotFoundError: When the folder, its config or its weights are missing.
@@ -143,9 +160,14 @@ class Translator:
                 the device does not exist here, or the engine cannot take the model's place.
 
         """
+        from heed.inference.ctranslate2.engine import ExportedModel, is_exported_folder
+
         target = resolve_device(device)
         folder = model_folder(folder, revision)
-        model: Any = load_model(folder)
+        is_exported = is_exported_folder(folder)
+        compute_type: Any = None if precision == "float32" else precision
+        loaded: Any = ExportedModel(folder, target, compute_type) if is_exported else load_model(folder)
+        model = loaded if is_exported else loaded.to(target)
         if is_adapter(folder) and not (folder / "tokenizer.json").is_file():
             folder = adapted_model(folder)
         try:
@@ -155,7 +177,7 @@ class Translator:
             raise
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
-        return cls(model.to(target), tokenizers, engine, precision)
+        return cls(model, tokenizers, engine, precision)
 
     def translate(
         self,
@@ -232,12 +254,20 @@ class Translator:
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights cannot be sent to another process, which packs its own.
-        return self.__dict__ | {"_native": None}
+        return self.__dict__ | {"_native": None, "_ctranslate2": None}
 
     def _make_native(self) -> "NativeDecoder":
         from heed.inference.native.decoder import NativeDecoder
 
-        return NativeDecoder(self.model, self.precision)
+        return NativeDecoder(self.model, self.precision)  # type: ignore[arg-type]  # it checks the name
+
+    def _current_ctranslate2(self) -> "CTranslate2Engine":
+        """Return CTranslate2 with the model's present weights."""
+        from heed.inference.ctranslate2.engine import CTranslate2Engine
+
+        if self._ctranslate2 is None or not self._ctranslate2.is_current:
+            self._ctranslate2 = CTranslate2Engine(self.model, self.tokenizers, self.precision)
+        return self._ctranslate2
 
     def _decoder(self, config: "GenerationConfig") -> "NativeDecoder | None":
         """Return the native decoder, with the model's present weights, if this call is for it."""
@@ -292,10 +322,22 @@ class Translator:
         config.max_length = None
         config.return_dict_in_generate = False
         config.output_scores = config.output_attentions = config.output_hidden_states = False
+        if self.engine == "ctranslate2":
+            from heed.inference.ctranslate2.engine import check_settings
+
+            check_settings(config)
         return _Settings(config, target_language, token_budget)
 
+    def _positions(self) -> int | None:
+        """Return how many tokens a sequence may have; None is any number."""
+        if self.engine != "ctranslate2":
+            return position_limit(self.model.config)
+        from heed.inference.ctranslate2.specification import positions_of_table
+
+        return positions_of_table(self.model.config)
+
     def _length_bound(self, max_new_tokens: int | None) -> int:
-        positions = position_limit(self.model.config)
+        positions = self._positions()
         if max_new_tokens is not None:
             _check_positive("max_new_tokens", max_new_tokens)
             if positions is not None and max_new_tokens > positions:
@@ -320,6 +362,11 @@ class Translator:
         encoded = self.tokenizers.encode_source([texts[index] for index in filled], settings.target_language)
         sources = dict(zip(filled, encoded, strict=True))
         self._check_source_lengths(sources, first_number)
+        if self.engine == "ctranslate2":
+            whole = self._translate_by_ctranslate2(list(sources.values()), settings)
+            for index, translations in zip(sources, whole, strict=True):
+                results[index] = translations
+            return results
         lengths = {index: len(source) * settings.rows_per_sentence for index, source in sources.items()}
         with self._prepared_model(settings):
             decoder = self._decoder(settings.generation_config)
@@ -328,6 +375,14 @@ class Translator:
                 for index, translations in zip(batch, translated, strict=True):
                     results[index] = translations
         return results
+
+    def _translate_by_ctranslate2(self, sources: list[list[int]], settings: _Settings) -> Iterator[list[Translation]]:
+        """Hand all sentences over at once: CTranslate2 sorts and batches them, and works on batches side by side."""
+        batch_tokens = settings.token_budget // settings.rows_per_sentence
+        found = self._current_ctranslate2().search(sources, settings.generation_config, batch_tokens)
+        texts = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
+        for row in found:
+            yield [Translation(next(texts), one.score, one.token_ids, one.finished) for one in row]
 
     @contextmanager
     def _prepared_model(self, settings: _Settings) -> Iterator[None]:
@@ -348,7 +403,7 @@ class Translator:
                 self.model.train(was_training)
 
     def _check_source_lengths(self, sources: dict[int, list[int]], first_number: int) -> None:
-        positions = position_limit(self.model.config)
+        positions = self._positions()
         for index, source in sources.items():
             if positions is not None and len(source) > positions:
                 raise ValueError(

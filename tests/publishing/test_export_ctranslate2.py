@@ -1,0 +1,572 @@
+"""CTranslate2: the tokens and scores of `generate()`, and what it cannot do is refused by name."""
+
+import json
+import pickle
+import random
+import re
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from heed import HeedConfig, HeedForConditionalGeneration
+from heed.cli import app
+from heed.data.tokenization import train_tokenizers
+from heed.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
+from heed.inference.ctranslate2.specification import TABLE_ROWS
+from heed.inference.translation import Translator
+from heed.publishing import export_ctranslate2 as exporter
+from heed.publishing.export_check import compare, new_folder
+from heed.publishing.export_ctranslate2 import export_ctranslate2
+from helpers import shake
+from memorised import PAIRS, memorised_model
+
+WORDS = ["the", "a", "man", "dog", "runs", "sleeps", "park", "boy", "girl", "two", "red", "blue", "car", "near", "big"]
+DRAW = random.Random(0)
+SENTENCES = [" ".join(DRAW.choices(WORDS, k=DRAW.randint(1, 9))) for _ in range(400)]
+SOURCES = SENTENCES[:14]
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "serve.md"
+# Each is an option, or a combination of options, that CTranslate2 has another name or another place for.
+EXPRESSIBLE = {
+    "default": {},
+    "pre_norm": {"norm_placement": "pre"},
+    "rmsnorm": {"norm_type": "rmsnorm", "layer_norm_eps": 0.05},
+    "rmsnorm_before": {"norm_type": "rmsnorm", "norm_placement": "pre"},
+    "layer_norm_eps": {"layer_norm_eps": 0.05},
+    **{name: {"activation_function": name} for name in ("gelu", "gelu_new", "silu", "quick_gelu", "tanh", "sigmoid")},
+    **{name: {"activation_function": name} for name in ("swiglu", "geglu", "reglu")},
+    "rotary": {"position_encoding": "rotary"},
+    "learned": {"position_encoding": "learned"},
+    "no_positions": {"position_encoding": "none"},
+    "concatenated": {"sinusoid_layout": "concatenated"},
+    "tensor2tensor": {"sinusoid_layout": "tensor2tensor", "position_offset": 2},
+    "embedding_norm": {"embedding_norm": True, "output_bias": True, "attention_bias": True},
+    "no_feed_forward_bias": {"feed_forward_bias": False},
+    "unscaled_embedding": {"scale_embedding": False},
+    "dot": {"attention_scoring": "dot"},
+    "nothing_shared": {"tie_word_embeddings": False},
+    "own_source": {"share_encoder_decoder_embeddings": False},
+    "own_output": {"tie_output_embeddings": False},
+    "grouped_decoder": {"decoder_key_value_heads": 2},
+    "grouped_encoder": {"encoder_key_value_heads": 1, "attention_bias": True},
+    "grouped_rotary": {"encoder_key_value_heads": 2, "decoder_key_value_heads": 2, "position_encoding": "rotary"},
+    "unequal_stacks": {"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 48},
+    "narrow_heads": {"d_k": 6, "d_v": 6},
+    "wide_heads": {"d_k": 12, "d_v": 12, "decoder_key_value_heads": 2},
+    "separate_vocabularies": {"share_encoder_decoder_embeddings": False},
+    "separate_vocabularies_untied": {"tie_word_embeddings": False, "norm_placement": "pre"},
+}
+INEXPRESSIBLE = {
+    "attention_scoring": {"attention_scoring": "additive"},
+    "encoder_neighbourhood": {"encoder_neighbourhood": 2},
+    "decoder_neighbourhood": {"decoder_neighbourhood": 3},
+    "d_v": {"d_k": 6},
+    "activation_function": {"activation_function": "mish"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return train_tokenizers(SENTENCES, SENTENCES, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def separate_tokenizers():
+    return train_tokenizers(SENTENCES, SENTENCES[::-1], vocab_size=300, target_vocab_size=285, joint=False)
+
+
+@pytest.fixture(scope="module")
+def memorised(tokenizers):
+    """A model that ends its translations by itself, and its tokenizers."""
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
+    return memorised_model(pair, PAIRS), pair
+
+
+@pytest.fixture(scope="module")
+def memorised_folder(memorised, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memorised") / "model"
+    for each in memorised:
+        each.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(memorised_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    export_ctranslate2(memorised_folder, folder, list(PAIRS))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_model(tokenizers, seed: int = 1, **changes):
+    """Return a tiny model whose outputs depend on everything it reads, and which ends at a token that it likes."""
+    torch.manual_seed(seed)
+    sizes = {
+        **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32},
+        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+        **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64},
+    }
+    model = HeedForConditionalGeneration(HeedConfig(**{**sizes, **tokenizers.special_ids(), **changes})).eval()
+    shake(model)
+    # Larger embeddings would drown the positions, and repeat whatever was read last.
+    for matrix in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head):
+        torch.nn.init.normal_(matrix.weight, std=model.config.d_model**-0.5)
+    model.generation_config.eos_token_id = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = {"num_beams": 1, "max_new_tokens": 12, "target_language": next(iter(tokenizers.languages), None)}
+        translated = Translator(model, tokenizers, "generate").translate(SOURCES, **settings)
+    rows = [best.token_ids for best, *_ in translated]
+    places = {token: {row.index(token) if token in row else 12 for row in rows} for row in rows for token in row}
+    model.generation_config.eos_token_id = max(places, key=lambda token: len(places[token]))
+    return model
+
+
+def both(model, tokenizers, texts=SOURCES, early_stopping=True, **settings):
+    """Translate by `generate()` and by CTranslate2."""
+    model.generation_config.early_stopping = early_stopping
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*cut off")
+        settings = {"max_new_tokens": 12, **settings}
+        engines = ("generate", "ctranslate2")
+        results = [Translator(model, tokenizers, engine).translate(texts, **settings) for engine in engines]
+    model.generation_config.early_stopping = False  # or it could not be saved without beams
+    return results
+
+
+def assert_equal(expected, found):
+    for ours, theirs in zip(expected, found, strict=True):
+        assert [each.token_ids for each in ours] == [each.token_ids for each in theirs]
+        assert [each.text for each in ours] == [each.text for each in theirs]
+        assert [each.finished for each in ours] == [each.finished for each in theirs]
+        scores = [each.score for each in theirs]
+        assert [each.score for each in ours] == pytest.approx(scores, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_each_option_gives_the_tokens_and_scores_of_generate(name, tokenizers, separate_tokenizers):
+    pair = separate_tokenizers if name.startswith("separate") else tokenizers
+    model = make_model(pair, **EXPRESSIBLE[name])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for beams in (1, 3):
+        expected, found = both(model, pair, num_beams=beams)
+        assert_equal(expected, found)
+        lengths = {best.token_count for best, *_ in expected}
+        assert len(lengths) > 1 or beams > 1, "the sentences must end at different steps to show anything"
+    # CTranslate2's own optimizations write into what they are given.
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("field", INEXPRESSIBLE)
+def test_what_ctranslate2_cannot_express_is_refused_by_the_name_of_the_field(field, tokenizers, tmp_path):
+    torch.manual_seed(0)
+    model = make_model(tokenizers, **INEXPRESSIBLE[field])
+    with pytest.raises(ValueError, match=f"`{field}` must "):
+        Translator(model, tokenizers, "ctranslate2")
+    model.save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=f"`{field}` must "):
+        export_ctranslate2(tmp_path / "model", tmp_path / "out", SOURCES)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
+    tried = {field for changes in (*EXPRESSIBLE.values(), *INEXPRESSIBLE.values()) for field in changes}
+    sizes = {"vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "encoder_attention_heads"}
+    sizes |= {"encoder_ffn_dim", "max_position_embeddings"}
+    training = {"depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "label_smoothing"}
+    ids = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+    others = {"use_cache", "is_encoder_decoder", "format_version"}
+    assert set(HeedConfig.__annotations__) - tried - sizes - training - ids - others <= {"config_class"}
+
+
+@pytest.mark.parametrize(("beams", "returned"), [(4, 4), (5, 2)])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
+def test_n_best_lists_are_those_of_generate(tokenizers, beams, returned, length_penalty):
+    model = make_model(tokenizers, seed=3)
+    model.generation_config.length_penalty = length_penalty
+    assert_equal(*both(model, tokenizers, num_beams=beams, num_return_sequences=returned))
+
+
+def test_without_a_length_penalty_both_rules_of_ending_agree(tokenizers):
+    model = make_model(tokenizers, seed=4)
+    model.generation_config.length_penalty = 0.0
+    assert_equal(*both(model, tokenizers, early_stopping=False, num_beams=4))
+
+
+@pytest.mark.parametrize("length_penalty", [0.6, 1.0])
+def test_a_search_ends_by_the_scores_of_open_hypotheses(memorised, length_penalty, monkeypatch):
+    model, pair = memorised
+    monkeypatch.setattr(model.generation_config, "length_penalty", length_penalty)
+    texts = [*PAIRS, *(f"{one} {other}" for one in PAIRS for other in PAIRS)]
+    settings = {"num_beams": 4, "max_new_tokens": 40}
+    with pytest.warns(UserWarning, match="only comes near"):
+        expected, found = both(model, pair, texts, early_stopping=False, **settings)
+    early = both(model, pair, texts, **settings)[1]
+    # Trained sentences are the same; of others fewer differ than by the other rule.
+    assert_equal(expected[: len(PAIRS)], found[: len(PAIRS)])
+    differing = [
+        sum(ours[0].token_ids != theirs[0].token_ids for ours, theirs in zip(expected, other, strict=True))
+        for other in (found, early)
+    ]
+    assert differing[0] < differing[1] / 2
+
+
+def test_an_open_hypothesis_that_scores_better_lets_the_search_go_on():
+    row = [Hypothesis((1, 2, 3, 4, 9), -0.5, True), Hypothesis((1, 9), -0.6, True), Hypothesis((2, 9), -0.7, True)]
+    # After two steps with 2 beams the worst finished one has -0.7; the open one -0.5 a token, or -0.8.
+    assert last_step(row, {0: [-0.5] * 5}, 2, 1.0) == 5
+    assert last_step(row, {0: [-0.8, -0.8, -0.3, -0.3, -0.3]}, 2, 1.0) == 2
+    # Summed log-probabilities never get better.
+    assert last_step(row, {0: [-0.5] * 5}, 2, 0.0) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_new_tokens": 6},
+        {"min_length": 5},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.6},
+        {"suppress_tokens": [7, 20, 120]},
+        {"forced_eos_token_id": 2},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_greedy_search_are_those_of_generate(tokenizers, settings):
+    model = make_model(tokenizers, seed=5)
+    plain = both(model, tokenizers, num_beams=1)[0]
+    if "suppress_tokens" in settings:
+        settings = {"suppress_tokens": [plain[0][0].token_ids[0], plain[1][0].token_ids[0]]}
+    model.generation_config.update(**settings)
+    expected, found = both(model, tokenizers, num_beams=1)
+    assert_equal(expected, found)
+    assert [row[0].token_ids for row in expected] != [row[0].token_ids for row in plain]
+
+
+def test_sequences_of_tokens_are_banned_as_in_generate(tokenizers):
+    model = make_model(tokenizers, seed=5)
+    plain = both(model, tokenizers, num_beams=1)[0]
+    longest = max((row[0].token_ids for row in plain), key=len)
+    # An end token alone is not a bad word, in generate() either.
+    model.generation_config.bad_words_ids = [list(longest[1:3]), [longest[0]], [model.generation_config.eos_token_id]]
+    expected, found = both(model, tokenizers, num_beams=1)
+    assert_equal(expected, found)
+    assert [row[0].token_ids for row in expected] != [row[0].token_ids for row in plain]
+
+
+def test_a_forced_end_is_the_last_token_in_beam_search_too(tokenizers):
+    model = make_model(tokenizers, seed=6)
+    model.generation_config.update(forced_eos_token_id=model.generation_config.eos_token_id)
+    expected, found = both(model, tokenizers, num_beams=3, max_new_tokens=3)
+    assert_equal(expected, found)
+    assert not all(row[0].finished for row in expected)
+
+
+def test_several_end_tokens_end_greedy_search(tokenizers):
+    model = make_model(tokenizers, seed=7)
+    plain = both(model, tokenizers, num_beams=1)[0]
+    others = {token for row in plain for token in row[0].token_ids[2:]}
+    model.generation_config.eos_token_id = sorted({model.generation_config.eos_token_id, *others})
+    expected, found = both(model, tokenizers, num_beams=1)
+    assert_equal(expected, found)
+    assert len({row[0].token_ids[-1] for row in expected}) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "beams", "name"),
+    [
+        ({"do_sample": True}, 1, "do_sample"),
+        ({"penalty_alpha": 0.6}, 1, "penalty_alpha"),
+        ({"forced_bos_token_id": 9}, 1, "forced_bos_token_id"),
+        ({"encoder_no_repeat_ngram_size": 2}, 1, "encoder_no_repeat_ngram_size"),
+        ({"max_time": 3.0}, 1, "max_time"),
+        ({"sequence_bias": [[[5], 1.0]]}, 1, "sequence_bias"),
+        ({"guidance_scale": 2.0}, 1, "guidance_scale"),
+        ({"eos_token_id": None}, 1, "eos_token_id"),
+        ({"eos_token_id": [2, 3]}, 3, "eos_token_id"),
+        ({"early_stopping": "never"}, 3, "early_stopping"),
+        ({"no_repeat_ngram_size": 2}, 3, "no_repeat_ngram_size"),
+        ({"repetition_penalty": 1.2}, 3, "repetition_penalty"),
+        ({"min_new_tokens": 3}, 3, "min_new_tokens"),
+        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, 3, "num_beam_groups"),
+    ],
+)
+def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers, settings, beams, name):
+    model = make_model(tokenizers)
+    translator = Translator(model, tokenizers, "ctranslate2")
+    for field, value in settings.items():
+        setattr(model.generation_config, field, value)
+    with pytest.raises(ValueError, match=f"`{name}` must "):
+        translator.translate(SOURCES, num_beams=beams)
+    with pytest.raises(ValueError, match=f"`{name}` must "):
+        translator.translate_lines(iter(SOURCES), num_beams=beams)
+
+
+def test_the_batches_do_not_change_what_is_translated(tokenizers):
+    model = make_model(tokenizers, seed=8)
+    translator = Translator(model, tokenizers, "ctranslate2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = [
+            translator.translate(SOURCES, num_beams=3, max_new_tokens=12, token_budget=budget)
+            for budget in (1, 100, 8192)
+        ]
+    for other in results[1:]:
+        assert_equal(results[0], other)
+
+
+def test_lines_stream_and_empty_ones_stay_empty(memorised):
+    model, pair = memorised
+    lines = [f"{line}\n" for line in ["", *PAIRS, "   ", next(iter(PAIRS))]]
+    expected, found = (
+        list(Translator(model, pair, engine).translate_lines(lines, num_beams=1, chunk_size=3))
+        for engine in ("generate", "ctranslate2")
+    )
+    assert_equal(expected, found)
+    assert [best.text for best, *_ in found] == ["", *PAIRS.values(), "", next(iter(PAIRS.values()))]
+
+
+def test_changed_weights_are_copied_anew(tokenizers):
+    model = make_model(tokenizers, seed=9)
+    translator = Translator(model, tokenizers, "ctranslate2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = translator.translate(SOURCES, num_beams=1, max_new_tokens=8)
+        engine = translator._ctranslate2
+        translator.translate(SOURCES[:1], num_beams=1, max_new_tokens=8)
+        assert translator._ctranslate2 is engine
+        with torch.no_grad():
+            model.model.decoder.layers[0].feed_forward.fc1.weight.mul_(-1.0)
+        after = translator.translate(SOURCES, num_beams=1, max_new_tokens=8)
+        expected = Translator(model, tokenizers, "generate").translate(SOURCES, num_beams=1, max_new_tokens=8)
+    assert_equal(expected, after)
+    assert [row[0].token_ids for row in before] != [row[0].token_ids for row in after]
+
+
+def test_hooks_that_would_not_be_called_are_refused(tokenizers):
+    model = make_model(tokenizers)
+    model.model.decoder.layers[0].register_forward_hook(lambda module, given, output: output * 0)
+    with pytest.raises(ValueError, match=r"must have no forward hooks .* model.decoder.layers.0 has one"):
+        Translator(model, tokenizers, "ctranslate2")
+
+
+@pytest.mark.parametrize(("encoding", "limit"), [("learned", 20), ("sinusoidal", TABLE_ROWS)])
+def test_longer_sequences_than_there_are_positions_are_refused(tokenizers, encoding, limit):
+    model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=20)
+    translator = Translator(model, tokenizers, "ctranslate2")
+    with pytest.raises(ValueError, match=f"Sentence 2 must have at most {limit} tokens"):
+        translator.translate(["the man", "near " * (limit + 1)], num_beams=1)
+    with pytest.raises(ValueError, match=f"`max_new_tokens` must be at most {limit}"):
+        translator.translate(["the man"], num_beams=1, max_new_tokens=limit + 1)
+
+
+def test_a_source_is_never_cut(tokenizers):
+    model = make_model(tokenizers, seed=10)
+    text = " ".join(DRAW.choices(WORDS, k=1000))  # CTranslate2's own limit is 1,024 tokens
+    assert len(tokenizers.encode_source([text])[0]) > 1024
+    assert_equal(*both(model, tokenizers, [text], num_beams=1))
+
+
+def test_the_target_language_is_told(tmp_path):
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272, languages=["en", "de"])
+    model = make_model(pair, seed=2)
+    texts = list(PAIRS)
+    german, english = (both(model, pair, texts, num_beams=1, target_language=to) for to in ("de", "en"))
+    assert_equal(*german)
+    assert_equal(*english)
+    assert [row[0].token_ids for row in german[1]] != [row[0].token_ids for row in english[1]]
+    with pytest.raises(ValueError, match="`target_language` must be one of en, de"):
+        Translator(model, pair, "ctranslate2").translate(texts)
+    for each in (model, pair):
+        each.save_pretrained(tmp_path / "model")
+    result = export_ctranslate2(tmp_path / "model", tmp_path / "out", texts)
+    assert result.comparisons["greedy"].sentences == len(texts)
+
+
+def test_an_exported_folder_translates_as_the_model_does(memorised, exported, monkeypatch):
+    model, pair = memorised
+    for beams, returned in ((1, 1), (3, 3)):
+        monkeypatch.setattr(model.generation_config, "early_stopping", True)
+        translator = Translator.from_pretrained(exported, device="cpu")
+        assert translator.engine == "ctranslate2"
+        translator.model.generation_config.early_stopping = True
+        settings = {"num_beams": beams, "num_return_sequences": returned}
+        expected = Translator(model, pair, "generate").translate(list(PAIRS), **settings)
+        assert_equal(expected, translator.translate(list(PAIRS), **settings))
+        assert_equal(expected, pickle.loads(pickle.dumps(translator)).translate(list(PAIRS), **settings))
+
+
+def test_an_exported_folder_of_separate_tokenizers_translates(separate_tokenizers, tmp_path):
+    model = make_model(separate_tokenizers, seed=2, share_encoder_decoder_embeddings=False)
+    for each in (model, separate_tokenizers):
+        each.save_pretrained(tmp_path / "model")
+    export_ctranslate2(tmp_path / "model", tmp_path / "out", SOURCES)
+    found = Translator.from_pretrained(tmp_path / "out", device="cpu").translate(
+        SOURCES, num_beams=1, max_new_tokens=9
+    )
+    expected = Translator.from_pretrained(tmp_path / "model", device="cpu", engine="generate")
+    assert_equal(expected.translate(SOURCES, num_beams=1, max_new_tokens=9), found)
+
+
+def test_an_exported_folder_runs_in_the_command(exported):
+    result = CliRunner().invoke(app, ["translate", str(exported), *PAIRS, "--num-beams", "1", "--device", "cpu"])
+    assert result.stdout.splitlines() == list(PAIRS.values())
+
+
+def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_path):
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("".join(f"{text}\n" for text in PAIRS), encoding="utf-8")
+    words = ["export", "ctranslate2", str(memorised_folder), str(tmp_path / "out"), "--quantization", "int8"]
+    result = CliRunner().invoke(app, [*words, "--sentences", str(sentences)], catch_exceptions=False)
+    assert re.match(r"greedy: \d of 6 sentences differ", result.stdout)
+    assert "in int8" in result.stdout
+    metadata = json.loads((tmp_path / "out" / "heed.json").read_text(encoding="utf-8"))
+    assert metadata["quantization"] == "int8"
+    translator = Translator.from_pretrained(tmp_path / "out", device="cpu")
+    assert translator._ctranslate2._translator.compute_type.startswith("int8")
+    assert [best.text for best, *_ in translator.translate(list(PAIRS))] == list(PAIRS.values())
+
+
+def test_plain_ctranslate2_with_a_tokenizer_of_transformers_gives_the_same(exported):
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    translator = ctranslate2.Translator(str(exported), device="cpu")
+    sources = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in PAIRS]
+    results = translator.translate_batch(sources, beam_size=1, min_decoding_length=0)
+    ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == list(PAIRS.values())
+
+
+def test_the_guide_runs_as_it_is_written(memorised_folder, exported, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs" / "quickstart"
+    shutil.copytree(memorised_folder, folder / "model")
+    shutil.copytree(exported, folder / "ctranslate2")
+    monkeypatch.chdir(tmp_path)
+    section = GUIDE.read_text(encoding="utf-8").split("\n## CTranslate2\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == section.count("```python") == 3
+    names = {}
+    for code, printed in blocks:
+        exec(code.replace(', precision="int8"', ""), names)  # which tiny weights do not survive
+        assert capsys.readouterr().out == printed
+
+
+def test_an_export_that_differs_is_refused_and_leaves_nothing(memorised_folder, tmp_path, monkeypatch):
+    def save_another(model, *arguments):
+        with torch.no_grad():
+            model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
+        save(model, *arguments)
+        with torch.no_grad():
+            model.model.decoder.layers[0].feed_forward.fc2.weight.neg_()
+
+    save = exporter.save_model
+    monkeypatch.setattr(exporter, "save_model", save_another)
+    with pytest.raises(ValueError, match=r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"):
+        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quantization_that_loses_the_model_is_refused(memorised_folder, tmp_path, monkeypatch):
+    def save_noise(model, *arguments):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        shake(model)
+        save(model, *arguments)
+        model.load_state_dict(before)
+
+    save = exporter.save_model
+    monkeypatch.setattr(exporter, "save_model", save_noise)
+    with pytest.raises(ValueError, match="`quantization` int8 loses the model"):
+        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), "int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_type_that_the_processor_lacks_is_refused_by_name(memorised, memorised_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda *device: {"float32", "int8"})
+    with pytest.raises(ValueError, match=r"`quantization` must be one of float32, int8, .*'int16'"):
+        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), "int16")
+    with pytest.raises(ValueError, match=r"`precision` must be one of float32, int8, .*'float16'"):
+        Translator(*memorised, "ctranslate2", "float16")
+    with pytest.raises(ValueError, match=r"`quantization` must be one of float32, .*'int4'"):
+        export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS), "int4")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_another_version_is_refused(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "other")
+    path = folder / "heed.json"
+    metadata = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(metadata | {"format_version": 9, "heed_version": "7.0"}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0"):
+        Translator.from_pretrained(folder, device="cpu")
+    path.unlink()
+    with pytest.raises(ValueError, match="must be written by `heed export ctranslate2`"):
+        Translator.from_pretrained(folder, device="cpu")
+
+
+def test_a_broken_folder_is_refused(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "broken")
+    content = (folder / "model.bin").read_bytes()
+    (folder / "model.bin").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="cannot be loaded by CTranslate2"):
+        Translator.from_pretrained(folder, device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["native", "generate"])
+def test_another_engine_cannot_read_an_exported_folder(exported, engine):
+    with pytest.raises(ValueError, match=f"`engine` must be ctranslate2 .* but is {engine} instead"):
+        Translator.from_pretrained(exported, device="cpu", engine=engine)
+
+
+def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    for attempt in (
+        lambda: Translator(*memorised, "ctranslate2"),
+        lambda: Translator.from_pretrained(exported, device="cpu"),
+        lambda: export_ctranslate2(tmp_path, tmp_path / "out", ["a"]),
+    ):
+        with pytest.raises(ImportError, match=r"pip install 'heed\[ctranslate2\]'"):
+            attempt()
+
+
+def test_a_device_that_ctranslate2_lacks_is_refused(exported):
+    with pytest.raises(ValueError, match="`device` must be cpu or cuda for CTranslate2, but is 'mps'"):
+        Translator(ExportedModel(exported, torch.device("mps")), Translator.from_pretrained(exported).tokenizers)
+
+
+def test_an_existing_target_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match="`target` must be a folder that does not exist yet"):
+        export_ctranslate2(tmp_path / "none", tmp_path, ["a"])
+
+
+def test_a_comparison_names_the_first_sentence_that_differs():
+    comparison = compare(["one", "two", "three"], [(1, 2), (3, 2), (4, 2)], [[1, 2], [5, 2], [6, 2]])
+    with pytest.raises(ValueError, match=r"2 of 3 sentences.* is sentence 2, 'two': .* tokens \[3, 2\], it tokens"):
+        comparison.refuse("it")
+    comparison.refuse("it", largest_share=0.7)
+    with pytest.raises(ValueError, match="`found` must have an output for each of the 2 sentences"):
+        compare(["one", "two"], ["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
+        compare([], [], []).refuse("it")
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(FileNotFoundError), new_folder(tmp_path / "out") as folder:
+        shutil.copy(tmp_path / "none", folder)
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(tmp_path / "a" / "out") as folder:
+        (folder / "file").write_text("whole")
+        assert not (tmp_path / "a" / "out").exists()
+    assert (tmp_path / "a" / "out" / "file").read_text() == "whole"

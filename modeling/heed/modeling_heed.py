@@ -42,6 +42,10 @@ from .configuration_heed import GATED_ACTIVATIONS, HeedConfig, check_one_kernel,
 IGNORED_LABEL = -100
 # Target tokens whose logits are held at once while training.
 LOSS_ROWS = 512
+# Tokens of the vocabulary whose embeddings' gradients are added up at once.
+TOKENS = 8192
+# Logits whose softmax is computed at once on the CPU: it goes over them several times, and they stay in its cache.
+SOFTMAX_NUMBERS = 2**18
 # The attention functions that take any mask and values of another width than the keys.
 GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
 
@@ -193,37 +197,102 @@ def is_plain(projection: nn.Module) -> bool:
 
 
 class SharedBitsDropout(torch.autograd.Function):
-    """Dropout on the CPU whose mask takes 16 bits of randomness a feature instead of a float's.
-
-    The probability is met to 1/65,536, and the features that stay are scaled by exactly what compensates for it.
-    """
+    """Keeps and scales some features and sets the others to zero; its gradient does the same."""
 
     @staticmethod
-    def forward(ctx, states: torch.Tensor, p: float) -> torch.Tensor:
-        """Drop out features of a tensor of any shape."""
-        dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
-        words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        kept = (words.view(torch.int16)[: states.numel()] >= dropped - 2**15).view(states.shape)
+    def forward(ctx, states: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+        """Drop out features of a tensor of any shape where `kept`, of that shape, is 0 and not -1."""
         ctx.save_for_backward(kept)
-        ctx.scale = 2**16 / (2**16 - dropped)
-        return (states * ctx.scale).mul_(kept)
+        ctx.scale = scale
+        scaled = states * scale
+        integers = WORDS[scaled.element_size()]
+        scaled.view(integers).bitwise_and_(kept.to(integers))  # to multiply by bits takes several times as long
+        return scaled
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Return the gradient of the states, itself differentiable."""
         (kept,) = ctx.saved_tensors
-        return gradient * ctx.scale * kept, None
+        return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
+
+
+# Integers by their number of bytes.
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4), whose masks are drawn faster on the CPU."""
+    """`nn.Dropout` (section 5.4), whose masks are drawn faster on the CPU.
+
+    There a mask takes 16 bits of randomness a feature instead of a float's. The probability is met to 1/65,536, and
+    the features that stay are scaled by exactly what compensates for it.
+    """
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Drop out features of a tensor of any shape, while training."""
         if not self.training or self.p == 0.0:
             return states
         is_plain = states.device.type == "cpu" and type(states) is torch.Tensor and not torch.compiler.is_compiling()
-        return SharedBitsDropout.apply(states, self.p) if is_plain and self.p < 1.0 else F.dropout(states, self.p)
+        if not is_plain or self.p == 1.0:
+            return F.dropout(states, self.p)
+        dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
+        words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        kept = words.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().to(torch.int8)
+        return SharedBitsDropout.apply(states, kept.view(states.shape), 2**16 / (2**16 - dropped))
+
+
+class Rows(torch.autograd.Function):
+    """Gathers rows, where the gradient of a row that is gathered more than once, or never, is known to be zero."""
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        """Return the rows `there` of `(rows, D)` states; of the gradient the rows `back` are returned."""
+        ctx.save_for_backward(there, back)
+        return states.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the states, itself differentiable."""
+        there, back = ctx.saved_tensors
+        return Rows.apply(gradient, back, there), None, None
+
+
+class Packing:
+    """Lays the tokens of a padded batch one behind the other, that nothing be computed for padding but attention.
+
+    One token of padding goes along, and stands for all. Nothing may depend on it: its gradient must be zero.
+
+    Args:
+        tokens: `(batch, length)`, true at tokens and false at padding, of which there is some.
+    """
+
+    def __init__(self, tokens: torch.Tensor):
+        flat = tokens.flatten()
+        count = int(flat.sum())
+        self.shape = tokens.shape
+        self.rows = torch.cat([flat.nonzero()[:, 0], flat.logical_not().nonzero()[:1, 0]])  # (N + 1)
+        self.places = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (B · length)
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(batch, length, D)` as `(1, N + 1, D)`."""
+        return Rows.apply(states.flatten(0, 1), self.rows, self.places).unsqueeze(0)
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(1, N + 1, D)` as `(batch, length, D)`."""
+        return Rows.apply(states.flatten(0, 1), self.places, self.rows).unflatten(0, self.shape)
+
+
+NOT_PACKED = (None, None)
+# To pack takes as long as to compute so large a share of padding.
+LEAST_PADDING = 0.03
+
+
+def packing_of(tokens: torch.Tensor | None, states: torch.Tensor) -> Packing | None:
+    """Return how `(batch, length, D)` states are packed whose `(batch, length)` tokens these are, if it pays."""
+    if tokens is None or tokens.shape != states.shape[:2]:
+        return None
+    tokens = tokens != 0
+    has_tokens = tokens.any(1).all()  # attention to nothing but padding is attention to all of it
+    return Packing(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
 
 
 class OutputLoss(torch.autograd.Function):
@@ -248,21 +317,13 @@ class OutputLoss(torch.autograd.Function):
             for rows in predicted.split(LOSS_ROWS) if len(predicted) else ():
                 part, target = states[rows].to(dtype), labels[rows][:, None]
                 logits = linear(part, matrix, None if bias is None else bias.to(dtype))
-                gradient = logits.softmax(-1, dtype=torch.float32)  # (rows, V), but for the targets
-                # The softmax's denominator, from the likeliest token, whose probability is far from underflow.
-                normaliser = logits.amax(-1).float() - gradient.amax(-1).log()  # (rows)
-                total += (normaliser - (1 - smoothing) * logits.gather(1, target)[:, 0].float()).sum()
-                if smoothing:
-                    total -= smoothing * logits.mean(-1, dtype=torch.float32).sum()
-                    gradient -= smoothing / gradient.shape[-1]
-                gradient.scatter_add_(1, target, gradient.new_full(target.shape, smoothing - 1))
-                if of_bias is not None:
-                    of_bias += gradient.sum(0)
-                gradient = gradient.to(dtype)
+                total += replace_by_gradient(logits, target, smoothing, of_bias)
                 if of_states is not None:
-                    of_states[rows] = linear(gradient, matrix.t(), None).to(states.dtype)
+                    of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
-                    of_weight += linear(gradient.t(), part.t(), None)
+                    # By parts, for a whole product would take as much memory again.
+                    for known, columns in zip(of_weight.split(TOKENS), logits.split(TOKENS, 1), strict=True):
+                        known += linear(columns.t(), part.t(), None)
         ctx.save_for_backward(of_states, of_weight, of_bias)
         return total
 
@@ -271,6 +332,28 @@ class OutputLoss(torch.autograd.Function):
     def backward(ctx, gradient: torch.Tensor):
         """Scale the gradients that `forward` has computed."""
         return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None
+
+
+def replace_by_gradient(logits, targets, smoothing: float, of_bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the summed loss of `(rows, V)` logits and `(rows, 1)` targets, and leave its gradient where they were.
+
+    The gradient of the bias is added to `of_bias`.
+    """
+    total = torch.zeros((), device=logits.device)
+    size = max(1, SOFTMAX_NUMBERS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
+    for part, target in zip(logits.split(size), targets.split(size), strict=True):
+        gradient = part.softmax(-1, dtype=torch.float32)  # (size, V), but for the targets
+        # The softmax's denominator, from the likeliest token, whose probability is far from underflow.
+        normaliser = part.amax(-1).float() - gradient.amax(-1).log()  # (size)
+        total += (normaliser - (1 - smoothing) * part.gather(1, target)[:, 0].float()).sum()
+        if smoothing:
+            total -= smoothing * part.mean(-1, dtype=torch.float32).sum()
+            gradient -= smoothing / gradient.shape[-1]
+        gradient.scatter_add_(1, target, gradient.new_full(target.shape, smoothing - 1))
+        if of_bias is not None:
+            of_bias += gradient.sum(0)
+        part.copy_(gradient)
+    return total
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -496,16 +579,17 @@ class HeedAttention(nn.Module):
             attention_mask: As the chosen attention function takes it, or a `WindowedMask`.
             key_value_states: The encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`.
             past_key_values: Cache of earlier steps, read and extended.
-            kwargs: `positions` of the queries for rotary positions, `attn_implementation`, and what the attention
-                function of that name takes.
+            kwargs: `positions` of the queries for rotary positions, `attn_implementation`, what the attention
+                function of that name takes, and `packings` of queries and source, whose states are packed then.
 
         Returns:
             The output `(batch, query_length, d_model)`, and the weights if the attention function returns them.
         """
         positions = kwargs.pop("positions")
         kernel = kwargs.pop("attn_implementation")
+        packings = kwargs.pop("packings", NOT_PACKED)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention)
-        query, key, value = self._project(hidden_states, key_value_states, past_key_values, positions)
+        query, key, value = self._project(hidden_states, key_value_states, past_key_values, positions, packings)
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0
@@ -520,32 +604,36 @@ class HeedAttention(nn.Module):
         )  # (sources, sharing · Q, H, d_v)
         if sharing > 1 and weights is not None:
             weights = weights.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, Q, K)
+        if packings[0] is not None:
+            output = packings[0].pack(output.flatten(2))
         return self.out_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
 
-    def _split_heads(self, states: torch.Tensor, width: int) -> torch.Tensor:
+    def _split_heads(self, states: torch.Tensor, width: int, packing: Packing | None) -> torch.Tensor:
+        if packing is not None:
+            states = packing.unpack(states)
         # -1 heads, not h: under tensor parallelism each process holds a share of them.
         return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
 
-    def _project(self, hidden_states, key_value_states, past_key_values, positions):
+    def _project(self, hidden_states, key_value_states, past_key_values, positions, packings):
         """Project queries, keys and values, or take from the cache what earlier steps projected of the last two."""
         if key_value_states is not None:
-            query = self._split_heads(self.q_proj(hidden_states), self.d_k)
-            return query, *self._project_source(key_value_states, past_key_values)
+            query = self._split_heads(self.q_proj(hidden_states), self.d_k, packings[0])
+            return query, *self._project_source(key_value_states, past_key_values, packings[1])
         query, key, value = project_together(hidden_states, self.q_proj, self.k_proj, self.v_proj)
-        query, key = self._split_heads(query, self.d_k), self._split_heads(key, self.d_k)
-        value = self._split_heads(value, self.d_v)
+        query, key = (self._split_heads(states, self.d_k, packings[0]) for states in (query, key))
+        value = self._split_heads(value, self.d_v, packings[0])
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
         if past_key_values is not None:
             key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
         return query, key, value
 
-    def _project_source(self, states, past_key_values):
+    def _project_source(self, states, past_key_values, packing):
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
         key, value = project_together(states, self.k_proj, self.v_proj)
-        key, value = self._split_heads(key, self.d_k), self._split_heads(value, self.d_v)
+        key, value = self._split_heads(key, self.d_k, packing), self._split_heads(value, self.d_v, packing)
         if past_key_values is None:
             return key, value
         past_key_values.is_updated[self.layer_idx] = True
@@ -1232,15 +1320,20 @@ class HeedEncoder(HeedStack):
                 and_mask_function=neighbourhood_mask(self.config.encoder_neighbourhood),
             )
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
+        packing = None if kwargs.pop("needed_targets", None) is None else packing_of(attention_mask, hidden_states)
+        if packing is not None:
+            hidden_states = packing.pack(hidden_states)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
                 mask,
                 positions=positions,
                 attn_implementation=settings._attn_implementation,
+                packings=(packing, packing),
                 **kwargs,
             )
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+        hidden_states = self.norm(hidden_states)
+        return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
 
 class HeedDecoder(HeedStack):
@@ -1317,6 +1410,14 @@ class HeedDecoder(HeedStack):
         causal_mask = self._causal_mask(embeddings, attention_mask, past_key_values, settings, kwargs)
         cross_mask = self._cross_mask(embeddings, encoder_hidden_states, encoder_attention_mask, settings)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
+        packings = NOT_PACKED
+        needed = kwargs.pop("needed_targets", None)
+        if needed is not None and past_key_values is None and encoder_hidden_states is not None:
+            packings = packing_of(needed, hidden_states), packing_of(encoder_attention_mask, encoder_hidden_states)
+        if packings[0] is not None:
+            hidden_states = packings[0].pack(hidden_states)
+        if packings[1] is not None:
+            encoder_hidden_states = packings[1].pack(encoder_hidden_states)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
@@ -1326,10 +1427,14 @@ class HeedDecoder(HeedStack):
                 past_key_values=past_key_values,
                 positions=positions,
                 attn_implementation=kernel,
+                packings=packings,
                 **kwargs,
             )
+        hidden_states = self.norm(hidden_states)
+        if packings[0] is not None:
+            hidden_states = packings[0].unpack(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=hidden_states, past_key_values=past_key_values
         )
 
     def _causal_mask(self, embeddings, attention_mask, past_key_values, settings: HeedConfig, asked: dict):
@@ -1487,6 +1592,18 @@ def check_generate_arguments(args: tuple, kwargs: dict):
             f"`decoder_input_ids` must have a row for each of the {len(source)} sources, "
             f"but have {len(prompt)} instead."
         )
+
+
+def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `(batch, length)`, true at the targets that a loss depends on; `None` where they are not known.
+
+    They are those with a label, and those before one that the decoder's mask lets it see.
+    """
+    predicted = labels != IGNORED_LABEL
+    needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
+    if attention_mask is None:
+        return needed
+    return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
 class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
@@ -1673,6 +1790,9 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        skips_logits = labels is not None and self._may_skip_logits(skip_logits)
+        if skips_logits and self._may_skip_padding(kwargs):
+            kwargs["needed_targets"] = needed_targets(labels, decoder_attention_mask)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -1686,7 +1806,7 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        if labels is not None and self._may_skip_logits(skip_logits):
+        if skips_logits:
             logits, loss = None, self.loss_of_states(states, labels, num_items_in_batch)
         else:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -1701,6 +1821,21 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
         # float16 must be scaled before it is differentiated.
         dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
         return is_plain(self.lm_head) and torch.float16 not in dtypes
+
+    def _may_skip_padding(self, asked: dict) -> bool:
+        """Tell whether nobody looks at the states of padding: on the CPU, where nothing is recorded and no hook is."""
+        records = any(
+            getattr(self.config, name) if asked.get(name) is None else asked[name]
+            for name in ("output_attentions", "output_hidden_states")
+        )
+        if records or self.lm_head.weight.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        stacks = self.model.encoder, self.model.decoder
+        layers = [layer for stack in stacks for layer in stack.layers]
+        watched = [*(stack.norm for stack in stacks), *(module for layer in layers for module in layer.modules())]
+        return all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers) and not any(
+            module._forward_hooks or module._forward_pre_hooks for module in watched
+        )
 
     def loss_of_states(self, states: torch.Tensor, labels: torch.LongTensor, num_items_in_batch=None) -> torch.Tensor:
         """Return the same loss as `loss`, of the decoder's `(batch, target_length, d_model)` output."""

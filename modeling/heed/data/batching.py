@@ -9,8 +9,8 @@ how much memory one has, so that a run's updates are the same everywhere: `Updat
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice, pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
 LABEL_PADDING = -100  # the label that torch's cross-entropy ignores
 TokenCounts = Sequence[int] | np.ndarray
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+ATTEMPTS = 8  # plans that are drawn for an epoch; the best of them is taken
+WORSE = 1.15  # times the padding of the best plan that another one may have
 
 
 class UpdateBatches:
     """The updates of every epoch over a corpus whose lengths are known.
 
     Rows are sorted by length (ties in random order), cut into buckets within the budget, the buckets are
-    shuffled and grouped into updates. It all follows from the lengths, the seed and the epoch: neither
-    platform nor process plays a part.
+    shuffled and grouped into updates: with several buckets an update has short, middling and long rows, as the
+    corpus has. Every epoch sorts and cuts in another way, so that a row has other
+    company, into as many buckets. It all follows from the lengths, the seed and the epoch: neither platform
+    nor process plays a part.
 
     Args:
         source_lengths: tokens of every row's source.
         target_lengths: tokens of every row's target.
         tokens_per_update: padded tokens of one update.
         buckets_per_update: buckets an update consists of; each gets its share of the budget. With more
-            buckets one update sees more lengths, and there is less padding.
+            buckets one update sees more lengths, which training needs, and there is less padding; but smaller
+            batches are slower.
         seed: starts the random order.
 
     Attributes:
@@ -60,15 +65,21 @@ class UpdateBatches:
         self.tokens_per_bucket = tokens_per_update // buckets_per_update
         self.buckets_per_update = buckets_per_update
         self.seed = seed
-        source, target = _length_arrays(source_lengths, target_lengths)
-        plans = (_cut_into_buckets(source, target, self.tokens_per_bucket, width) for width in STRIPE_WIDTHS)
-        # Equal lengths are interchangeable, so where the buckets begin is the same in every epoch.
-        _, self._ranks, self._bucket_ends = min(plans, key=lambda plan: plan[0])
+        self._cells = _Cells(*_length_arrays(source_lengths, target_lengths))
+        whole = [_Plan(swapped, width, 0, self.tokens_per_bucket) for swapped in (0, 1) for width in STRIPE_WIDTHS]
+        cuts = [self._cells.cut(self.tokens_per_bucket, plan) for plan in whole]
+        self._best = min(cuts, key=lambda cut: cut.padding)
+        self._most_padding = int(WORSE * self._best.padding)
+        self._good = [plan for plan, cut in zip(whole, cuts, strict=True) if cut.padding <= self._most_padding]
+        buckets = len(self._best.ends)
+        # Other ways to cut begin and end with a part of a bucket.
+        self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
     def epoch(self, epoch: int) -> list[list[list[int]]]:
         """Return the updates of one epoch: each a list of buckets, each a list of row indices.
 
-        Every row comes exactly once. The last update may have fewer buckets than the others.
+        Every row comes exactly once. The last update may have fewer buckets than the others; the number of
+        updates is the same in every epoch.
 
         Raises:
             ValueError: if `epoch` is negative.
@@ -79,11 +90,32 @@ class UpdateBatches:
     def _updates(self, epoch: int, pool: int) -> list[list[list[int]]]:
         # The raw output of a bit generator is the one thing numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, pool]))
-        rows = np.lexsort((generator.random_raw(len(self._ranks)), self._ranks)).tolist()
-        buckets = [rows[start:end] for start, end in pairwise([0, *self._bucket_ends])]
-        order = np.argsort(generator.random_raw(len(buckets)), kind="stable").tolist()
-        size = self.buckets_per_update
-        return [[buckets[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
+        cut = self._draw_cut(generator)
+        ranks = cut.ranks[self._cells.of_row]
+        rows = np.lexsort((generator.random_raw(len(ranks)), ranks)).tolist()
+        buckets = [rows[start:end] for start, end in pairwise([0, *cut.ends])]
+        while len(buckets) < self._buckets:
+            fullest = max(range(len(buckets)), key=lambda i: len(buckets[i]))
+            bucket, middle = buckets[fullest], len(buckets[fullest]) // 2
+            buckets[fullest : fullest + 1] = [bucket[:middle], bucket[middle:]]
+        # Buckets lie in order of length. An update takes one of each group of them, so that all updates are alike; and
+        # only the last one can lack some, as the groups differ by one bucket at most.
+        draws = generator.random_raw(len(buckets))
+        groups = np.array_split(np.arange(len(buckets)), self.buckets_per_update)
+        shuffled = [group[np.argsort(draws[group], kind="stable")].tolist() for group in groups]
+        updates = zip_longest(*shuffled)
+        return [[buckets[i] for i in update if i is not None] for update in updates]
+
+    def _draw_cut(self, generator: np.random.PCG64) -> "_Cut":
+        """Draw some ways to cut, and return the one with the least padding that does not give too many buckets."""
+        cuts = []
+        for _ in range(ATTEMPTS):
+            which, offset, first = generator.random_raw(3).tolist()
+            plan = self._good[which % len(self._good)]
+            plan = plan._replace(offset=offset % plan.width, first=1 + first % self.tokens_per_bucket)
+            cuts.append(self._cells.cut(self.tokens_per_bucket, plan))
+        fitting = [cut for cut in cuts if len(cut.ends) <= self._buckets and cut.padding <= self._most_padding]
+        return min(fitting, key=lambda cut: cut.padding, default=self._best)
 
 
 def split_update(
@@ -116,7 +148,7 @@ def split_update(
     for bucket in update:
         lengths = [(int(source_lengths[row]), int(target_lengths[row]), row) for row in bucket]
         if lengths:
-            buckets.append(sorted(lengths, key=lambda row: (row[0] + row[1], row)))
+            buckets.append(sorted(lengths, key=_by_length))
     needed = [len(_fill(bucket, token_budget)) for bucket in buckets]
     rounds = -(-sum(needed) // world_size)
     assigned = _assign(buckets, needed, rounds, world_size)
@@ -126,6 +158,38 @@ def split_update(
         if _largest_load(finer) < 0.85 * _largest_load(assigned):
             assigned = finer
     return [[[row for _, _, row in part] for part in process] for process in assigned]
+
+
+def divide_update(
+    update: Sequence[Sequence[int]],
+    source_lengths: TokenCounts,
+    target_lengths: TokenCounts,
+    parts: int,
+) -> list[list[int]]:
+    """Divide one update into so many micro-batches of about equal padded tokens.
+
+    Args:
+        update: the update's buckets of row indices.
+        source_lengths: tokens of every row's source.
+        target_lengths: tokens of every row's target.
+        parts: number of micro-batches.
+
+    Returns:
+        Lists of row indices, the costliest first; where rows are too few, some are empty. Buckets stay apart where
+        there are enough parts for all of them.
+
+    Raises:
+        ValueError: if `parts` is below 1.
+    """
+    _check_at_least("parts", parts, 1)
+    buckets = [
+        sorted(((int(source_lengths[row]), int(target_lengths[row]), row) for row in bucket), key=_by_length)
+        for bucket in update
+        if len(bucket)
+    ]
+    if len(buckets) > parts:
+        buckets = [sorted((row for bucket in buckets for row in bucket), key=_by_length)]
+    return [[row for _, _, row in part] for (part,) in _assign(buckets, [1] * len(buckets), 1, parts)]
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
@@ -146,18 +210,16 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
     if not rows:
         raise ValueError("`rows` must hold at least one row, but is empty instead.")
 
-    def padded(sequences: list[Sequence[int]], padding: int) -> torch.Tensor:
-        width = max(map(len, sequences))
-        return torch.tensor(
-            [[*sequence, *[padding] * (width - len(sequence))] for sequence in sequences], dtype=torch.long
-        )
+    def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        is_token = np.arange(lengths.max()) < lengths[:, None]  # (batch, length)
+        tokens = np.full(is_token.shape, padding, np.int64)
+        tokens[is_token] = np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum()))
+        return torch.from_numpy(tokens), torch.from_numpy(is_token.astype(np.int64))
 
-    sources = [row["input_ids"] for row in rows]
-    return {
-        "input_ids": padded(sources, pad_token_id),
-        "attention_mask": padded([[1] * len(source) for source in sources], 0),
-        "labels": padded([row["labels"] for row in rows], LABEL_PADDING),
-    }
+    input_ids, attention_mask = padded([row["input_ids"] for row in rows], pad_token_id)
+    labels, _ = padded([row["labels"] for row in rows], LABEL_PADDING)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
 def stream_updates(
@@ -248,53 +310,90 @@ def _length_arrays(source_lengths: TokenCounts, target_lengths: TokenCounts) -> 
     return arrays
 
 
-def _cut_into_buckets(
-    source: np.ndarray, target: np.ndarray, budget: int, stripe_width: int
-) -> tuple[int, np.ndarray, list[int]]:
-    """Sort by length and cut greedily.
+class _Plan(NamedTuple):
+    """How rows are sorted and cut.
 
-    Sources are sorted into stripes of `stripe_width` lengths, and inside a stripe rows are sorted by target,
-    up and down in turns, so that neighbours are alike in both lengths. Small corpora need wide stripes.
-
-    Returns:
-        All padded tokens, every row's place in the sorted order (equal lengths share one), and where in that
-        order each bucket ends.
+    Attributes:
+        swapped: Whether targets, not sources, are sorted into stripes.
+        width: So many lengths are a stripe.
+        offset: By so many lengths the stripes are moved.
+        first: Padded tokens of the first bucket.
     """
-    if not source.size:
-        return 0, np.zeros(0, dtype=np.int64), []
-    # Work on the distinct pairs of lengths, of which there are thousands where there are millions of rows.
-    base = int(target.max()) + 1
-    cells, cell_of_row, counts = np.unique(source * base + target, return_inverse=True, return_counts=True)
-    cell_source, cell_target = np.divmod(cells, base)
-    stripe = cell_source // stripe_width
-    order = np.lexsort((cell_source, np.where(stripe % 2, -cell_target, cell_target), stripe))
-    ranks = np.empty_like(order)
-    ranks[order] = np.arange(len(order))
 
-    total = end = rows = longest_source = longest_target = 0
-    ends: list[int] = []
-    columns = (cell_source[order].tolist(), cell_target[order].tolist(), counts[order].tolist())
-    for cell_s, cell_t, left in zip(*columns, strict=True):
-        count = left
-        while count:
-            new_source, new_target = max(longest_source, cell_s), max(longest_target, cell_t)
-            # An empty bucket takes at least one row, however long.
-            room = max(budget // max(new_source + new_target, 1) - rows, 0 if rows else 1)
-            taken = min(room, count)
-            if taken:
-                rows, longest_source, longest_target = rows + taken, new_source, new_target
-                count -= taken
-            if count:
-                end += rows
-                ends.append(end)
-                total += rows * (longest_source + longest_target)
-                rows = longest_source = longest_target = 0
-    ends.append(end + rows)
-    total += rows * (longest_source + longest_target)
-    return total, ranks[cell_of_row.reshape(-1)], ends
+    swapped: int
+    width: int
+    offset: int
+    first: int
+
+
+class _Cut(NamedTuple):
+    """What became of a plan: all padding in tokens, every cell's place in the order, and where buckets end in it."""
+
+    padding: int
+    ranks: np.ndarray
+    ends: list[int]
+
+
+class _Cells:
+    """The distinct pairs of lengths, of which there are thousands where there are millions of rows.
+
+    Args:
+        source: `(rows,)` tokens of sources.
+        target: `(rows,)` tokens of targets.
+    """
+
+    def __init__(self, source: np.ndarray, target: np.ndarray):
+        self.rows = len(source)
+        self.tokens = int(source.sum() + target.sum())
+        base = int(target.max()) + 1 if self.rows else 1
+        cells, of_row, self.counts = np.unique(source * base + target, return_inverse=True, return_counts=True)
+        self.of_row = of_row.reshape(-1)
+        self.source, self.target = np.divmod(cells, base)
+
+    def cut(self, budget: int, plan: _Plan) -> _Cut:
+        """Sort by length and cut greedily.
+
+        Sources are sorted into stripes of a few lengths, and inside a stripe rows are sorted by target, up and down
+        in turns, so that neighbours are alike in both lengths. Small corpora need wide stripes. Equal lengths are
+        interchangeable, and share a place in the order.
+        """
+        stripes, inside = (self.target, self.source) if plan.swapped else (self.source, self.target)
+        stripe = (stripes + plan.offset) // plan.width
+        order = np.lexsort((stripes, np.where(stripe % 2, -inside, inside), stripe))
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order))
+
+        total = end = rows = longest_source = longest_target = 0
+        limit = min(plan.first, budget)
+        ends: list[int] = []
+        columns = (self.source[order].tolist(), self.target[order].tolist(), self.counts[order].tolist())
+        for source, target, left in zip(*columns, strict=True):
+            count = left
+            while count:
+                new_source, new_target = max(longest_source, source), max(longest_target, target)
+                # An empty bucket takes at least one row, however long.
+                room = max(limit // max(new_source + new_target, 1) - rows, 0 if rows else 1)
+                taken = min(room, count)
+                if taken:
+                    rows, longest_source, longest_target = rows + taken, new_source, new_target
+                    count -= taken
+                if count:
+                    end += rows
+                    ends.append(end)
+                    total += rows * (longest_source + longest_target)
+                    rows = longest_source = longest_target = 0
+                    limit = budget
+        if rows:
+            ends.append(end + rows)
+            total += rows * (longest_source + longest_target)
+        return _Cut(total - self.tokens, ranks, ends)
 
 
 Lengths = tuple[int, int, int]  # source length, target length, row index
+
+
+def _by_length(row: Lengths) -> tuple[int, Lengths]:
+    return row[0] + row[1], row
 
 
 def _padded_tokens(rows: Sequence[tuple[int, ...]]) -> int:

@@ -19,7 +19,7 @@ from transformers.trainer_utils import EvalPrediction, HubStrategy, has_length, 
 from transformers.utils import logging
 
 from heed.configuration_heed import HeedConfig
-from heed.data.batching import LABEL_PADDING, UpdateBatches
+from heed.data.batching import LABEL_PADDING, UpdateBatches, divide_update
 from heed.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heed.training.processes import any_of, local
 
@@ -278,9 +278,8 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
                 buckets_per_update=self.buckets_per_update,
                 seed=seed,
             )
-            tokens = lengths.sum(1)
-            plan = partial(_batches_of_tokens, updates, tokens, parts)
-            batches = _MicroBatches(rows, plan, parts, filler=int(tokens.argmin()))
+            plan = partial(_batches_of_tokens, updates, lengths, parts)
+            batches = _MicroBatches(rows, plan, parts, filler=int(lengths.sum(1).argmin()))
 
         def sampler(_):
             return _Epoch(len(batches), lambda: self.state.global_step * parts // len(batches))
@@ -483,15 +482,10 @@ def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list
     return [order[start : start + size].tolist() for start in range(0, rows, size)]
 
 
-def _batches_of_tokens(updates: UpdateBatches, tokens: np.ndarray, parts: int, epoch: int) -> list[list[int]]:
+def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, epoch: int) -> list[list[int]]:
     """Cut every update of an epoch into `parts` micro-batches of similar lengths and about equal cost."""
-    batches = []
-    for update in updates.epoch(epoch):
-        rows = sorted((row for bucket in update for row in bucket), key=lambda row: (tokens[row], row))
-        sums = tokens[rows].cumsum()
-        cuts = np.searchsorted(sums, sums[-1] * np.arange(1, parts) / parts, side="right")
-        batches += [part.tolist() for part in np.split(np.array(rows), cuts)]
-    return batches
+    source, target = lengths.T
+    return [part for update in updates.epoch(epoch) for part in divide_update(update, source, target, parts)]
 
 
 def _loss_of_rows(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:

@@ -28,6 +28,7 @@ from heed.inference.ctranslate2.specification import (
     save_model,
     vocabulary,
 )
+from heed.inference.fingerprint import Fingerprint
 from heed.inference.loading import first_line
 from heed.inference.strategies.steps import BEAM_MODES, end_tokens
 
@@ -42,8 +43,6 @@ PATIENCE = 2
 # In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that nothing can beat: it
 # divides by 1 all the same.
 ALMOST_ZERO = 1e-30
-# Numbers of each weight that are compared to notice a change: a fused optimizer leaves no other trace.
-COMPARED = 8
 # What changes the next token's scores or the search, and the values that change nothing.
 IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((*BEAM_MODES, "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), (None, 0, 0.0)),
@@ -141,11 +140,11 @@ class CTranslate2Engine:
         self._target_tokens = vocabulary(tokenizers.target)
         self._target_ids = {token: number for number, token in enumerate(self._target_tokens)}
         if isinstance(model, ExportedModel):
-            self._marks = None
+            self._fingerprint: Fingerprint | None = None
             self._translator = _open(model.folder, model.device, model.compute_type)
             return
         check_compute_type(compute_type, model.device, "precision")
-        self._marks = _marks(model)
+        self._fingerprint = Fingerprint(model)
         with tempfile.TemporaryDirectory() as folder:
             save_model(model, tokenizers, Path(folder), compute_type)
             self._translator = _open(Path(folder), model.device, compute_type)  # reads all of it
@@ -153,10 +152,7 @@ class CTranslate2Engine:
     @property
     def is_current(self) -> bool:
         """Whether the model still computes what was copied: with the same weights, and nothing hooked in between."""
-        if self._marks is None:
-            return True
-        traces, values = _marks(self.model)
-        return traces == self._marks[0] and torch.equal(values, self._marks[1]) and obstacle(self.model) is None
+        return self._fingerprint is None or (self._fingerprint.is_current and obstacle(self.model) is None)
 
     def search(self, sources: Sequence[Sequence[int]], config: Any, batch_tokens: int) -> list[list[Hypothesis]]:
         """Translate encoded sentences.
@@ -435,12 +431,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} must be JSON, but is not: {error}") from error
     return read if isinstance(read, dict) else {}
-
-
-def _marks(model: Any) -> tuple[list[tuple[int, int]], torch.Tensor]:
-    """Return what changes when a weight is replaced or written to, and numbers from all over the weights."""
-    parameters = list(model.parameters())
-    traces = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
-    flat = [parameter.detach().flatten() for parameter in parameters]
-    taken = [values[:: max(1, len(values) // COMPARED)].float().cpu() for values in flat]
-    return traces, torch.cat(taken).view(torch.int32)  # NaN equals itself so

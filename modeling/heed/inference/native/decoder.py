@@ -7,8 +7,9 @@ from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
+from heed.inference.fingerprint import Fingerprint
 from heed.inference.memory import keep_freed_memory
-from heed.inference.native.network import NativeNetwork, foreign_hooks
+from heed.inference.native.network import NativeNetwork
 from heed.inference.native.packing import PRECISIONS, Precision, kernel_name
 from heed.inference.native.search import Found, SearchSettings, beam_search, greedy_search
 from heed.inference.strategies.steps import BEAM_MODES, check_request, end_tokens, filler
@@ -17,8 +18,6 @@ from heed.inference.strategies.steps import BEAM_MODES, check_request, end_token
 OTHER_MODES = (*BEAM_MODES, "penalty_alpha")
 # Settings that read the source's tokens, which encoded sentences no longer have, and the values that change nothing.
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
-# Numbers of each weight that are compared to notice a change: a fused optimizer leaves no other trace.
-COMPARED = 8
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -51,8 +50,7 @@ class NativeDecoder:
         keep_freed_memory()
         self.model = model
         self.network = NativeNetwork(model, precision)
-        self._traces, self._samples = _traces(model), _samples(model)
-        self._values = _bits(self._samples)
+        self._fingerprint = Fingerprint(model)
 
     @property
     def precision(self) -> Precision:
@@ -198,8 +196,7 @@ class NativeDecoder:
     @property
     def is_current(self) -> bool:
         """Whether the model still computes what was packed: with the same weights, and nothing hooked in between."""
-        # First where the weights lie: if elsewhere, the samples are of those before.
-        return _traces(self.model) == self._traces and torch.equal(_bits(self._samples), self._values)
+        return self._fingerprint.is_current
 
     def _check_weights(self) -> None:
         if not self.is_current:
@@ -207,31 +204,6 @@ class NativeDecoder:
                 "The model must be as the NativeDecoder has packed it, but its weights or modules were changed since: "
                 "make a new one."
             )
-
-
-def _traces(model: Any) -> list[tuple[int, int]]:
-    """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
-    found = []
-    for module in model.modules():
-        if module._forward_pre_hooks or module._forward_hooks:
-            found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                found.append((parameter.data_ptr(), parameter._version))
-    return found
-
-
-def _samples(model: Any) -> list[torch.Tensor]:
-    """Return views of numbers from all over the weights: what writes to `.data`, or is fused, changes no version."""
-    taken = []
-    for parameter in model.parameters():
-        flat = parameter.detach().flatten()
-        taken.append(flat[:: max(1, len(flat) // COMPARED)])
-    return taken
-
-
-def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([sample.float() for sample in samples]).view(torch.int32)  # NaN equals itself so
 
 
 def _may_number_rows(processor: Any) -> bool:

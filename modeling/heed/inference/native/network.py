@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from heed.inference.fingerprint import foreign_hooks
 from heed.inference.native.packing import Precision, packed_linear
 from heed.modeling_heed import (
     HeedAttention,
@@ -146,12 +147,6 @@ def obstacle(model: Any) -> str | None:
                 f"a {type(parameter.data).__name__} on {parameter.device} instead."
             )
     return None
-
-
-def foreign_hooks(module: nn.Module) -> list[Callable]:
-    """Return the forward hooks of a module but for transformers' own, which only record what it returns."""
-    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
-    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
 
 
 class DecodingState:

@@ -1,0 +1,55 @@
+"""Noticing that a model is no longer what a copy of its weights was made of."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+# Numbers of each weight that are compared: a fused optimizer leaves no other trace.
+COMPARED = 8
+
+
+class Fingerprint:
+    """What a model's weights and hooks were when a copy was made.
+
+    Args:
+        model: Any module.
+
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model: Any = model
+        self._traces = _traces(model)
+        # Views of the weights, for what writes to `.data`, or is fused, changes no version.
+        flat = [parameter.detach().flatten() for parameter in model.parameters()]
+        self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
+        self._values = _bits(self._samples)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model has the same weights, with the same numbers, and no other hooks of others."""
+        # First where the weights lie: if elsewhere, the samples are of those before.
+        return _traces(self._model) == self._traces and torch.equal(_bits(self._samples), self._values)
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable]:
+    """Return the forward hooks of a module but for transformers' own, which only record what it returns."""
+    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
+
+
+def _traces(model: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
+    found = []
+    for module in model.modules():
+        if module._forward_pre_hooks or module._forward_hooks:
+            found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append((parameter.data_ptr(), parameter._version))
+    return found
+
+
+def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([sample.float().cpu() for sample in samples]).view(torch.int32)  # NaN equals itself so

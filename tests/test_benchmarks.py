@@ -30,8 +30,9 @@ def figures(tmp_path, script, *options, one_by_one=True):
 def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
     rows = figures(tmp_path, "generate.py", "--cases", "1x1,3x2", "--new-tokens", "5", "--source-length", "9")
     assert [(row["batch"], row["beams"]) for row in rows] == [(1, 1), (3, 2)]
-    for row in rows:
-        assert all(row[name] > 0 for name in ("generate", "native float32", "native int8", "marian_ms_per_step"))
+    names = ["generate", "prepared", "marian_ms_per_step"]
+    names += [f"{engine} {precision}" for engine in ("native", "ctranslate2") for precision in ("float32", "int8")]
+    assert all(row[name] > 0 for row in rows for name in names)
 
 
 @pytest.mark.slow
@@ -124,6 +125,8 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
     rows = json.loads(file.read_text())
-    assert [row["beams"] for row in rows] == [1] * 7 + [2] * 7
-    assert all(row["differing"] == 0 for row in rows if row["name"] not in ("native bfloat16", "native int8"))
+    exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
+    assert [row["name"] for row in rows[:5]] == exact
+    assert all(row["differing"] == 0 for row in rows if row["name"] in exact)
+    assert {row["beams"] for row in rows if row["name"] == "ctranslate2 int8"} == {1, 2}
     assert all(row["ratio"] > 0 for row in rows)

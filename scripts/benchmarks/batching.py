@@ -368,7 +368,7 @@ def main(
     target: Annotated[str, typer.Option(help="Target language.")] = "en",
     sizes: Annotated[str, typer.Option(help="Of tiny, small, base, with commas; none leaves training out.")] = "small",
     tokens: Annotated[int, typer.Option(help="Padded source and target tokens of an update.")] = 4096,
-    buckets: Annotated[int, typer.Option(help="Heed's batches of one update.")] = 1,
+    buckets: Annotated[int, typer.Option(help="Heed's batches of one update.")] = 4,
     updates: Annotated[int, typer.Option(help="Timed updates of a slice.")] = 8,
     rounds: Annotated[int, typer.Option(help="Slices of each.")] = 5,
     vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 5000,

@@ -1,10 +1,11 @@
-"""Time `generate()` of Marian, of Heed, and Heed's native decoder, with equal weights and equal tokens, on the CPU.
+"""Time `generate()` of Marian and of Heed, as it is and prepared, the native decoder and CTranslate2, on the CPU.
 
     python scripts/benchmarks/generate.py                          # small and base, greedy and beam 5
     python scripts/benchmarks/generate.py --sizes base --cases 1x5 --source-length 256 --json out.json
 
-Every sentence gets as many tokens. Each line is a ratio to Marian: how often Heed translates while Marian translates
-once. The calls take turns, and medians are compared.
+All have the same weights and, in float32, give the same tokens; CTranslate2 is called directly. Every sentence gets as
+many tokens. Each figure is a ratio to Marian: how often one translates while Marian translates once. The calls take
+turns, and medians are compared.
 """
 
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from peers import interleaved_seconds, make_heed, make_marian, make_sources, write_rows
+from peers import CTranslate2, interleaved_seconds, make_heed, make_marian, make_sources, write_rows
 from transformers.utils import logging
 
-from heed import NativeDecoder
+from heed import NativeDecoder, prepare_for_inference
 
 
 def compare(size: str, batch: int, beams: int, source_length: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,12 @@ def compare(size: str, batch: int, beams: int, source_length: int, options: dict
     ends = {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
     settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": new_tokens, "max_length": None, **ends}
     decoders = {precision: NativeDecoder(heed, precision) for precision in options["precisions"]}
+    engines = {
+        precision: CTranslate2(heed, precision) for precision in options["precisions"] if precision != "bfloat16"
+    }
+    prepared = make_heed(marian).eval()
+    prepare_for_inference(prepared)
+    sources = [row[:length].tolist() for row, length in zip(tokens, mask.sum(1).tolist(), strict=True)]
 
     def native(decoder: NativeDecoder) -> torch.Tensor:
         return heed.generate(**decoder.encoded(tokens, mask), custom_generate=decoder, **settings)
@@ -38,10 +45,15 @@ def compare(size: str, batch: int, beams: int, source_length: int, options: dict
     calls = {
         "marian": lambda: marian.generate(input_ids=tokens, attention_mask=mask, **settings),
         "generate": lambda: heed.generate(input_ids=tokens, attention_mask=mask, **settings),
+        "prepared": lambda: prepared.generate(input_ids=tokens, attention_mask=mask, **settings),
         **{f"native {name}": lambda decoder=decoder: native(decoder) for name, decoder in decoders.items()},
+        **{
+            f"ctranslate2 {name}": lambda engine=engine: engine.translate(sources, beams, new_tokens, new_tokens)
+            for name, engine in engines.items()
+        },
     }
     wanted = calls["marian"]().tolist()
-    for name in ("generate", "native float32"):
+    for name in ("generate", "prepared", "native float32"):
         if name in calls and calls[name]().tolist() != wanted:
             raise RuntimeError(f"{name} must give Marian's tokens at {size}, {batch} x {beams}, but does not.")
     seconds = interleaved_seconds(calls, options["rounds"])

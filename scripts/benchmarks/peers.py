@@ -5,11 +5,14 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import ctranslate2
 import torch
 from transformers import MarianConfig, MarianMTModel
 
+from heed.inference.ctranslate2.specification import make_specification
 from heed.modeling_heed import sinusoids
 from heed.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
@@ -84,6 +87,43 @@ def marian_like(heed: Any) -> MarianMTModel:
     model.tie_weights()
     model.generation_config.bad_words_ids = None
     return model.eval()
+
+
+class CTranslate2:
+    """CTranslate2 with a Heed model's weights, called directly; tokens are written as their ids.
+
+    Args:
+        heed: The model.
+        precision: `float32` or `int8`.
+    """
+
+    def __init__(self, heed: Any, precision: str):
+        config = heed.config
+        specification = make_specification(heed)
+        for register in (specification.register_source_vocabulary, specification.register_target_vocabulary):
+            register([str(number) for number in range(config.vocab_size)])
+        ends = {"bos_token": config.decoder_start_token_id, "eos_token": config.eos_token_id}
+        for name, token in (ends | {"unk_token": config.eos_token_id}).items():
+            setattr(specification.config, name, str(token))
+        specification.config.decoder_start_token = str(config.decoder_start_token_id)
+        specification.config.layer_norm_epsilon = config.layer_norm_eps
+        specification.validate()
+        specification.optimize(quantization=precision)
+        with TemporaryDirectory() as folder:
+            specification.save(folder)
+            self.translator = ctranslate2.Translator(
+                folder, "cpu", compute_type=precision, intra_threads=torch.get_num_threads()
+            )
+
+    def translate(self, sources: list[list[int]], beams: int, longest: int, shortest: int = 1) -> list[list[int]]:
+        """Translate a batch, with at least `shortest` and at most `longest` tokens, the end token not counted."""
+        results = self.translator.translate_batch(
+            [[str(token) for token in source] for source in sources],
+            beam_size=beams,
+            max_decoding_length=longest,
+            min_decoding_length=shortest,
+        )
+        return [[int(token) for token in result.hypotheses[0]] for result in results]
 
 
 def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:

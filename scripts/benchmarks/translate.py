@@ -4,7 +4,8 @@
 
 Marian's `generate()` translates batches of sentences as they come, and so do the rows of Heed called unsorted
 and `generate`. The others sort by length first. Only ids are timed, no texts; batches have equal sizes. Tokens of
-float32 must equal Marian's but for ties that rounding decides, which are counted. Each is scored with BLEU.
+float32 must equal Marian's but for ties that rounding decides, which are counted; CTranslate2 ends beams by another
+rule. Each is scored with BLEU.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from peers import interleaved_seconds, marian_like, write_rows
+from peers import CTranslate2, interleaved_seconds, marian_like, write_rows
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
@@ -65,6 +66,17 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
     def native(decoder: NativeDecoder) -> Callable[..., torch.Tensor]:
         return lambda **batch: model.generate(**decoder.encoded(**batch), custom_generate=decoder, **settings)
 
+    engines = {name: CTranslate2(model, name) for name in precisions if name != "bfloat16"}
+
+    def exported(engine: CTranslate2) -> Callable[..., torch.Tensor]:
+        def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            lengths = attention_mask.sum(1).tolist()
+            sources = [row[:length].tolist() for row, length in zip(input_ids, lengths, strict=True)]
+            found = [torch.tensor([0, *row]) for row in engine.translate(sources, beams, longest)]
+            return pad_sequence(found, batch_first=True, padding_value=model.config.eos_token_id)
+
+        return generate
+
     decoders = {f"native {name}": (native(NativeDecoder(model, name)), True) for name in precisions}
     return {
         "marian": (lambda **batch: marian.generate(**batch, **settings), False),
@@ -72,6 +84,7 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
         "generate": (lambda **batch: model.generate(**batch, **settings), False),
         "native float32 unsorted": (native(NativeDecoder(model)), False),
         **decoders,
+        **{f"ctranslate2 {name}": (exported(engine), True) for name, engine in engines.items()},
     }
 
 

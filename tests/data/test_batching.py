@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.data.batching import UpdateBatches, collate, padding_share, split_update, stream_updates
+from heed.data.batching import (
+    UpdateBatches,
+    collate,
+    divide_update,
+    padding_share,
+    split_update,
+    stream_updates,
+)
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 several = settings(max_examples=60, deadline=None)
@@ -54,7 +62,7 @@ def test_two_instances_agree(rows, seed, epoch):
 
 def test_the_order_is_the_same_on_every_platform():
     batches = UpdateBatches([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], tokens_per_update=12, seed=7)
-    assert batches.epoch(3) == [[[6]], [[4, 1]], [[3, 0]], [[2, 5]]]
+    assert batches.epoch(3) == [[[1, 4]], [[6]], [[2, 5]], [[3, 0]]]
 
 
 def test_epochs_and_seeds_differ_in_order_and_in_company():
@@ -69,6 +77,63 @@ def test_epochs_and_seeds_differ_in_order_and_in_company():
     assert epoch(0, 0) != epoch(0, 1)
     assert epoch(0, 1) != epoch(1, 0)
     assert companies(epoch(0, 0)) != companies(epoch(0, 1))
+
+
+@several
+@given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5))
+def test_every_epoch_has_as_many_updates(rows, tokens, buckets, seed):
+    source, target = zip(*rows, strict=True)
+    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    assert len({(len(updates), sum(map(len, updates))) for updates in map(batches.epoch, range(6))}) == 1
+
+
+def test_a_large_corpus_has_as_many_updates_in_every_epoch_and_hardly_more_than_it_needs():
+    source, target = natural_lengths(30_000)
+    batches = UpdateBatches(source, target, tokens_per_update=2048)
+    numbers = {len(batches.epoch(epoch)) for epoch in range(8)}
+    assert len(numbers) == 1
+    assert max(numbers) * 2048 < 1.05 * (sum(source) + sum(target))
+
+
+def share_together_again(first, second):
+    """Return which part of the pairs of rows that share a bucket share one again."""
+    bucket_of = {row: number for number, bucket in enumerate(second) for row in bucket}
+    again = together = 0
+    for bucket in first:
+        counts = np.unique([bucket_of[row] for row in bucket], return_counts=True)[1]
+        again += int((counts * (counts - 1)).sum())
+        together += len(bucket) * (len(bucket) - 1)
+    return again / together
+
+
+def test_most_rows_have_other_company_in_the_next_epoch():
+    source, target = natural_lengths(30_000)
+    batches = UpdateBatches(source, target, tokens_per_update=8192)
+    epochs = [[bucket for update in batches.epoch(epoch) for bucket in update] for epoch in range(4)]
+    assert share_together_again(epochs[0], epochs[0]) == 1
+    for first, second in pairwise(epochs):
+        assert share_together_again(first, second) < 0.55
+    for epoch in epochs:
+        assert padding_share(epoch, source, target) < 0.08
+
+
+def test_an_update_of_several_buckets_has_other_company_in_the_next_epoch():
+    source, target = natural_lengths(30_000)
+    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4)
+    assert share_together_again(*(list(map(rows_of, batches.epoch(epoch))) for epoch in range(2))) < 0.2
+
+
+@pytest.mark.parametrize("buckets", [2, 4])
+def test_every_update_of_several_buckets_has_short_and_long_rows(buckets):
+    source, target = natural_lengths(30_000)
+    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
+    for epoch in range(3):
+        updates = [
+            [np.mean([source[row] + target[row] for row in bucket]) for bucket in update]
+            for update in batches.epoch(epoch)
+        ]
+        middle = np.median([length for update in updates for length in update])
+        assert all(min(update) < 1.2 * middle and max(update) > 0.8 * middle for update in updates[:-1])
 
 
 def test_a_row_longer_than_the_budget_is_alone():
@@ -173,6 +238,33 @@ def test_a_split_needs_a_budget_and_a_process():
         split_update([[0]], [1], [1], 0, 1)
     with pytest.raises(ValueError, match="`world_size` must be"):
         split_update([[0]], [1], [1], 1, 0)
+
+
+@several
+@given(lengths, st.integers(1, 4), st.integers(1, 9))
+def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
+    source, target = zip(*rows, strict=True)
+    batches = UpdateBatches(source, target, tokens_per_update=200, buckets_per_update=buckets)
+    for update in batches.epoch(0):
+        divided = divide_update(update, source, target, parts)
+        assert len(divided) == parts
+        assert sorted(row for part in divided for row in part) == rows_of(update)
+        if len(update) <= parts:
+            assert all(any(set(part) <= set(bucket) for bucket in update) for part in divided)
+
+
+@pytest.mark.parametrize("parts", [4, 6, 8])
+def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(parts):
+    source, target = natural_lengths(20_000)
+    updates = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4).epoch(0)
+    divided = [part for update in updates for part in divide_update(update, source, target, parts)]
+    buckets = [bucket for update in updates for bucket in update]
+    assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
+
+
+def test_an_update_is_divided_into_at_least_one_part():
+    with pytest.raises(ValueError, match="`parts` must be"):
+        divide_update([[0]], [1], [1], 0)
 
 
 def test_collate_pads_on_the_right():

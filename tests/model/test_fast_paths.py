@@ -271,7 +271,11 @@ def test_padding_is_computed_where_someone_may_look_at_it(which, packed_rows):
         batch["labels"] = batch["labels"][:, :1]
     if which == "cache":
         batch = make_batch()
-        arguments = {"past_key_values": model(**batch | {"labels": None}, decoder_input_ids=batch["labels"][:, :1] * 0 + 4, use_cache=True).past_key_values}
+        arguments = {
+            "past_key_values": model(
+                **batch | {"labels": None}, decoder_input_ids=batch["labels"][:, :1] * 0 + 4, use_cache=True
+            ).past_key_values
+        }
     outputs = model(**batch, **arguments)
     assert not packed_rows
     assert seen == ([(5, 7)] if which == "hook" else [])

@@ -1397,11 +1397,7 @@ class HeedDecoder(HeedStack):
         self._check_lengths(embeddings.shape[1], past_length, attention_mask)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         kernel = settings._attn_implementation  # once: to read a config takes microseconds
-        if (
-            kernel == "flex_attention"
-            and past_key_values is not None
-            and past_key_values.is_compileable
-        ):
+        if kernel == "flex_attention" and past_key_values is not None and past_key_values.is_compileable:
             # Its mask is read after the cache has moved the position that the mask counts from.
             raise ValueError(
                 "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."

@@ -8,7 +8,13 @@ import warnings
 import pytest
 import torch
 from test_native_decoder import OPTIONS, make_batch, make_model
-from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessorList, MinLengthLogitsProcessor
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+)
 
 from heed import HeedForConditionalGeneration, prepare_for_inference
 from heed.inference.native.network import NativeNetwork
@@ -241,3 +247,68 @@ def test_a_prepared_model_is_not_prepared_again(model):
     prepare_for_inference(model)
     with pytest.raises(ValueError, match="prepared already"):
         prepare_for_inference(model, "int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_types_go_on_with_what_was_encoded(dtype):
+    model = make_model({}).to(dtype)
+    batch = make_batch(10)
+    torch.manual_seed(3)
+    before = model.generate(**batch, do_sample=True, top_k=1)
+    prepare_for_inference(model, "bfloat16" if dtype == torch.bfloat16 else "float32")
+    assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
+    with torch.no_grad():
+        assert model.model.encoder(**batch).last_hidden_state.dtype == dtype
+        assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
+
+
+def test_a_prefix_of_peft_is_not_left_out(model):
+    peft = pytest.importorskip("peft")
+    settings = {"num_virtual_tokens": 3, "token_dim": 16, "num_attention_heads": 4, "num_layers": 2}
+    adapted = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", **settings)).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "prompt" in name:
+                parameter.normal_(std=3.0)
+    batch = make_batch(11)
+    before = adapted.generate(**batch, do_sample=False)
+    with prepare_for_inference(model):
+        assert torch.equal(adapted.generate(**batch, do_sample=False), before)
+
+
+def test_a_forward_of_a_modules_own_takes_part(model):
+    batch = make_batch(12)
+    prepare_for_inference(model)
+    layer = model.model.decoder.layers[0]
+    before, forward = model.generate(**batch), layer.forward
+    layer.forward = lambda *args, **kwargs: 0.3 * forward(*args, **kwargs) + 1
+    with pytest.warns(UserWarning, match="forward hooks"):
+        changed = model.generate(**batch)
+    assert not torch.equal(changed, before)
+    del layer.forward
+    assert torch.equal(model.generate(**batch), before)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_watermark_that_knows_its_rows_is_set_in_each(model, beams):
+    settings = {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
+    settings |= {"eos_token_id": [2, *range(5, 40)], "num_beams": beams}
+    batch = make_batch(1)
+    before = model.generate(**batch, **settings)
+    with prepare_for_inference(model):
+        assert torch.equal(model.generate(**batch, **settings), before)
+
+
+def test_a_model_without_version_counters_can_be_prepared():
+    with torch.inference_mode():
+        model = make_model({})
+    before = model.generate(**make_batch(1))
+    with prepare_for_inference(model):
+        assert torch.equal(model.generate(**make_batch(1)), before)
+
+
+def test_two_kinds_of_prompt_are_the_error_of_generate(model):
+    embeddings = model.model.decoder.embed_tokens(torch.tensor([[1]] * 7))
+    prepare_for_inference(model)
+    with pytest.raises(ValueError, match="Exactly one of `input_ids` and `inputs_embeds`"):
+        model.generate(**make_batch(1), decoder_inputs_embeds=embeddings)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from heed import HeedConfig, HeedForConditionalGeneration
 from heed.cli import app
 from heed.data.tokenization import train_tokenizers
+from heed.inference.attention import attention_map
 from heed.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
 from heed.inference.ctranslate2.specification import TABLE_ROWS
 from heed.inference.translation import Translator
@@ -570,3 +571,25 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         (folder / "file").write_text("whole")
         assert not (tmp_path / "a" / "out").exists()
     assert (tmp_path / "a" / "out" / "file").read_text() == "whole"
+
+
+def test_another_start_than_the_models_is_refused_by_name(tokenizers):
+    model = make_model(tokenizers)
+    model.generation_config.decoder_start_token_id = 5
+    with pytest.raises(ValueError, match="`decoder_start_token_id` must be"):
+        Translator(model, tokenizers, "ctranslate2").translate(SOURCES, max_new_tokens=3)
+
+
+def test_an_exported_folder_has_no_attention_to_show(exported):
+    translator = Translator.from_pretrained(exported)
+    with pytest.raises(ValueError, match="exported for another engine"):
+        attention_map(translator.model, translator.tokenizers, SOURCES[0], "x", 0)
+
+
+def test_a_target_below_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ValueError, match="`target` must lie in a folder"),
+        new_folder(tmp_path / "file" / "out"),
+    ):
+        pass

@@ -87,6 +87,7 @@ def attention_map(
     """
     if not source.strip():
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
+    _check_model(model)
     _check_kind(kind)
     source_ids = tokenizers.encode_source([source])[0]
     if target is None:
@@ -120,6 +121,7 @@ def attention_of_ids(
         ValueError: As in `attention_map`.
 
     """
+    _check_model(model)
     _check_kind(kind)
     _check_lengths(model, source_ids, target_ids)
     fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
@@ -232,6 +234,14 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(path)
     return path
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(
+            "The model must be one of transformers to tell its attention weights, but was exported for another engine "
+            "instead."
+        )
 
 
 def _check_kind(kind: str) -> None:

@@ -34,20 +34,28 @@ class Fingerprint:
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable]:
-    """Return the forward hooks of a module but for transformers' own, which only record what it returns."""
+    """Return what else is called with a module, but for transformers' own hooks, which only record what it returns.
+
+    accelerate's hooks are a `forward` of the module's own, in place of its class's.
+    """
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
-    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
+    found = [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        found.append(own)
+    return found
 
 
 def _traces(model: nn.Module) -> list[tuple[int, int]]:
     """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
     found = []
     for module in model.modules():
-        if module._forward_pre_hooks or module._forward_hooks:
+        if module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__:
             found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
         for parameter in module._parameters.values():
             if parameter is not None:
-                found.append((parameter.data_ptr(), parameter._version))
+                version = 0 if parameter.is_inference() else parameter._version
+                found.append((parameter.data_ptr(), version))
     return found
 
 

@@ -325,7 +325,7 @@ class Translator:
         if self.engine == "ctranslate2":
             from heed.inference.ctranslate2.engine import check_settings
 
-            check_settings(config)
+            check_settings(config, self.model.config)
         return _Settings(config, target_language, token_budget)
 
     def _positions(self) -> int | None:

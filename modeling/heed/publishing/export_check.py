@@ -36,7 +36,10 @@ def new_folder(target: str | Path) -> Iterator[Path]:
     target = Path(target)
     if target.exists() or target.is_symlink():
         raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"`target` must lie in a folder, but {target.parent} lies in a file or is one.") from error
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield folder

@@ -340,8 +340,12 @@ def last_step(row: Sequence[Hypothesis], log_probs: dict[int, list[float]], beam
     return steps[-1]
 
 
-def check_settings(config: Any) -> None:
+def check_settings(config: Any, model_config: Any) -> None:
     """Check that CTranslate2 can express a generation config, and warn where it only comes near.
+
+    Args:
+        config: The generation config.
+        model_config: The model's, whose start token the exported model has.
 
     Raises:
         ValueError: If it cannot; the message names the setting.
@@ -350,6 +354,11 @@ def check_settings(config: Any) -> None:
     reason = refusal(config)
     if reason is not None:
         raise ValueError(reason)
+    start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
+    if start not in (None, own):
+        raise ValueError(
+            f"`decoder_start_token_id` must be {own} with CTranslate2, as in the model's config, but is {start} instead."
+        )
     if ends_by_score(config):
         warnings.warn(
             "CTranslate2 only comes near to how a beam search with `early_stopping=False` ends: a few sentences "

@@ -11,6 +11,7 @@ from torch import nn
 
 from heed.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heed.data.tokenization import TokenizerPair
+from heed.inference.fingerprint import foreign_hooks
 from heed.modeling_heed import HeedForConditionalGeneration, sinusoids
 
 # Names of transformers' activations, and what CTranslate2 calls the same function.
@@ -253,9 +254,7 @@ def _foreign_part(model: nn.Module) -> str | None:
         is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
         if not is_ours and not is_plain and any(True for _ in module.parameters()):
             return f"The model's modules must be Heed's for CTranslate2, but {name} is a {type(module)} instead."
-        # transformers' own only record what the modules return.
-        hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
-        if any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks):
+        if foreign_hooks(module):
             return (
                 "The model must have no forward hooks for CTranslate2, which would not call them, but "
                 f"{name or 'the model itself'} has one."

@@ -18,6 +18,11 @@ from heed.inference.strategies.steps import BEAM_MODES, check_request, end_token
 OTHER_MODES = (*BEAM_MODES, "penalty_alpha")
 # Settings that read the source's tokens, which encoded sentences no longer have, and the values that change nothing.
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
+# Of transformers' logits processors those that know the rows by their number.
+ROW_PROCESSORS = (
+    logits_process.PrefixConstrainedLogitsProcessor,
+    logits_process.SynthIDTextWatermarkLogitsProcessor,
+)
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -209,7 +214,7 @@ class NativeDecoder:
 def _may_number_rows(processor: Any) -> bool:
     """Tell whether a processor may know the rows by their number, so that none of them may leave."""
     is_known = type(processor).__module__ == logits_process.__name__
-    return not is_known or isinstance(processor, logits_process.PrefixConstrainedLogitsProcessor)
+    return not is_known or isinstance(processor, ROW_PROCESSORS)
 
 
 def refusal(config: Any) -> str | None:

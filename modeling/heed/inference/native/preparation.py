@@ -16,7 +16,8 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
 
     Greedy and beam search are then the `NativeDecoder`'s, and so is the encoder wherever no gradient is computed. What
     the native decoder cannot do (sampling, streaming, recorded scores and attentions, other caches, …) runs as before.
-    Changed weights are packed anew. The copies are not saved, copied or sent with the model.
+    Changed weights are packed anew; a few rows written through `.data` or numpy may go unseen, unlike those written under
+    `torch.no_grad()`. The copies are not saved, copied or sent with the model; `undo` lets go of them.
 
         prepared = prepare_for_inference(model)
         model.generate(**inputs, num_beams=4)
@@ -101,7 +102,10 @@ class PreparedModel:
         if input_ids.numel() == 0 or (attention_mask is not None and attention_mask.dim() != 2):
             return None
         decoder = self._current_decoder()
-        return None if decoder is None else decoder.encode(input_ids, attention_mask)
+        if decoder is None:
+            return None
+        # The modules may have to go on with it.
+        return decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
 
     def decode(
         self,
@@ -129,7 +133,9 @@ class PreparedModel:
             and refusal(config) is None
             and all(type(each) in (MaxLengthCriteria, EosTokenCriteria) for each in stopping_criteria)
             and not any(model_kwargs.get(name) for name in ("streamer", "synced_gpus"))
-            and model_kwargs.get("decoder_attention_mask") is None
+            and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))
+            # Prefix tuning of peft puts its own there.
+            and "prepare_inputs_for_generation" not in self.model.__dict__
             # A cache that was handed in is to be filled; transformers marks it so.
             and not (cache is not None and getattr(cache, "_is_user_defined", False))
         )
@@ -149,6 +155,7 @@ class PreparedModel:
     def _current_decoder(self) -> NativeDecoder | None:
         """Return the decoder with the present weights, or `None`, with a warning, if something stands in its way."""
         if self._decoder.is_current:
+            self._is_blocked = False
             return self._decoder
         reason = obstacle(self.model)
         if reason is None:

@@ -41,7 +41,7 @@ from .configuration_heed import GATED_ACTIVATIONS, HeedConfig, check_one_kernel,
 
 IGNORED_LABEL = -100
 # Target tokens whose logits are held at once while training.
-LOSS_ROWS = 512
+LOSS_ROWS = 256
 # Tokens of the vocabulary whose embeddings' gradients are added up at once.
 TOKENS = 8192
 # Logits whose softmax is computed at once on the CPU: it goes over them several times, and they stay in its cache.

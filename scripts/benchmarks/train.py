@@ -29,8 +29,8 @@ def compare(size: str, precision: str, batch: int, length: int, options: dict[st
     vocabulary = options["vocabulary"]
     marian = make_marian(size, vocabulary)
     heed = make_heed(marian)
-    tokens, mask = make_sources(batch, length, vocabulary, shortest=0.85)
-    labels, label_mask = make_sources(batch, length, vocabulary, shortest=0.85)
+    tokens, mask = make_sources(batch, length, vocabulary, options["shortest"])
+    labels, label_mask = make_sources(batch, length, vocabulary, options["shortest"])
     inputs = {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(label_mask == 0, -100)}
     models = {"marian": marian, "heed": heed}
     optimizers = {name: torch.optim.AdamW(each.parameters(), lr=1e-5, fused=True) for name, each in models.items()}
@@ -56,7 +56,9 @@ def compare(size: str, precision: str, batch: int, length: int, options: dict[st
     seconds = interleaved_seconds({name: lambda name=name: step(name) for name in models}, options["rounds"])
     milliseconds = {f"{name}_ms": round(1000 * value) for name, value in seconds.items()}
     ratio = round(seconds["marian"] / seconds["heed"], 2)
-    return {"size": size, "precision": precision, "batch": batch, "length": length, **milliseconds, "ratio": ratio}
+    padding = round(1 - (mask.float().mean() + label_mask.float().mean()).item() / 2, 2)
+    case = {"size": size, "precision": precision, "batch": batch, "length": length, "padding": padding}
+    return {**case, **milliseconds, "ratio": ratio}
 
 
 def main(
@@ -64,6 +66,8 @@ def main(
     precisions: Annotated[str, typer.Option(help="Of float32 and bfloat16, with commas.")] = "float32,bfloat16",
     batch: Annotated[int, typer.Option(help="Pairs.")] = 48,
     length: Annotated[int, typer.Option(help="Tokens of the longest source and target.")] = 28,
+    shortest: Annotated[float, typer.Option(help="Length of the shortest, as a share of the longest.")] = 0.85,
+    keep_memory: Annotated[bool, typer.Option(help="Let the C library keep freed memory, for both.")] = True,
     vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 10_000,
     rounds: Annotated[int, typer.Option(help="Timed steps of each.")] = 7,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
@@ -71,11 +75,13 @@ def main(
 ):
     """Print one line per size and precision."""
     torch.set_num_threads(threads)
-    keep_freed_memory()  # for both models, as Heed's training loop does
+    if keep_memory:
+        keep_freed_memory()  # as Heed's training loop does
+    options = {"vocabulary": vocabulary, "rounds": rounds, "shortest": shortest}
     rows = []
     for size in sizes.split(","):
         for precision in precisions.split(","):
-            rows.append(compare(size, precision, batch, length, {"vocabulary": vocabulary, "rounds": rounds}))
+            rows.append(compare(size, precision, batch, length, options))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     write_rows(rows, json)
 

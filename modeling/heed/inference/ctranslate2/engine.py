@@ -357,7 +357,8 @@ def check_settings(config: Any, model_config: Any) -> None:
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     if start not in (None, own):
         raise ValueError(
-            f"`decoder_start_token_id` must be {own} with CTranslate2, as in the model's config, but is {start} instead."
+            f"`decoder_start_token_id` must be {own} with CTranslate2, as in the model's config, but is {start} "
+            "instead."
         )
     if ends_by_score(config):
         warnings.warn(

@@ -16,8 +16,8 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
 
     Greedy and beam search are then the `NativeDecoder`'s, and so is the encoder wherever no gradient is computed. What
     the native decoder cannot do (sampling, streaming, recorded scores and attentions, other caches, …) runs as before.
-    Changed weights are packed anew; a few rows written through `.data` or numpy may go unseen, unlike those written under
-    `torch.no_grad()`. The copies are not saved, copied or sent with the model; `undo` lets go of them.
+    Changed weights are packed anew; a few rows written through `.data` or numpy may go unseen, unlike those written
+    under `torch.no_grad()`. The copies are not saved, copied or sent with the model; `undo` lets go of them.
 
         prepared = prepare_for_inference(model)
         model.generate(**inputs, num_beams=4)

@@ -1,4 +1,4 @@
-"""The `heed` command: train, doctor, evaluate, translate, attention, verify, push.
+"""The `heed` command: train, doctor, evaluate, translate, attention, verify, push, convert, export.
 
 Everything heavy is imported by the command that needs it, so that `heed --help` answers at once.
 """

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 # Numbers of each weight that are compared: a fused optimizer leaves no other trace.
-COMPARED = 8
+COMPARED = 4
 
 
 class Fingerprint:
@@ -60,4 +60,7 @@ def _traces(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([sample.float().cpu() for sample in samples]).view(torch.int32)  # NaN equals itself so
+    places = {(sample.dtype, sample.device) for sample in samples}
+    if len(places) > 1:
+        samples = [sample.float().cpu() for sample in samples]
+    return torch.cat(samples).float().view(torch.int32)  # NaN equals itself so

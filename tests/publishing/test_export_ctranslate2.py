@@ -23,8 +23,9 @@ from heed.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_st
 from heed.inference.ctranslate2.specification import TABLE_ROWS
 from heed.inference.translation import Translator
 from heed.publishing import export_ctranslate2 as exporter
-from heed.publishing.export_check import compare, new_folder
+from heed.publishing.export_check import compare
 from heed.publishing.export_ctranslate2 import export_ctranslate2
+from heed.publishing.new_folder import new_folder
 from helpers import shake
 from memorised import PAIRS, memorised_model
 

@@ -219,16 +219,16 @@ def _check_files(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
-    config = _read_object(path)
+    config = read_object(path)
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
-    _read_object(folder / "generation_config.json")
+    read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         names = ", ".join(WEIGHT_FILES)
         raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a file of JSON, empty where there is none."""
     if not path.is_file():
         return {}

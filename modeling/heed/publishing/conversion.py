@@ -4,11 +4,6 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +14,7 @@ from heed.configuration_heed import HeedConfig
 from heed.inference.loading import first_line, listed
 from heed.modeling_heed import HeedForConditionalGeneration, sinusoids
 from heed.publishing.conversion_card import ConversionFacts, write_conversion_card
+from heed.publishing.new_folder import new_folder
 from heed.publishing.tokenizer_conversion import convert_tokenizers
 
 if TYPE_CHECKING:
@@ -124,7 +120,7 @@ def convert(
     notes += converted.notes
     told: dict[str, Any] = {"model_type": model_type, "parameters": ours.num_parameters(), "difference": difference}
     facts = ConversionFacts(source=str(source), languages=converted.languages, notes=notes, **told)
-    with _new_folder(target) as folder:
+    with new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
             converted.pair.save_pretrained(folder)
@@ -303,19 +299,3 @@ def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "Gener
         if getattr(settings, name) is None:
             setattr(settings, name, getattr(config, name))
     return settings
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """Give a folder that gets its name when all is in it, and goes away when that fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        mask = os.umask(0)
-        os.umask(mask)
-        folder.chmod(0o777 & ~mask)  # mkdtemp's folders are for their owner alone
-        folder.rename(target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise

@@ -1,14 +1,10 @@
-"""What every export has in common: a folder that appears whole or not at all, and a comparison on sentences.
+"""What every export has in common: what is exported, and a comparison on sentences.
 
-An exporter writes into `new_folder`, runs the written model on sentences, and hands what `generate()` and the engine
+An exporter writes into a `new_folder`, runs the written model on sentences, and hands what `generate()` and the engine
 gave to `compare`; `Comparison.refuse` raises inside the block, so that nothing is left of an export that differs.
 """
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -17,39 +13,6 @@ from typing import Any
 from heed.data.korean_english import korean_english_pairs
 from heed.data.tokenization import TokenizerPair
 from heed.inference.loading import adapted_model, is_adapter, load_model, model_folder
-
-
-@contextmanager
-def new_folder(target: str | Path) -> Iterator[Path]:
-    """Give a folder that gets its name when all is in it, and goes away when that fails.
-
-    Args:
-        target: The folder to make; it must not exist.
-
-    Returns:
-        A context manager that yields a hidden folder beside `target` to write into.
-
-    Raises:
-        ValueError: If `target` exists.
-
-    """
-    target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"`target` must lie in a folder, but {target.parent} lies in a file or is one.") from error
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        mask = os.umask(0)
-        os.umask(mask)
-        folder.chmod(0o777 & ~mask)  # mkdtemp's folders are for their owner alone
-        folder.rename(target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> list[str]:

@@ -17,7 +17,8 @@ from heed.inference.ctranslate2.engine import FORMAT_VERSION, METADATA_FILE, Com
 from heed.inference.ctranslate2.specification import import_ctranslate2, obstacle, positions_of_table, save_model
 from heed.inference.loading import resolve_device
 from heed.inference.translation import Translator
-from heed.publishing.export_check import Comparison, compare, load_pair, new_folder
+from heed.publishing.export_check import Comparison, compare, load_pair
+from heed.publishing.new_folder import new_folder
 
 BEAMS = 5
 # Longer translations than the longest source and this are cut off while comparing.

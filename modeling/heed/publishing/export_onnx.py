@@ -23,7 +23,8 @@ from heed.inference.strategies.steps import end_tokens
 from heed.inference.translation import pad_sources, token_batches
 from heed.modeling_heed import AdditiveScore, HeedForConditionalGeneration, HeedLinear
 from heed.pipeline_heed import position_limit
-from heed.publishing.export_check import Comparison, compare, load_pair, new_folder
+from heed.publishing.export_check import Comparison, compare, load_pair
+from heed.publishing.new_folder import new_folder
 from heed.publishing.onnx_decoding import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,

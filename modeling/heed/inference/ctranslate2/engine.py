@@ -8,7 +8,6 @@ end is computed from the hypotheses that did finish; of one that stays open noth
 differ, above all one unlike those that the model was trained on, and a warning says so.
 """
 
-import json
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from heed.inference.ctranslate2.specification import (
     vocabulary,
 )
 from heed.inference.fingerprint import Fingerprint
-from heed.inference.loading import first_line
+from heed.inference.loading import first_line, read_object
 from heed.inference.strategies.steps import BEAM_MODES, end_tokens
 
 ComputeType = Literal[
@@ -274,7 +273,7 @@ class CTranslate2Engine:
 
 def is_exported_folder(folder: Path) -> bool:
     """Tell whether a folder holds a model for CTranslate2 and none for transformers."""
-    return (folder / MODEL_FILE).is_file() and not _read_json(folder / "config.json").get("model_type")
+    return (folder / MODEL_FILE).is_file() and not read_object(folder / "config.json").get("model_type")
 
 
 def refusal(config: Any) -> str | None:
@@ -423,7 +422,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} must be written by `heed export ctranslate2`, but has a CTranslate2 model and no {path.name}."
         )
-    metadata = _read_json(path)
+    metadata = read_object(path)
     found = metadata.get("format_version")
     if found != FORMAT_VERSION:
         raise ValueError(
@@ -431,13 +430,3 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
             f"Heed {metadata.get('heed_version', 'of another version')}. Export the model again with this one."
         )
     return metadata
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    return read if isinstance(read, dict) else {}

@@ -33,7 +33,7 @@ bench: $(INSTALLED)
 	$(BENCHMARK)/startup.py --rounds 5 --json runs/benchmarks/startup.json
 	$(BENCHMARK)/memory.py --json runs/benchmarks/memory.json
 	$(BENCHMARK)/train.py --rounds 3 --json runs/benchmarks/train.json
-	$(BENCHMARK)/generate.py --rounds 2 --cases 1x1,16x1,64x1,1x5,16x5 --json runs/benchmarks/generate.json
+	$(BENCHMARK)/generate.py --rounds 2 --json runs/benchmarks/generate.json
 	$(BENCHMARK)/batching.py --rounds 3 --json runs/benchmarks/batching.json
 	$(BENCHMARK)/scale.py --sizes small --rounds 2 --json runs/benchmarks/scale.json
 	$(BENCHMARK)/profiles.py --json runs/benchmarks/profiles.json

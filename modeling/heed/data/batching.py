@@ -29,9 +29,8 @@ class UpdateBatches:
 
     Rows are sorted by length (ties in random order), cut into buckets within the budget, the buckets are
     shuffled and grouped into updates: with several buckets an update has short, middling and long rows, as the
-    corpus has. Every epoch sorts and cuts in another way, so that a row has other
-    company, into as many buckets. It all follows from the lengths, the seed and the epoch: neither platform
-    nor process plays a part.
+    corpus has. Every epoch sorts and cuts in another way, into as many buckets, so that a row has other company.
+    It all follows from the lengths, the seed and the epoch: neither platform nor process plays a part.
 
     Args:
         source_lengths: tokens of every row's source.

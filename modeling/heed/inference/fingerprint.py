@@ -1,10 +1,12 @@
-"""Noticing that a model is no longer what a copy of its weights was made of."""
+"""Whether a copy of a model's weights computes what the model does, and still does later."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from heed.modeling_heed import HeedForConditionalGeneration
 
 # Numbers of each weight that are compared: a fused optimizer leaves no other trace.
 COMPARED = 4
@@ -44,6 +46,35 @@ def foreign_hooks(module: nn.Module) -> list[Callable]:
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         found.append(own)
     return found
+
+
+def foreign_part(model: nn.Module, engine: str) -> str | None:
+    """Return which part of a Heed model is not its own, so that copied weights would not compute the same.
+
+    Args:
+        model: The model.
+        engine: What would compute with the copies, for the message.
+
+    """
+    for name, module in model.named_modules():
+        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
+        is_ours = type(module).__module__ in (HeedForConditionalGeneration.__module__, "torch.nn.modules.container")
+        is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
+        if not is_ours and not is_plain and any(True for _ in module.parameters()):
+            return f"The model's modules must be Heed's for {engine}, but {name} is a {type(module)} instead."
+        if foreign_hooks(module):
+            return (
+                f"The model must have no forward hooks for {engine}, which would not call them, but "
+                f"{name or 'the model itself'} has one."
+            )
+    for name, parameter in model.named_parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+        if not is_plain or parameter.is_meta or not parameter.is_floating_point():
+            return (
+                f"The model's weights must be floating-point numbers in memory for {engine}, but {name} is a "
+                f"{type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            )
+    return None
 
 
 def _traces(model: nn.Module) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from heed.configuration_heed import HeedConfig
 from heed.inference.loading import first_line, listed
 from heed.modeling_heed import HeedForConditionalGeneration, sinusoids
 from heed.publishing.conversion_card import ConversionFacts, write_conversion_card
-from heed.publishing.new_folder import new_folder
+from heed.publishing.new_folder import check_is_new, new_folder
 from heed.publishing.tokenizer_conversion import convert_tokenizers
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def convert(
 
     """
     target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+    check_is_new(target)
     theirs, dtype = _load(str(source))
     ours = convert_model(theirs)
     difference = largest_difference(theirs, ours)

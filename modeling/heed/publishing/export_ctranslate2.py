@@ -8,7 +8,6 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +17,7 @@ from heed.inference.ctranslate2.specification import import_ctranslate2, obstacl
 from heed.inference.loading import resolve_device
 from heed.inference.translation import Translator
 from heed.publishing.export_check import Comparison, compare, load_pair
-from heed.publishing.new_folder import new_folder
+from heed.publishing.new_folder import check_is_new, new_folder
 
 BEAMS = 5
 # Longer translations than the longest source and this are cut off while comparing.
@@ -78,8 +77,7 @@ def export_ctranslate2(
     place = resolve_device(device)
     check_compute_type(quantization, place, "quantization")
     target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+    check_is_new(target)
     loaded, tokenizers = load_pair(model)
     reason = obstacle(loaded)
     if reason is not None:
@@ -155,12 +153,10 @@ def _refuse(comparisons: dict[str, Comparison], quantization: str) -> None:
     lost = comparisons["greedy"]
     if not lost.sentences:
         raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
-    likeness = [SequenceMatcher(None, each.expected, each.found, autojunk=False).ratio() for each in lost.differences]
-    mean = (sum(likeness) + lost.sentences - len(likeness)) / lost.sentences
-    if mean < LEAST_LIKENESS:
+    if lost.likeness < LEAST_LIKENESS:
         raise ValueError(
             f"`quantization` {quantization} loses the model, so that no folder is left: translations have "
-            f"{100 * mean:.0f} % of their tokens in common with generate()'s."
+            f"{100 * lost.likeness:.0f} % of their tokens in common with generate()'s."
         )
 
 

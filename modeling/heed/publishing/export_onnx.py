@@ -24,7 +24,7 @@ from heed.inference.translation import pad_sources, token_batches
 from heed.modeling_heed import AdditiveScore, HeedForConditionalGeneration, HeedLinear
 from heed.pipeline_heed import position_limit
 from heed.publishing.export_check import Comparison, compare, load_pair
-from heed.publishing.new_folder import new_folder
+from heed.publishing.new_folder import check_is_new, new_folder
 from heed.publishing.onnx_decoding import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
@@ -102,8 +102,7 @@ def export_onnx(
         raise ValueError(f"`quantization` must be one of {known}, but is {quantization!r} instead.")
     _check_installed()
     target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+    check_is_new(target)
     sentences = [sentence for sentence in sentences if sentence.strip()]
     if not sentences:
         raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")

@@ -8,6 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def check_is_new(target: Path) -> None:
+    """Raise a `ValueError` if there is something where a folder is to be made."""
+    if target.exists() or target.is_symlink():
+        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+
+
 @contextmanager
 def new_folder(target: str | Path) -> Iterator[Path]:
     """Give a folder that gets its name when all is in it, and goes away when that fails.
@@ -23,8 +29,7 @@ def new_folder(target: str | Path) -> Iterator[Path]:
 
     """
     target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+    check_is_new(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:

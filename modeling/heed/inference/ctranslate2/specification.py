@@ -11,7 +11,7 @@ from torch import nn
 
 from heed.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heed.data.tokenization import TokenizerPair
-from heed.inference.fingerprint import foreign_hooks
+from heed.inference.fingerprint import foreign_part
 from heed.modeling_heed import HeedForConditionalGeneration, sinusoids
 
 # Names of transformers' activations, and what CTranslate2 calls the same function.
@@ -46,7 +46,7 @@ def obstacle(model: Any) -> str | None:
     """Return why CTranslate2 cannot compute what a model does, or `None` where it can."""
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
-    return config_obstacle(model.config) or _foreign_part(model)
+    return config_obstacle(model.config) or foreign_part(model, "CTranslate2")
 
 
 def config_obstacle(config: HeedConfig) -> str | None:
@@ -245,25 +245,3 @@ def _set_norm(theirs: Any, ours: Any) -> None:
 def _copied(tensor: torch.Tensor) -> Any:
     # `optimize` writes into what it is given, and a tensor's `numpy()` is the tensor's own memory.
     return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
-
-
-def _foreign_part(model: nn.Module) -> str | None:
-    """Return which part of a model is not Heed's own, so that its copied weights would not compute the same."""
-    for name, module in model.named_modules():
-        is_ours = type(module).__module__ in (HeedForConditionalGeneration.__module__, "torch.nn.modules.container")
-        is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
-        if not is_ours and not is_plain and any(True for _ in module.parameters()):
-            return f"The model's modules must be Heed's for CTranslate2, but {name} is a {type(module)} instead."
-        if foreign_hooks(module):
-            return (
-                "The model must have no forward hooks for CTranslate2, which would not call them, but "
-                f"{name or 'the model itself'} has one."
-            )
-    for name, parameter in model.named_parameters():
-        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
-        if not is_plain or parameter.is_meta or not parameter.is_floating_point():
-            return (
-                "The model's weights must be floating-point numbers in memory for CTranslate2, but "
-                f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
-            )
-    return None

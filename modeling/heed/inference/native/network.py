@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heed.inference.fingerprint import foreign_hooks
+from heed.inference.fingerprint import foreign_part
 from heed.inference.native.packing import Precision, packed_linear
 from heed.modeling_heed import (
     HeedAttention,
@@ -126,26 +126,13 @@ def obstacle(model: Any) -> str | None:
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
     if model.config.attention_scoring == "additive":
         return "`attention_scoring` must be scaled_dot or dot for the native decoder, but is additive instead."
-    for name, module in model.named_modules():
-        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
-        is_ours = type(module).__module__ in (HeedForConditionalGeneration.__module__, "torch.nn.modules.container")
-        is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
-        if not is_ours and not is_plain and any(True for _ in module.parameters()):
-            return (
-                f"The model's modules must be Heed's for the native decoder, but {name} is a {type(module)} instead."
-            )
-        if foreign_hooks(module):
-            return (
-                f"The model must have no forward hooks for the native decoder, which would not call them, but "
-                f"{name or 'the model itself'} has one."
-            )
-    for name, parameter in model.named_parameters():
-        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
-        if not is_plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
-            return (
-                f"The model's weights must be floating-point numbers on the CPU for the native decoder, but {name} is "
-                f"a {type(parameter.data).__name__} on {parameter.device} instead."
-            )
+    reason = foreign_part(model, "the native decoder")
+    if reason is not None:
+        return reason
+    elsewhere = [(name, weight.device) for name, weight in model.named_parameters() if weight.device.type != "cpu"]
+    if elsewhere:
+        name, place = elsewhere[0]
+        return f"The model's weights must be on the CPU for the native decoder, but {name} is on {place} instead."
     return None
 
 

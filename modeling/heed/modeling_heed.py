@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import platform
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -683,6 +684,45 @@ def make_norm(config: HeedConfig) -> nn.Module:
     return kind(config.d_model, eps=config.layer_norm_eps)
 
 
+class LeanLayerNorm(torch.autograd.Function):
+    """LayerNorm that keeps its output for the gradient, which the next product keeps anyway, and not its input."""
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise `(…, D)`."""
+        output, _, reciprocal = torch.native_layer_norm(states, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(output, reciprocal, weight, bias)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of states, weight and bias, from the input as the output gives it back."""
+        output, reciprocal, weight, bias = ctx.saved_tensors
+        normalised = (output - bias).div_(weight)
+        zero, one = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
+        of_normalised, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+            gradient, normalised, weight.shape, zero, one, weight, bias, ctx.needs_input_grad[:3]
+        )
+        return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
+
+
+# The output gives the input back to so many times what float32 rounds.
+LARGEST_BIAS = 16
+
+
+def may_be_lean(norm: nn.Module, states: torch.Tensor) -> bool:
+    """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
+    return (
+        type(norm) is nn.LayerNorm
+        and type(norm.weight) is nn.Parameter
+        and states.dtype == norm.weight.dtype == torch.float32
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(states.device.type)  # the next product would keep a copy in another dtype
+        and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
+    )
+
+
 class HeedResidual(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
 
@@ -692,15 +732,24 @@ class HeedResidual(nn.Module):
         self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config)
 
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor], is_lean: bool = False
+    ) -> torch.Tensor:
         """Add what `sublayer` makes of `(batch, length, d_model)` to it.
 
         It is a function: accelerate moves a module among the arguments, and fails where its weights lie on disk.
+        With `is_lean` the gradient needs less memory, and cannot be differentiated again.
         """
-        output = sublayer(hidden_states if self.is_post_norm else self.norm(hidden_states))
+        output = sublayer(hidden_states if self.is_post_norm else self._normalise(hidden_states, is_lean))
         if self.training:
             output = self.dropout(output)
-        return self.norm(hidden_states + output) if self.is_post_norm else hidden_states + output
+        added = hidden_states + output
+        return self._normalise(added, is_lean) if self.is_post_norm else added
+
+    def _normalise(self, states: torch.Tensor, is_lean: bool) -> torch.Tensor:
+        if is_lean and may_be_lean(self.norm, states):
+            return LeanLayerNorm.apply(states, self.norm.weight, self.norm.bias, self.norm.eps)
+        return self.norm(states)
 
 
 # Layers and stacks, section 3.1
@@ -720,13 +769,14 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        is_lean: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Transform `(batch, source_length, d_model)`."""
         hidden_states = self.self_attn_residual(
-            hidden_states, lambda states: self.self_attn(states, attention_mask, **kwargs)[0]
+            hidden_states, lambda states: self.self_attn(states, attention_mask, **kwargs)[0], is_lean
         )
-        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states))
+        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), is_lean)
 
 
 class HeedDecoderLayer(GradientCheckpointingLayer):
@@ -748,12 +798,14 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
+        is_lean: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Transform `(batch, target_length, d_model)`, reading `(batch, source_length, d_model)` encoder states."""
         hidden_states = self.self_attn_residual(
             hidden_states,
             lambda states: self.self_attn(states, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+            is_lean,
         )
         if encoder_hidden_states is not None:
             hidden_states = self.cross_attn_residual(
@@ -761,8 +813,9 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
                 lambda states: self.cross_attn(
                     states, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs
                 )[0],
+                is_lean,
             )
-        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states))
+        return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), is_lean)
 
 
 class HubToken:
@@ -1320,7 +1373,9 @@ class HeedEncoder(HeedStack):
                 and_mask_function=neighbourhood_mask(self.config.encoder_neighbourhood),
             )
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
-        packing = None if kwargs.pop("needed_targets", None) is None else packing_of(attention_mask, hidden_states)
+        # The loss cannot be differentiated twice either where it is known which targets it needs.
+        is_lean = kwargs.pop("needed_targets", None) is not None
+        packing = packing_of(attention_mask, hidden_states) if is_lean else None
         if packing is not None:
             hidden_states = packing.pack(hidden_states)
         for layer in self.layers:
@@ -1330,6 +1385,7 @@ class HeedEncoder(HeedStack):
                 positions=positions,
                 attn_implementation=settings._attn_implementation,
                 packings=(packing, packing),
+                is_lean=is_lean,
                 **kwargs,
             )
         hidden_states = self.norm(hidden_states)
@@ -1424,6 +1480,7 @@ class HeedDecoder(HeedStack):
                 positions=positions,
                 attn_implementation=kernel,
                 packings=packings,
+                is_lean=needed is not None,
                 **kwargs,
             )
         hidden_states = self.norm(hidden_states)
@@ -1590,6 +1647,19 @@ def check_generate_arguments(args: tuple, kwargs: dict):
         )
 
 
+def warn_of_other_search(config, strategy):
+    """Warn where the model's folder asks for settings that transformers' own search does not read."""
+    names = ("length_penalty_form", "tokens_beyond_source")
+    unread = [name for name in names if getattr(config, name, None) not in (None, "power")]
+    if unread and not callable(strategy):
+        settings = " and ".join(f"`{name}`" for name in unread)
+        warnings.warn(
+            f"`generate()` does not read {settings} of the generation config: give it "
+            "`custom_generate=heed.BeamSearch()`, which does, or use heed's `Translator`.",
+            stacklevel=4,
+        )
+
+
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
     """Return `(batch, length)`, true at the targets that a loss depends on; `None` where they are not known.
 
@@ -1694,6 +1764,8 @@ class HeedForConditionalGeneration(HeedPreTrainedModel, GenerationMixin):
                 `tokenizer`, or `decoder_input_ids` have not a row for each source.
         """
         check_generate_arguments(args, kwargs)
+        config = kwargs.get("generation_config") or self.generation_config
+        warn_of_other_search(config, kwargs.get("custom_generate"))
         with vocabulary_of_the_target():
             return super().generate(*args, **kwargs)
 

@@ -172,6 +172,63 @@ def test_dropout_can_be_differentiated_twice(dtype):
     torch.testing.assert_close(second, 6 * dropped.detach() * 4 * kept)
 
 
+# Norms that keep their output instead of their input
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 9), width=st.integers(2, 40), weight_seed=st.integers(0, 99), scale=st.floats(0.01, 100))
+def test_a_norm_that_keeps_its_output_has_torch_s_output_and_gradients(rows, width, weight_seed, scale):
+    torch.manual_seed(weight_seed)
+    states = (torch.randn(2, rows, width) * scale).requires_grad_()
+    weight = (torch.rand(width) + 0.5).requires_grad_()
+    bias = torch.randn(width, requires_grad=True)
+    upstream = torch.randn(2, rows, width)
+    wanted = F.layer_norm(states, (width,), weight, bias, 1e-5)
+    found = modeling_heed.LeanLayerNorm.apply(states, weight, bias, 1e-5)
+    assert torch.equal(found, wanted)
+    theirs = torch.autograd.grad(wanted, (states, weight, bias), upstream)
+    ours = torch.autograd.grad(found, (states, weight, bias), upstream)
+    # What is subtracted to find the gradient of the states is as large as this.
+    steepest = states.var(-1, correction=0).add(1e-5).rsqrt().max() * upstream.abs().max()
+    for one, other, size in zip(ours, theirs, (steepest, rows, rows), strict=True):
+        assert (one - other).abs().max() <= 2e-5 * size
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monkeypatch):
+    model, batch = make_model(norm_placement=placement), make_batch()
+    calls = []
+    plain = modeling_heed.LeanLayerNorm.apply
+    monkeypatch.setattr(modeling_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
+    found = gradients(model, model(**batch).loss)
+    assert len(calls) == 2 * 2 + 2 * 3
+    monkeypatch.setattr(modeling_heed, "may_be_lean", lambda norm, states: False)
+    assert_same(found, gradients(model, model(**batch).loss))
+
+
+@pytest.mark.parametrize("weights", ["a weight near zero", "a frozen model", "bfloat16"])
+def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back(weights):
+    norm = nn.LayerNorm(8)
+    states = torch.randn(2, 8, requires_grad=True)
+    assert modeling_heed.may_be_lean(norm, states)
+    if weights == "a weight near zero":
+        with torch.no_grad():
+            norm.weight[3], norm.bias[0] = 1e-6, 0.5
+    elif weights == "bfloat16":
+        norm, states = norm.bfloat16(), states.bfloat16()
+    with torch.set_grad_enabled(weights != "a frozen model"):
+        assert not modeling_heed.may_be_lean(norm, states)
+
+
+def test_logits_in_training_can_still_be_differentiated_twice():
+    model, batch = make_model(), make_batch()
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        (first,) = torch.autograd.grad(model(**batch).logits.square().mean(), model.lm_head.weight, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), model.lm_head.weight)
+    assert second.abs().max() > 0
+
+
 # Nothing is computed for padding
 
 

@@ -6,6 +6,8 @@ learn of Heed's models when they are imported themselves, before or after this p
 
 import importlib
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 
@@ -20,15 +22,28 @@ _HOMES = {
     "HeedForConditionalGeneration": "heed.modeling_heed",
     "HeedModel": "heed.modeling_heed",
     "HeedPreTrainedModel": "heed.modeling_heed",
+    "HeedRNNConfig": "heed.configuration_heed_rnn",
+    "HeedRNNDecoder": "heed.modeling_heed_rnn",
+    "HeedRNNEncoder": "heed.modeling_heed_rnn",
+    "HeedRNNForConditionalGeneration": "heed.modeling_heed_rnn",
+    "HeedRNNModel": "heed.modeling_heed_rnn",
+    "HeedRNNPreTrainedModel": "heed.modeling_heed_rnn",
     "HeedSeq2SeqTrainer": "heed.training.trainer",
     "HeedTranslationPipeline": "heed.pipeline_heed",
     "MinimumBayesRisk": "heed.inference.strategies.minimum_bayes_risk",
     "NativeDecoder": "heed.inference.native.decoder",
     "TokenizerPair": "heed.data.tokenization",
     "Translator": "heed.inference.translation",
-    "attention_map": "heed.inference.attention",
-    "draw_attention": "heed.inference.attention",
+    "alignment_errors": "heed.inference.attention.measures",
+    "attention_entropy": "heed.inference.attention.measures",
+    "attention_map": "heed.inference.attention.maps",
+    "attention_maps": "heed.inference.attention.maps",
+    "attention_rollout": "heed.inference.attention.measures",
+    "draw_attention": "heed.inference.attention.drawing",
+    "draw_attention_grid": "heed.inference.attention.drawing",
     "prepare_for_inference": "heed.inference.native.preparation",
+    "word_alignment": "heed.inference.attention.measures",
+    "write_attention_report": "heed.inference.attention.report",
 }
 __all__ = [*_HOMES, "__version__"]
 
@@ -49,21 +64,31 @@ def _register_config():
     from transformers import AutoConfig
 
     from heed.configuration_heed import HeedConfig
+    from heed.configuration_heed_rnn import HeedRNNConfig
 
-    AutoConfig.register(HeedConfig.model_type, HeedConfig, exist_ok=True)
-    HeedConfig.register_for_auto_class()
+    for config in (HeedConfig, HeedRNNConfig):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        config.register_for_auto_class()
 
 
 def _register_models():
     from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-    from heed.configuration_heed import HeedConfig
-    from heed.modeling_heed import HeedForConditionalGeneration, HeedModel
+    from heed import modeling_heed, modeling_heed_rnn
 
-    AutoModel.register(HeedConfig, HeedModel, exist_ok=True)
-    AutoModelForSeq2SeqLM.register(HeedConfig, HeedForConditionalGeneration, exist_ok=True)
-    HeedModel.register_for_auto_class("AutoModel")
-    HeedForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+    for model, whole in (
+        (modeling_heed.HeedModel, modeling_heed.HeedForConditionalGeneration),
+        (modeling_heed_rnn.HeedRNNModel, modeling_heed_rnn.HeedRNNForConditionalGeneration),
+    ):
+        AutoModel.register(model.config_class, model, exist_ok=True)
+        AutoModelForSeq2SeqLM.register(whole.config_class, whole, exist_ok=True)
+
+
+def _send_code_along(module: str, kind: str):
+    """Let `save_pretrained` put the code of a module's models into their folders."""
+    models = importlib.import_module(module)
+    getattr(models, f"{kind}Model").register_for_auto_class("AutoModel")
+    getattr(models, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
 def _register_pipeline():
@@ -75,22 +100,27 @@ def _register_pipeline():
     PIPELINE_REGISTRY.register_pipeline(TASK, HeedTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
-# Which module of transformers learns of Heed's classes, from which module of Heed, and how.
-_REGISTRATIONS = {
-    "transformers.models.auto.configuration_auto": ("heed.configuration_heed", _register_config),
-    "transformers.models.auto.modeling_auto": ("heed.modeling_heed", _register_models),
-    "transformers.pipelines": ("heed.pipeline_heed", _register_pipeline),
+# Which module has been imported when something is to be registered, which modules of Heed it needs, and how.
+_REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
+    "transformers.models.auto.configuration_auto": (
+        {"heed.configuration_heed", "heed.configuration_heed_rnn"},
+        _register_config,
+    ),
+    "transformers.models.auto.modeling_auto": ({"heed.modeling_heed", "heed.modeling_heed_rnn"}, _register_models),
+    "transformers.pipelines": ({"heed.pipeline_heed"}, _register_pipeline),
+    "heed.modeling_heed": (set(), partial(_send_code_along, "heed.modeling_heed", "Heed")),
+    "heed.modeling_heed_rnn": (set(), partial(_send_code_along, "heed.modeling_heed_rnn", "HeedRNN")),
 }
-_WATCHED = {*_REGISTRATIONS, "heed.configuration_heed", "heed.modeling_heed", "heed.pipeline_heed"}
+_WATCHED = set(_REGISTRATIONS).union(*(modules for modules, _ in _REGISTRATIONS.values()))
 _in_progress: set[str] = set()
 
 
 def _register_what_is_ready():
     """Register the classes whose Auto classes are imported; what is still being imported has its turn when done."""
-    for auto_module, (heed_module, register) in list(_REGISTRATIONS.items()):
-        ready = auto_module in sys.modules and not {auto_module, heed_module} & _in_progress
-        if ready and auto_module in _REGISTRATIONS:
-            del _REGISTRATIONS[auto_module]
+    for module, (heed_modules, register) in list(_REGISTRATIONS.items()):
+        ready = module in sys.modules and not {module, *heed_modules} & _in_progress
+        if ready and module in _REGISTRATIONS:
+            del _REGISTRATIONS[module]
             register()
 
 

@@ -17,7 +17,7 @@ from heed.data.encoding import EncodedPairs, PairEncoder
 from heed.data.sources import read_pairs
 from heed.data.tokenization import TokenizerPair, train_tokenizers
 from heed.training.processes import encode_together
-from heed.training.recipe import Recipe
+from heed.training.recipe import ModelRecipe, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Row = dict[str, list[int]]
+# Model types that a recipe can make.
+KINDS = ("heed", "heed_rnn")
 
 
 @dataclass
@@ -175,9 +177,7 @@ def make_model(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
         FileNotFoundError: If the config or the model does not exist.
         ValueError: If the config is not one, or contradicts the tokenizers.
     """
-    from heed.configuration_heed import HeedConfig
     from heed.inference.loading import load_model
-    from heed.modeling_heed import HeedForConditionalGeneration
 
     if recipe.model.start_from is not None:
         model = load_model(recipe.model.start_from)
@@ -197,10 +197,33 @@ def make_model(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
             )
     if not tokenizers.is_joint:
         options["share_encoder_decoder_embeddings"] = False
+    kind = options.pop("model_type", "heed")
+    if kind not in KINDS:
+        raise ValueError(f"`model.options.model_type` must be {' or '.join(KINDS)}, but is {kind} instead.")
+    if kind == "heed_rnn":
+        return _make_recurrent_model(recipe.model, options | wired)
+    from heed.configuration_heed import HeedConfig
+    from heed.modeling_heed import HeedForConditionalGeneration
+
     config = HeedConfig(**options | wired)
     if recipe.model.attn_implementation is not None:
         config._attn_implementation = recipe.model.attn_implementation
     return HeedForConditionalGeneration(config)
+
+
+def _make_recurrent_model(recipe: ModelRecipe, options: dict[str, Any]) -> "PreTrainedModel":
+    """Make a recurrent model of a config's fields, for which some of the recipe's settings mean nothing."""
+    from heed.configuration_heed_rnn import HeedRNNConfig
+    from heed.modeling_heed_rnn import HeedRNNForConditionalGeneration
+
+    if recipe.attn_implementation is not None:
+        raise ValueError(
+            "`model.attn_implementation` must be empty for a recurrent model, which has one way to attend, "
+            f"but is {recipe.attn_implementation!r} instead."
+        )
+    if recipe.gradient_checkpointing:
+        raise ValueError("`model.gradient_checkpointing` must be false for a recurrent model, but is true instead.")
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(**options))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -219,6 +242,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
     kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
-    if kind != "heed":
-        raise ValueError(f"The model config {path} (`model.config`) must be of type heed, but is of {kind} instead.")
+    if kind not in KINDS:
+        raise ValueError(
+            f"The model config {path} (`model.config`) must be of type {' or '.join(KINDS)}, but is of {kind} instead."
+        )
     return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}

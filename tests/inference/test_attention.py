@@ -15,8 +15,10 @@ from matplotlib import font_manager, image
 from transformers import BartConfig, BartForConditionalGeneration
 
 from heed.data.tokenization import train_tokenizers
-from heed.inference import attention
-from heed.inference.attention import AttentionMap, attention_map, attention_of_ids, draw_attention, token_labels
+from heed.inference.attention import drawing
+from heed.inference.attention.drawing import draw_attention, draw_attention_grid
+from heed.inference.attention.labels import token_labels
+from heed.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_of_ids
 from heed.inference.translation import Translator
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
@@ -122,12 +124,6 @@ def _bart(tokenizers, **options):
     return BartForConditionalGeneration(config).eval()
 
 
-def test_a_model_that_hides_its_attention_is_named(tokenizers):
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        attention_map(_bart(tokenizers, attn_implementation="sdpa"), tokenizers, SOURCE, TARGET)
-    assert attention_map(_bart(tokenizers, attn_implementation="eager"), tokenizers, SOURCE, TARGET).weights.any()
-
-
 def test_a_sentence_beyond_learned_positions_is_named(tokenizers):
     model = _bart(tokenizers, attn_implementation="eager")
     with pytest.raises(ValueError, match=r"source must have at most 20 tokens.* but has 26"):
@@ -198,13 +194,13 @@ def test_korean_letters_have_shapes(small_map, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("koreanize_matplotlib") is None, reason="the extra's own font")
 def test_the_extras_font_serves_where_the_system_has_none(small_map, tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, "WIDE_FONTS", ())
+    monkeypatch.setattr(drawing, "WIDE_FONTS", ())
+    monkeypatch.setattr(drawing, "_is_upright", lambda entry: False)
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
 
 def test_letters_without_any_font_name_the_extra(small_map, tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, "WIDE_FONTS", ())
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     messages = drawn_warnings(small_map, tmp_path / "map.png")
     assert len(messages) == 1
     assert "3 of the letters to draw (고양이)" in messages[0]
@@ -222,7 +218,8 @@ def test_drawing_imports_neither_pyplot_nor_the_font_package(tmp_path):
     code = f"""
 import sys
 import numpy as np
-from heed.inference.attention import AttentionMap, draw_attention
+from heed.inference.attention.drawing import draw_attention, draw_attention_grid
+from heed.inference.attention.maps import AttentionMap
 assert "matplotlib" not in sys.modules
 draw_attention(AttentionMap(["고"], ["a"], np.ones((1, 1), dtype=np.float32)), {str(tmp_path / "map.png")!r})
 assert "matplotlib.pyplot" not in sys.modules
@@ -242,3 +239,70 @@ def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"heed\[plots\]"):
         draw_attention(small_map, tmp_path / "map.png")
+
+
+def random_maps(layers, heads, rows, columns):
+    weights = np.random.default_rng(0).dirichlet(np.ones(columns), size=(layers, heads, rows)).astype(np.float32)
+    words = [None] * columns, [None] * rows
+    source, target = [f"s{i}" for i in range(columns)], [f"고{i}" for i in range(rows)]
+    return AttentionMaps(source, target, ["<s>", *target[:-1]], *words, {"cross": weights})
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_grid_of_all_heads_is_drawn(tmp_path, suffix):
+    path = draw_attention_grid(random_maps(2, 3, 4, 5), tmp_path / f"grid{suffix}", title="제목")
+    assert path.read_bytes().startswith((b"\x89PNG", b"%PDF", b"<?xml"))
+    assert [place.name for place in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_grid_has_a_small_map_for_each_head_in_its_place(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(drawing, "_save", lambda figure, path: drawn.append(figure) or path)
+    maps = random_maps(2, 3, 4, 5)
+    draw_attention_grid(maps, tmp_path / "grid.png")
+    draw_attention_grid(maps, tmp_path / "grid.png", layer=-1)
+    whole, last = (figure.axes for figure in drawn)
+    assert [axes.get_title() for axes in whole] == [f"layer {i}, head {j}" for i in range(2) for j in range(3)]
+    for axes, weights in zip(whole, maps.weights["cross"].reshape(6, 4, 5), strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), weights)
+    assert [axes.get_title() for axes in last] == [f"layer 1, head {j}" for j in range(3)]
+    np.testing.assert_array_equal(last[2].images[0].get_array(), maps.weights["cross"][1, 2])
+    assert [label.get_text() for label in whole[-1].get_xticklabels()] == maps.source_tokens
+    assert [label.get_text() for label in whole[3].get_yticklabels()] == maps.target_tokens
+
+
+def test_a_grid_of_what_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'decoder'"):
+        draw_attention_grid(random_maps(1, 1, 2, 2), tmp_path / "grid.png", "decoder")
+    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
+        draw_attention_grid(random_maps(1, 1, 2, 2), tmp_path / "grid.png", layer=1)
+    with pytest.raises(ValueError, match="`path` must end in one of"):
+        draw_attention_grid(random_maps(1, 1, 2, 2), tmp_path / "grid.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_letters_that_no_font_has_are_written_as_their_code_points(monkeypatch):
+    monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
+    with pytest.warns(UserWarning, match="code points are drawn instead"):
+        (texts,), style = drawing._writable(["고a", "b"])
+    assert texts == ["⟨ACE0⟩a", "b"]
+    assert style["family"] == ["DejaVu Sans"]
+
+
+def test_a_font_of_boxes_is_no_font():
+    names = {family for family, _ in drawing._wide_fonts(font_manager.fontManager)}
+    assert "DejaVu Sans" in names
+    assert not any("Last Resort" in name for name in names)
+
+
+def test_a_picture_that_fails_half_way_leaves_the_former_one(small_map, tmp_path, monkeypatch):
+    (tmp_path / "map.png").write_bytes(b"former")
+
+    def fail(figure, place):
+        place.write_bytes(b"half")
+        raise OSError("The disk is full.")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    with pytest.raises(OSError, match="full"):
+        draw_attention(small_map, tmp_path / "map.png")
+    assert [(place.name, place.read_bytes()) for place in tmp_path.iterdir()] == [("map.png", b"former")]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from heed import HeedConfig, HeedForConditionalGeneration
 from heed.cli import app
 from heed.data.tokenization import train_tokenizers
-from heed.inference.attention import attention_map
+from heed.inference.attention.maps import attention_map
 from heed.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
 from heed.inference.ctranslate2.specification import TABLE_ROWS
 from heed.inference.translation import Translator

@@ -1,0 +1,140 @@
+"""Readable labels of tokens in any script, and the words that tokens belong to."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPACE_MARK = "▁"
+CONTINUATION_MARK = "…"
+BROKEN_CHARACTER = "\ufffd"
+FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
+    """Make readable labels of tokens.
+
+    Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them;
+    where a piece continues a character of the piece before, as Korean ones often do, its label begins with …; bytes
+    that are no character are shown as ‹EC›.
+
+    Args:
+        tokenizer: The tokenizer that the ids come from.
+        ids: Token ids of one sequence.
+
+    """
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    is_byte_level = _is_byte_level(tokenizer)
+    labels = list(pieces)
+    run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
+    for index, (id_, piece) in enumerate(zip(ids, pieces, strict=True)):
+        fallback = FALLBACK_BYTE.fullmatch(piece)
+        if id_ not in control and (is_byte_level or fallback):
+            run.append((index, bytes.fromhex(fallback[1]) if fallback else _piece_bytes(piece)))
+            continue
+        _label_run(run, labels)
+        run = []
+        if id_ not in control:
+            labels[index] = "".join(map(_visible, piece))
+    _label_run(run, labels)
+    return labels
+
+
+def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
+    """Tell of each token which word it belongs to, counted from 0; words are what stands between white space.
+
+    Control tokens and tokens of nothing but white space belong to none. A token that ends one word and begins another
+    belongs to the latter.
+
+    Args:
+        tokenizer: The tokenizer that the ids come from.
+        ids: Token ids of one sequence.
+
+    """
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
+    is_word = _has_words_for_tokens(tokenizer)
+    words: list[int | None] = []
+    kept: list[int] = []
+    before: list[str] = []
+    count = 0
+    for id_ in ids:
+        if id_ in control:
+            words.append(None)
+            continue
+        if is_word:  # decoded, an unknown one would stick to the word before
+            words.append(count)
+            count += 1
+            continue
+        kept.append(id_)
+        # Of the whole beginning, for only there bytes become characters, and a first space is dropped.
+        text = cast(str, tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        longer = text.split()
+        is_inside = longer != before or text.endswith(BROKEN_CHARACTER)  # which more of its bytes do not change
+        words.append(len(longer) - 1 if is_inside else None)
+        before = longer
+    return words
+
+
+def _has_words_for_tokens(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    from tokenizers import models
+
+    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
+
+
+def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    from tokenizers import decoders
+
+    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """Undo GPT-2's table, where each byte is a printable letter: printable ones themselves, the rest from Ā on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER = _byte_of_letter()
+
+
+def _piece_bytes(piece: str) -> bytes:
+    return bytes(BYTE_OF_LETTER[letter] for letter in piece)
+
+
+def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:
+    """Write the labels of neighbouring byte-level pieces."""
+    owners = [index for index, piece in run for _ in piece]
+    for index, _ in run:
+        labels[index] = ""
+    for start, size, text in _characters(b"".join(piece for _, piece in run)):
+        first = owners[start]
+        labels[first] += text
+        for index in sorted(set(owners[start : start + size]) - {first}):
+            labels[index] += CONTINUATION_MARK
+
+
+def _characters(text: bytes) -> Iterator[tuple[int, int, str]]:
+    """Cut UTF-8 into (start, number of bytes, what to show), a byte that begins no character on its own."""
+    start = 0
+    while start < len(text):
+        for size in range(1, 5):
+            try:
+                character = text[start : start + size].decode()
+            except UnicodeDecodeError:
+                continue
+            break
+        else:
+            size, character = 1, ""
+        yield start, size, _visible(character) if character else f"‹{text[start]:02X}›"
+        start += size
+
+
+def _visible(character: str) -> str:
+    if character == " ":
+        return SPACE_MARK
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()

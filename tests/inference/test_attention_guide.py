@@ -1,0 +1,62 @@
+"""The guide to attention says what the package does: its commands and its Python run."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from heed import cli
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
+FOLDER = "runs/quickstart/model"
+COMMANDS = re.findall(r"^heed (.*)$", GUIDE, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def place(model, tokenizers, tmp_path, monkeypatch):
+    """A working directory with the model and the files that the guide speaks of."""
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained(FOLDER)
+    tokenizers.save_pretrained(FOLDER)
+    files = {"source.txt": "네.\n비가 온다.\n", "target.txt": "Yes.\nIt rains.\n", "gold.txt": "0-0\n0-0 1?1\n"}
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_every_command_of_the_guide_runs(place, monkeypatch, capsys):
+    assert len(COMMANDS) >= 9
+    printed = {}
+    for command in COMMANDS:
+        arguments = shlex.split(command)
+        monkeypatch.setattr(sys, "argv", ["heed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, command
+        printed[command] = capsys.readouterr().out
+        if "-o" in arguments:
+            assert Path(arguments[arguments.index("-o") + 1]).stat().st_size > 2000
+    (aligned,) = (text for command, text in printed.items() if command.endswith("target.txt --alignment"))
+    assert [re.fullmatch(r"\d+-\d+( \d+-\d+)*", line) is not None for line in aligned.splitlines()] == [True, True]
+    (compared,) = (text for command, text in printed.items() if "--gold" in command)
+    assert compared.splitlines()[-1].startswith("AER ")
+
+
+def test_the_python_of_the_guide_runs(place, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("['cross', 'encoder', 'decoder'] (2, 4, ")
+    assert "</s> looks at " in printed
+    assert {path.name for path in place.iterdir()} >= {"heads.png", "attention.html"}
+
+
+def test_every_public_name_of_the_room_is_in_the_guide():
+    import heed
+
+    names = [name for name, home in heed._HOMES.items() if home.startswith("heed.inference.attention")]
+    assert len(names) >= 9
+    shown = {name for name in names if name in GUIDE}
+    assert set(names) - shown <= {"draw_attention", "alignment_errors"}

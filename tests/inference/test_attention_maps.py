@@ -1,0 +1,279 @@
+"""All attention of one pair, of every kind of model, whatever computes attention otherwise."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from heed import NativeDecoder, Translator, prepare_for_inference
+from heed.configuration_heed_rnn import HeedRNNConfig
+from heed.data.tokenization import train_tokenizers
+from heed.inference.attention import recording
+from heed.inference.attention.labels import token_words
+from heed.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
+from heed.modeling_heed_rnn import HeedRNNForConditionalGeneration
+
+SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
+KINDS = ["cross", "encoder", "decoder"]
+
+
+def marian(tokenizers, **options):
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    return MarianMTModel(MarianConfig(vocab_size=290, **sizes, **heads, **tokenizers.special_ids(), **options)).eval()
+
+
+def bart(tokenizers, **options):
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
+    config = BartConfig(vocab_size=290, **sizes, **heads, **tokenizers.special_ids(), **options)
+    return BartForConditionalGeneration(config).eval()
+
+
+@pytest.fixture
+def kernels(model):
+    """Set the model's attention function, and give the weights that `eager` computes."""
+    former = model.config._attn_implementation
+    yield model.set_attn_implementation
+    model.set_attn_implementation(former)
+
+
+def assert_equal(found, expected):
+    assert found.kinds == expected.kinds
+    for kind in expected.kinds:
+        np.testing.assert_allclose(found.weights[kind], expected.weights[kind], atol=1e-6)
+
+
+def test_every_kind_layer_and_head_is_there_with_the_models_own_weights(model, tokenizers):
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    source, target = tokenizers.encode_source([SOURCE]), tokenizers.encode_target([TARGET])
+    with torch.no_grad():
+        outputs = model(input_ids=torch.tensor(source), labels=torch.tensor(target), output_attentions=True)
+    assert maps.kinds == KINDS
+    for kind in KINDS:
+        expected = torch.cat(outputs[f"{kind}_attentions"]).numpy()
+        assert (maps.layers(kind), maps.heads(kind)) == (2, 4)
+        np.testing.assert_allclose(maps.weights[kind], expected, atol=1e-6)
+        one = maps.map(kind, layer=0, head=3)
+        np.testing.assert_array_equal(one.weights, maps.weights[kind][0, 3])
+        np.testing.assert_allclose(maps.map(kind).weights, maps.weights[kind][1].mean(axis=0), atol=1e-7)
+        assert one.weights.shape == (len(one.target_tokens), len(one.source_tokens))
+
+
+def test_one_map_is_the_one_among_all(model, tokenizers):
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    for kind in KINDS:
+        for layer, head in ((0, 1), (-1, None)):
+            alone = attention_map(model, tokenizers, SOURCE, TARGET, layer, head, kind)
+            among = maps.map(kind, layer, head)
+            np.testing.assert_allclose(alone.weights, among.weights, atol=1e-6)
+            assert (alone.source_tokens, alone.target_tokens) == (among.source_tokens, among.target_tokens)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, kernels, kernel):
+    expected = attention_maps(model, tokenizers, SOURCE, TARGET)
+    kernels(kernel)
+    assert_equal(attention_maps(model, tokenizers, SOURCE, TARGET), expected)
+    assert model.config._attn_implementation == kernel
+
+
+@pytest.mark.parametrize("make", [marian, bart])
+def test_other_models_are_set_to_eager_for_the_duration(tokenizers, make):
+    model = make(tokenizers, attn_implementation="sdpa")
+    found = attention_maps(model, tokenizers, SOURCE, TARGET)
+    parts = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
+    assert set(parts) == {"sdpa"}
+    model.set_attn_implementation("eager")
+    assert_equal(found, attention_maps(model, tokenizers, SOURCE, TARGET))
+    assert found.kinds == KINDS
+    np.testing.assert_allclose(found.weights["cross"].sum(axis=-1), 1, atol=1e-5)
+
+
+def test_the_former_attention_function_comes_back_after_an_error(tokenizers, monkeypatch):
+    model = marian(tokenizers, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="`layer` must be between -2 and 1, but is 5"):
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=5)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_translators_native_decoders_and_prepared_models_have_the_models_attention(model, tokenizers):
+    expected = attention_maps(model, tokenizers, SOURCE)
+    assert_equal(attention_maps(Translator(model, tokenizers, "native"), tokenizers, SOURCE), expected)
+    assert_equal(attention_maps(NativeDecoder(model), tokenizers, SOURCE), expected)
+    with prepare_for_inference(model):
+        assert_equal(attention_maps(model, tokenizers, SOURCE), expected)
+        cross = attention_maps(model, tokenizers, SOURCE, kinds=["cross"])
+        np.testing.assert_allclose(cross.weights["cross"], expected.weights["cross"], atol=1e-6)
+
+
+def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch):
+    kept, keep = [], recording._keep
+
+    def count_and_keep(found, kind, weights, layer):
+        kept.append((kind, len(weights)))
+        keep(found, kind, weights, layer)
+
+    def refuse(*_, **__):
+        raise AssertionError("The decoder has nothing to do.")
+
+    monkeypatch.setattr(recording, "_keep", count_and_keep)
+    attention_map(model, tokenizers, SOURCE, TARGET, kind="cross", layer=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.get_decoder(), "forward", refuse)
+        attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder", layer=0)
+    assert kept == [("cross", 1), ("encoder", 1)]
+
+
+def test_no_hook_is_left_behind(model, tokenizers):
+    with pytest.raises(ValueError, match="`layer`"):
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
+    attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+    assert recording._without_weights not in hooks
+
+
+def test_kinds_are_those_asked_for(model, tokenizers):
+    assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])
+    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
+        maps.map("encoder")
+    with pytest.raises(ValueError, match="`kind` must be cross, encoder or decoder, but is 'self'"):
+        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["self"])
+    with pytest.raises(ValueError, match="`kinds` must name at least one"):
+        attention_maps(model, tokenizers, SOURCE, TARGET, kinds=[])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": 2}, "`layer` must be between -2 and 1, but is 2"),
+        ({"layer": -3}, "`layer` must be between -2 and 1, but is -3"),
+        ({"head": 4}, "`head` must be between 0 and 3, but is 4"),
+        ({"head": -1}, "`head` must be between 0 and 3, but is -1"),
+    ],
+)
+def test_a_layer_or_head_that_does_not_exist_is_an_error(model, tokenizers, arguments, message):
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=message):
+            maps.map(kind, **arguments)
+
+
+def test_a_target_language_is_led_by_its_tag():
+    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en", "fr"])
+    model = marian(words)
+    maps = attention_maps(model, words, "개가 달린다", "the dog", target_language="fr")
+    assert maps.source_tokens == ["<2fr>", "▁개가", "▁달린다", "</s>"]
+    assert maps.source_words == [None, 0, 1, None]
+    with pytest.raises(ValueError, match="language"):
+        attention_maps(model, words, "개가 달린다", "the dog")
+
+
+class Recurrent(torch.nn.Module):
+    """What a recurrent model gives: cross-attention of one layer and one head, if any, and no self-attention."""
+
+    def __init__(self, tokenizers, attends: bool):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.config = MarianConfig(vocab_size=290, **tokenizers.special_ids())
+        self.attends = attends
+        self.device = torch.device("cpu")
+
+    def get_encoder(self):
+        return lambda input_ids, **_: BaseModelOutput(last_hidden_state=torch.zeros(*input_ids.shape, 4))
+
+    def forward(self, encoder_outputs, decoder_input_ids, **_):
+        shape = 1, 1, decoder_input_ids.shape[1], encoder_outputs.last_hidden_state.shape[1]
+        weights = torch.randn(shape).softmax(-1)
+        return Seq2SeqLMOutput(logits=None, cross_attentions=(weights,) if self.attends else None)
+
+
+def recurrent(tokenizers, **options):
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 16, "hidden_size": 16, "vocab_size": 290}
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(**sizes, **tokenizers.special_ids(), **options)).eval()
+
+
+@pytest.mark.parametrize("attention", ["dot", "scaled_dot", "general", "additive"])
+def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
+    model = recurrent(tokenizers, attention=attention, bidirectional=False)
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    with torch.no_grad():
+        outputs = model(
+            input_ids=torch.tensor(tokenizers.encode_source([SOURCE])),
+            labels=torch.tensor(tokenizers.encode_target([TARGET])),
+            output_attentions=True,
+        )
+    assert maps.kinds == ["cross"]
+    np.testing.assert_allclose(maps.weights["cross"], torch.cat(outputs.cross_attentions).numpy(), atol=1e-6)
+    assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
+    with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'encoder' instead"):
+        attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
+
+
+def test_a_recurrent_model_without_attention_is_an_error(tokenizers):
+    model = recurrent(tokenizers, attention="none", input_feeding=False)
+    with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
+        attention_maps(model, tokenizers, SOURCE, TARGET)
+
+
+def test_a_model_with_cross_attention_alone_has_that_kind(tokenizers):
+    model = Recurrent(tokenizers, attends=True)
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert maps.kinds == ["cross"]
+    assert (maps.layers("cross"), maps.heads("cross")) == (1, 1)
+    assert attention_map(model, tokenizers, SOURCE, TARGET, layer=0, head=0).weights.shape == maps.map().weights.shape
+    for kind in ("encoder", "decoder"):
+        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
+            attention_map(model, tokenizers, SOURCE, TARGET, kind=kind)
+        with pytest.raises(ValueError, match=f"`kind` must be one that the model has, but is '{kind}' instead"):
+            attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross", kind])
+    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=1)
+    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 1"):
+        maps.map(layer=1)
+
+
+def test_a_model_that_does_not_attend_is_an_error(tokenizers):
+    model = Recurrent(tokenizers, attends=False)
+    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
+        attention_maps(model, tokenizers, SOURCE, TARGET)
+    model.config.attention = "none"
+    for look in (attention_maps, attention_map):
+        with pytest.raises(ValueError, match="its config's `attention` is 'none' instead"):
+            look(model, tokenizers, SOURCE, TARGET)
+
+
+def test_words_are_what_stands_between_spaces(tokenizers):
+    ids = tokenizers.encode_source(["고양이가  잔다. a"])[0]
+    words = token_words(tokenizers.source, ids)
+    assert words[-1] is None
+    assert {word for word in words if word is not None} == {0, 1, 2}
+    assert [word for word in words if word is not None] == sorted(word for word in words if word is not None)
+    by_word = [[id_ for id_, word in zip(ids, words, strict=True) if word == number] for number in range(3)]
+    assert [tokenizers.source.decode(part).strip() for part in by_word] == ["고양이가", "잔다.", "a"]
+
+
+def test_unknown_words_are_words():
+    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=None, algorithm="word")
+    assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(alphabet="aé고😀न", min_size=1, max_size=4), min_size=1, max_size=5))
+def test_every_word_of_any_script_gets_tokens_in_order(tokenizers, words):
+    ids = tokenizers.encode_source([" ".join(words)])[0]
+    found = [word for word in token_words(tokenizers.source, ids) if word is not None]
+    assert found == sorted(found)
+    assert set(found) == set(range(len(words)))
+
+
+def test_empty_sequences_are_named(model, tokenizers):
+    with pytest.raises(ValueError, match="source must have at least one token"):
+        attention_maps_of_ids(model, tokenizers, [], [5, 2])
+    with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
+        attention_maps(model, tokenizers, " ")

@@ -1,0 +1,180 @@
+"""Rollout, entropy and alignments, against examples that were computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from heed import attention_maps
+from heed.inference.attention.maps import AttentionMap, AttentionMaps
+from heed.inference.attention.measures import (
+    GoldAlignment,
+    alignment_errors,
+    attention_entropy,
+    attention_rollout,
+    read_gold_alignments,
+    token_alignment,
+    word_alignment,
+    write_links,
+)
+
+
+def maps_of(source_words=(0, 1), target_words=(0, 1), **weights):
+    """Make maps of given arrays (layers, heads, rows, columns)."""
+    source, target = [f"s{i}" for i in range(len(source_words))], [f"t{i}" for i in range(len(target_words))]
+    found = {kind: np.asarray(array, dtype=np.float32) for kind, array in weights.items()}
+    return AttentionMaps(source, target, ["<s>", *target[:-1]], list(source_words), list(target_words), found)
+
+
+ENCODER = [[[[1, 0], [0.5, 0.5]]], [[[0, 1], [1, 0]]]]
+
+
+def test_rollout_multiplies_the_layers_each_with_half_its_residual():
+    # Ã_1 = [[1, 0], [0.25, 0.75]], Ã_2 = [[0.5, 0.5], [0.5, 0.5]], Ã_2·Ã_1 = [[0.625, 0.375], [0.625, 0.375]]
+    maps = maps_of(encoder=ENCODER)
+    np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.625, 0.375], [0.625, 0.375]])
+    np.testing.assert_allclose(attention_rollout(maps, "encoder", layer=0).weights, [[1, 0], [0.25, 0.75]])
+
+
+def test_the_order_of_the_layers_matters():
+    # Ã_1·Ã_2 would be [[0.5, 0.5], [0.5, 0.5]]
+    maps = maps_of(encoder=ENCODER[::-1])
+    np.testing.assert_allclose(attention_rollout(maps, "encoder").weights, [[0.5, 0.5], [0.5, 0.5]])
+
+
+def test_cross_attention_is_led_on_through_the_encoder():
+    # the mean of the heads, [[0.5, 0.5], [0, 1]], times the rollout above
+    cross = [[[[0, 1], [1, 0]], [[0, 1], [1, 0]]], [[[1, 0], [0, 1]], [[0, 1], [0, 1]]]]
+    maps = maps_of(encoder=[[[[1, 0], [0.5, 0.5]]]], cross=cross)
+    rolled = attention_rollout(maps)
+    np.testing.assert_allclose(rolled.weights, [[0.625, 0.375], [0.25, 0.75]])
+    np.testing.assert_allclose(attention_rollout(maps, "cross", layer=0).weights, [[0.25, 0.75], [1, 0]])
+    assert (rolled.source_tokens, rolled.target_tokens, rolled.kind) == (["s0", "s1"], ["t0", "t1"], "cross")
+
+
+def test_rollout_of_a_model_sums_to_one_and_never_looks_ahead(model, tokenizers):
+    maps = attention_maps(model, tokenizers, "고양이가 잔다.", "The cat sleeps.")
+    for kind in maps.kinds:
+        np.testing.assert_allclose(attention_rollout(maps, kind).weights.sum(axis=1), 1, atol=1e-5)
+    assert np.triu(attention_rollout(maps, "decoder").weights, k=1).max() == 0
+
+
+def test_rollout_to_a_source_without_self_attention_is_an_error():
+    maps = maps_of(cross=[[[[1, 0], [0, 1]]]])
+    with pytest.raises(ValueError, match="must have the encoder's self-attention"):
+        attention_rollout(maps)
+    with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
+        attention_rollout(maps, "encoder")
+    with pytest.raises(ValueError, match="`layer` must be between -1 and 0, but is 3"):
+        attention_rollout(maps_of(encoder=[[[[1, 0], [0, 1]]]]), "encoder", layer=3)
+
+
+def test_entropy_is_in_nats_and_as_a_share_of_what_is_possible():
+    heads = [[[1, 0], [0, 1]], [[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0.5, 0.5]]]
+    found = attention_entropy(maps_of(cross=[heads]))
+    np.testing.assert_allclose(found.nats, [[0, math.log(2), math.log(2) / 2]], atol=1e-7)
+    np.testing.assert_allclose(found.share, [[0, 1, 0.5]], atol=1e-7)
+
+
+def test_a_row_of_the_decoder_is_compared_with_the_positions_it_may_look_at():
+    third = 1 / 3
+    found = attention_entropy(
+        maps_of(target_words=(0, 1, 2), decoder=[[[[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]]]), "decoder"
+    )
+    np.testing.assert_allclose(found.nats, [[(math.log(2) + math.log(3)) / 3]], atol=1e-6)
+    np.testing.assert_allclose(found.share, [[1]], atol=1e-6)
+
+
+def test_a_single_position_has_no_entropy():
+    found = attention_entropy(maps_of(source_words=(0,), target_words=(0,), cross=[[[[1]]]]))
+    assert found.nats.tolist() == found.share.tolist() == [[0]]
+    assert not np.signbit(found.nats).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float32, (1, 2, 3, 4), elements=st.floats(0, 1, width=32)))
+def test_entropy_lies_between_nothing_and_everything(weights):
+    weights = (weights + 1e-6) / (weights + 1e-6).sum(axis=-1, keepdims=True)
+    found = attention_entropy(maps_of(source_words=range(4), target_words=range(3), cross=weights))
+    assert (found.nats >= 0).all()
+    assert (found.nats <= math.log(4) + 1e-5).all()
+    np.testing.assert_allclose(found.share, found.nats / math.log(4), atol=1e-6)
+
+
+def test_tokens_are_linked_with_what_they_look_at_most():
+    weights = np.array([[0.1, 0.7, 0.2], [0.4, 0.4, 0.2]], dtype=np.float32)
+    assert token_alignment(AttentionMap(["a", "b", "c"], ["x", "y"], weights)) == [(1, 0), (0, 1)]
+
+
+def test_pieces_count_for_their_word():
+    # Word 1 of the source is two pieces, with 0.3 + 0.3 against 0.4; the last token is </s>.
+    weights = [[0.4, 0.3, 0.3, 0.0], [0.1, 0.1, 0.1, 0.7], [0.6, 0.1, 0.1, 0.2], [0, 0, 0, 1]]
+    maps = maps_of((0, 1, 1, None), (0, 1, 1, None), cross=[[weights]])
+    assert token_alignment(maps.map())[0] == (0, 0)
+    assert word_alignment(maps) == [(1, 0), (0, 1)]
+    assert write_links(word_alignment(maps)) == "0-1 1-0"
+
+
+def test_a_word_without_tokens_keeps_the_others_numbers():
+    maps = maps_of((0, 2), (1, 2), cross=[[[[1, 0], [0, 1]]]])
+    assert word_alignment(maps) == [(0, 1), (2, 2)]
+    assert word_alignment(maps_of((None,), (0,), cross=[[[[1]]]])) == []
+
+
+def test_an_alignment_is_of_cross_attention():
+    maps = maps_of(encoder=ENCODER)
+    with pytest.raises(ValueError, match="must be read from cross attention, but is from encoder"):
+        word_alignment(maps, maps.map("encoder"))
+
+
+def test_the_alignment_error_rate_is_that_of_its_formula():
+    # A∩S = {0-0}, A∩P = {0-0, 2-1}, |A| = 3, |S| = 2: AER = 1 − (1 + 2) / (3 + 2)
+    gold = GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
+    found = alignment_errors([[(0, 0), (2, 1), (2, 2)]], [gold])
+    assert found.error_rate == pytest.approx(0.4)
+    assert (found.precision, found.recall, found.links) == (pytest.approx(2 / 3), pytest.approx(1 / 2), 3)
+
+
+def test_sentences_are_counted_together_and_not_averaged():
+    # One link of one is right, and one of three: 1 − (2 + 2) / (4 + 4), where the mean would be (0 + 2/3) / 2.
+    right = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))
+    other = GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)}), frozenset({(0, 0), (1, 1), (2, 2)}))
+    assert alignment_errors([[(0, 0)], [(0, 0), (1, 2), (2, 1)]], [right, other]).error_rate == pytest.approx(0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1))
+def test_the_given_links_themselves_have_no_errors(links):
+    gold = GoldAlignment(frozenset(links), frozenset(links))
+    assert alignment_errors([links], [gold]) == (0, 1, 1, len(links))
+    nowhere = {(source + 6, target) for source, target in links}
+    assert alignment_errors([nowhere], [gold])[:3] == (1, 0, 0)
+
+
+def test_gold_alignments_are_read_with_sure_and_possible_links(tmp_path):
+    path = tmp_path / "gold.txt"
+    path.write_text("0-0 1?1 2p2\n\n3-4\n", encoding="utf-8")
+    first, second, third = read_gold_alignments(path)
+    assert first == (frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}))
+    assert second == (frozenset(), frozenset())
+    assert third.sure == {(3, 4)}
+
+
+@pytest.mark.parametrize("word", ["0", "0–1", "a-b", "0-1-2", "-1-0", "0:1"])
+def test_a_link_that_is_none_is_named_with_its_line(tmp_path, word):
+    (tmp_path / "gold.txt").write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"but is '{word}' instead, in line 2"):
+        read_gold_alignments(tmp_path / "gold.txt")
+
+
+def test_alignments_that_cannot_be_compared_are_named(tmp_path):
+    gold = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))
+    with pytest.raises(ValueError, match="`gold` must have 2 sentences, as many as were aligned, but has 1"):
+        alignment_errors([[], []], [gold])
+    with pytest.raises(ValueError, match="neither it nor the alignments have any"):
+        alignment_errors([[]], [GoldAlignment(frozenset(), frozenset())])
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_gold_alignments(tmp_path / "nothing")

@@ -1,0 +1,319 @@
+"""The page to hover over: what is in it, and what it does in a real browser."""
+
+import base64
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from chromium import EXECUTABLE, Chromium
+from heed.inference.attention.maps import AttentionMaps
+from heed.inference.attention.measures import attention_rollout
+from heed.inference.attention.report import write_attention_report
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+SOURCE = ["القطة", "▁صغيرة", HOSTILE, "</s>"]
+TARGET = ["고양이", "▁छोटी", "▁😀", ".", "</s>"]
+
+needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+
+
+def random_maps(source, target, layers=2, heads=3, kinds=("cross", "encoder", "decoder")):
+    generator = np.random.default_rng(0)
+    sizes = {"cross": (len(target), len(source)), "encoder": (len(source),) * 2, "decoder": (len(target),) * 2}
+    weights = {}
+    for kind in kinds:
+        scores = generator.exponential(size=(layers, heads, *sizes[kind]))
+        scores = np.tril(scores) if kind == "decoder" else scores
+        weights[kind] = (scores / scores.sum(axis=-1, keepdims=True)).astype(np.float32)
+    words = [None] * len(source), [None] * len(target)
+    return AttentionMaps(source, target, ["<s>", *target[:-1]], *words, weights)
+
+
+@pytest.fixture(scope="module")
+def maps():
+    return random_maps(SOURCE, TARGET)
+
+
+def data_of(path):
+    page = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
+
+
+def unpacked(text, *shape):
+    return np.frombuffer(base64.b64decode(text), dtype="<u2").reshape(shape) / 10_000
+
+
+def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
+    data = data_of(write_attention_report(maps, tmp_path / "page.html"))
+    assert data["source"]["tokens"] == SOURCE
+    for kind, weights in maps.weights.items():
+        found = data["kinds"][kind]
+        np.testing.assert_allclose(unpacked(found["weights"], *weights.shape), weights, atol=0.500001e-4)
+        rolled = attention_rollout(maps, kind).weights
+        np.testing.assert_allclose(unpacked(found["rollout"], *rolled.shape), rolled, atol=0.500001e-4)
+
+
+def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):
+    page = write_attention_report(maps, tmp_path / "page.html", title=f"{HOSTILE} {{{{data}}}}").read_text("utf-8")
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert page.count('"kinds":{') == 1
+    assert "&lt;img src=x onerror=alert(1)&gt; {{data}}</title>" in page
+
+
+def test_directions_are_those_of_the_first_letters(maps, tmp_path):
+    data = data_of(write_attention_report(maps, tmp_path / "page.html"))
+    assert [data[name]["direction"] for name in ("source", "target", "fed")] == ["rtl", "ltr", "ltr"]
+
+
+def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_path):
+    tokens = [f"▁token{i}" for i in range(30)]
+    path = write_attention_report(random_maps(tokens, tokens, layers=6, heads=8), tmp_path / "page.html")
+    assert path.stat().st_size < 600_000
+
+
+def test_the_page_names_no_place_on_the_network(maps, tmp_path):
+    page = write_attention_report(maps, tmp_path / "page.html").read_text("utf-8")
+    assert re.findall(r"https?:|url\(|@import|<script src|<link(?! rel=\"icon\" href=\"data:,\")", page) == []
+    assert "default-src 'none'" in page
+
+
+def test_wrong_arguments_write_nothing(maps, tmp_path):
+    for arguments, message in (
+        ({"layer": 2}, "`layer` must be between -2 and 1"),
+        ({"head": 3}, "`head` must be between 0 and 2"),
+        ({"kind": "self"}, "`kind` must be one of cross, encoder, decoder, but is 'self'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_attention_report(maps, tmp_path / "page.html", **arguments)
+    with pytest.raises(ValueError, match=r"`path` must end in one of \.html, but is .*page\.htm "):
+        write_attention_report(maps, tmp_path / "page.htm")
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        write_attention_report(maps, tmp_path / "nowhere" / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_fails_half_way_leaves_the_former_one(maps, tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("former")
+
+    def fail(place, text, **_):
+        place.write_bytes(b"half")
+        raise OSError("The disk is full.")
+
+    monkeypatch.setattr("pathlib.Path.write_text", fail)
+    with pytest.raises(OSError, match="full"):
+        write_attention_report(maps, path)
+    assert [place.name for place in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_bytes() == b"former"
+
+
+# In the browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(browser, maps, tmp_path):
+    """The page of the maps, open in light colours, the mouse at its edge."""
+    browser.prefer("light")
+    browser("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    browser.open(write_attention_report(maps, tmp_path / "page.html", title=HOSTILE))
+    yield browser
+    assert browser.complaints() == []
+
+
+def token(side, index):
+    return f"document.querySelectorAll('#{side} .token')[{index}]"
+
+
+def shown(browser, side):
+    """Return of each token of a side what is written under it, its background and its ink."""
+    return browser.run(
+        f"[...document.querySelectorAll('#{side} .token')].map(e => [e.querySelector('small').textContent, "
+        "...['backgroundColor', 'color'].map(name => getComputedStyle(e)[name].match(/[\\d.]+/g).map(Number))])"
+    )
+
+
+def choose(browser, group, label):
+    browser.click(f"[...document.querySelectorAll('#{group} label')].find(e => e.textContent === '{label}')")
+
+
+def assert_shows(found, weights):
+    """Compare numbers and shading with weights: from white at 0 to the accent at 1 by the root."""
+    # To one digit of what has four.
+    np.testing.assert_allclose([float(number) for number, _, _ in found], 100 * weights, atol=0.0551)
+    for (_, background, _), weight in zip(found, weights, strict=True):
+        expected = [255 + math.sqrt(weight) * (channel - 255) for channel in (0x1E, 0x4F, 0xAE)]
+        np.testing.assert_allclose(background[:3], expected, atol=1.5)
+
+
+def contrast(one, other):
+    def luminance(color):
+        parts = [c / 255 for c in color[:3]]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@needs_chromium
+def test_hovering_a_word_shades_what_it_looks_at_and_writes_the_numbers(page, maps):
+    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
+    for row in (2, 0):
+        page.move_to(token("rows", row))
+        assert_shows(shown(page, "columns"), maps.map("cross").weights[row])
+    best = np.argsort(-maps.map("cross").weights[0])
+    lines = page.run(
+        "[...document.querySelectorAll('#detail li')].map(e => [e.querySelector('bdi').textContent, "
+        "e.lastChild.textContent])"
+    )
+    assert [label for label, _ in lines] == [SOURCE[i] for i in best]
+    np.testing.assert_allclose([float(n) for _, n in lines], maps.map("cross").weights[0][best], atol=1e-4)
+    page("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
+
+
+@needs_chromium
+def test_hovering_a_source_word_shows_who_looks_at_it(page, maps):
+    page.move_to(token("columns", 1))
+    assert_shows(shown(page, "rows"), maps.map("cross").weights[:, 1])
+
+
+@needs_chromium
+@pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
+def test_kinds_layers_and_heads_are_chosen(page, maps, kind):
+    choose(page, "kinds", kind)
+    choose(page, "layers", "0")
+    choose(page, "heads-of-layer", "1")
+    page.move_to(token("rows", 3))
+    assert_shows(shown(page, "columns"), maps.weights[kind][0, 1, 3])
+    choose(page, "layers", "rollout")
+    page.move_to(token("rows", 3))
+    assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
+
+
+@needs_chromium
+def test_a_small_map_chooses_its_head_and_looks_like_its_weights(page, maps):
+    page.click('document.querySelector(\'.head[data-layer="1"][data-head="2"]\')')
+    pixels = page.run(
+        "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+        "(document.querySelector('.head[aria-pressed=true] canvas'))"
+    )
+    reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
+    np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
+    page.move_to(token("rows", 4))
+    assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
+
+
+@needs_chromium
+def test_a_click_keeps_a_word_and_escape_lets_go(page, maps):
+    page.click(token("rows", 1))
+    page.move_to(token("rows", 3))
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
+    assert page.run(f"{token('rows', 1)}.getAttribute('aria-pressed')") == "true"
+    page.press("Escape")
+    assert [number for number, _, _ in shown(page, "columns")] == [""] * len(SOURCE)
+
+
+@needs_chromium
+def test_the_keyboard_reaches_every_word_in_reading_order(page, maps):
+    page.run(f"{token('columns', 0)}.focus()")
+    page.press("ArrowLeft")  # the source is read from the right to the left
+    assert page.run("document.activeElement.getAttribute('aria-label')") == SOURCE[1]
+    page.press("Tab")
+    assert page.run("document.activeElement.getAttribute('aria-label')") == TARGET[0]
+    page.press("ArrowRight")
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[1])
+    page.press("End")
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[-1])
+    spoken = page.run("document.getElementById('spoken').textContent")
+    assert spoken.startswith("</s> looks at ")
+    assert page.run("document.getElementById('spoken').getAttribute('aria-live')") == "polite"
+
+
+@needs_chromium
+def test_everything_to_operate_has_a_name(page):
+    nameless = page.run(
+        "[...document.querySelectorAll('button, input, canvas, [role=group]')].filter(e => !e.closest('[aria-hidden]')"
+        " && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')).length"
+    )
+    assert nameless == 0
+
+
+@needs_chromium
+def test_the_map_follows_the_mouse(page, maps):
+    page.run("document.querySelector('#map canvas').scrollIntoView({block: 'center'})")
+    x, y = page.run("(b => [b.x, b.y])(document.querySelector('#map canvas').getBoundingClientRect())")
+    page("Input.dispatchMouseEvent", type="mouseMoved", x=x + 1.5 * 24, y=y + 2.5 * 24)
+    assert page.run("document.getElementById('map-note').textContent").endswith(f"{maps.map().weights[2, 1]:.4f}")
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_shaded_word_can_be_read(page, maps, scheme):
+    page.prefer(scheme)
+    colors = []
+    for row in range(len(TARGET)):
+        page.move_to(token("rows", row))
+        colors += [(background, ink) for _, background, ink in shown(page, "columns")]
+    assert min(contrast(*pair) for pair in colors) >= 4.5
+    page_color, text = page.run(
+        "(s => [s.backgroundColor, s.color].map(c => c.match(/\\d+/g).map(Number)))(getComputedStyle(document.body))"
+    )
+    assert contrast(page_color, text) > 12
+    assert (sum(page_color) < 150) == (scheme == "dark")
+
+
+@needs_chromium
+def test_hostile_tokens_are_text_and_nothing_is_fetched(page, tmp_path):
+    assert page.run(f"{token('columns', 2)}.querySelector('bdi').textContent") == HOSTILE
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.run("document.querySelector('h1').textContent") == HOSTILE
+    for row in range(len(TARGET)):
+        page.move_to(token("rows", row))
+    assert page.requests() == [(tmp_path / "page.html").as_uri()]
+    assert page.run("performance.getEntriesByType('resource').length") == 0
+
+
+@needs_chromium
+def test_right_to_left_words_stand_from_right_to_left(page):
+    places = [page.run(f"{token('columns', i)}.getBoundingClientRect().x") for i in range(3)]
+    assert places == sorted(places, reverse=True)
+    places = [page.run(f"{token('rows', i)}.getBoundingClientRect().x") for i in range(3)]
+    assert places == sorted(places)
+
+
+@needs_chromium
+def test_a_recurrent_models_page_has_its_only_map(browser, tmp_path):
+    maps = random_maps(["a", "b"], ["x", "y", "z"], layers=1, heads=1, kinds=("cross",))
+    browser.open(write_attention_report(maps, tmp_path / "page.html"))
+    labels = browser.run(
+        "['kinds', 'layers', 'heads-of-layer'].map(id => document.getElementById(id).innerText.split(/\\s+/))"
+    )
+    assert labels == [["cross"], ["0"], ["mean", "0"]]
+    browser.move_to(token("rows", 2))
+    assert_shows(shown(browser, "columns"), maps.weights["cross"][0, 0, 2])
+    assert browser.complaints() == []
+
+
+@needs_chromium
+def test_the_page_begins_with_what_was_asked_for(browser, maps, tmp_path):
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="decoder", layer=0, head=2))
+    assert browser.run("[...document.querySelectorAll('input:checked')].map(e => e.nextSibling.textContent)") == [
+        "decoder",
+        "0",
+        "2",
+    ]
+    browser.move_to(token("rows", 1))
+    assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])

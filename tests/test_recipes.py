@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from heed.training.preparation import read_config
+from heed.training.preparation import KINDS, read_config
 from heed.training.recipe import Recipe, make_recipe, read_recipe
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
@@ -64,17 +64,20 @@ def test_every_recipe_is_one(path):
     assert make_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
     assert Path(recipe.output).parts[0] == "runs"
     if recipe.model.config is not None:
-        assert "d_model" in read_config(CONFIGURATION.parent / recipe.model.config)
+        assert read_config(CONFIGURATION.parent / recipe.model.config)["model_type"] in KINDS
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_model_of_every_recipe_can_be_built(path):
-    from heed import HeedConfig, HeedForConditionalGeneration
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    import heed  # noqa: F401
 
     settings = read_recipe(path).model
     options = read_config(CONFIGURATION.parent / settings.config) if settings.config else {}
+    options |= settings.options
     with torch.device("meta"):
-        model = HeedForConditionalGeneration(HeedConfig(**options | settings.options))
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(options.pop("model_type", "heed"), **options))
     assert model.num_parameters() > 0
     for name, value in settings.options.items():
         assert getattr(model.config, name) == value
@@ -89,9 +92,11 @@ def test_every_model_config_loads_and_builds(path):
     config = AutoConfig.from_pretrained(path.parent)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(config)
-    assert type(model).__name__ == "HeedForConditionalGeneration"
+    kinds = {"heed": "HeedForConditionalGeneration", "heed_rnn": "HeedRNNForConditionalGeneration"}
+    assert type(model).__name__ == kinds[config.model_type]
     assert next(model.parameters()).is_meta
-    assert config.d_model == read_config(path)["d_model"]
+    written = read_config(path)
+    assert {name: getattr(config, name) for name in written} == written
 
 
 def test_one_recipe_mentions_every_key_there_is():

@@ -72,6 +72,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key
         ("optimization.mixed_precision", True, "one of no, bf16, fp16"),
         ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, word"),
         ("validation.select", "ter", "one of loss, bleu, chrf, exact_match"),
+        ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("logging.trackers", "tensorboard", "a list"),
         ("model.options", ["dropout"], "a mapping"),
     ],
@@ -160,7 +161,7 @@ OUT_OF_RANGE = [
     *[("checkpoints.every_updates", 0), ("checkpoints.keep_last", 0), ("checkpoints.keep_best", 0)],
     *[("optimization.ema_decay", 1.0), ("optimization.ema_decay", -0.5), ("optimization.skip_nonfinite_updates", -1)],
     *[("decoding.num_beams", 0), ("decoding.max_length", 0), ("decoding.bootstrap", SMALLEST_BOOTSTRAP - 1)],
-    *[("decoding.bootstrap", -1), ("logging.every_updates", 0), ("seed", -1)],
+    *[("decoding.bootstrap", -1), ("decoding.tokens_beyond_source", 0), ("logging.every_updates", 0), ("seed", -1)],
 ]
 
 
@@ -213,6 +214,10 @@ def test_the_ends_of_a_range_are_in_it(key, value):
         (
             {"decoding.length_penalty": 0.6},
             r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6",
+        ),
+        (
+            {"decoding.length_penalty_form": "gnmt"},
+            r"`decoding.length_penalty_form` must be power where `decoding.num_beams` is 1.*but is gnmt instead",
         ),
         ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
         ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),

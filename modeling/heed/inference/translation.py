@@ -19,7 +19,9 @@ import torch
 
 from heed.data.tokenization import TokenizerPair
 from heed.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
-from heed.inference.strategies.steps import end_tokens
+from heed.inference.strategies.beam_search import BeamSearch
+from heed.inference.strategies.penalties import length_penalty
+from heed.inference.strategies.steps import asks_for_beam_search, end_tokens
 from heed.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
@@ -44,8 +46,9 @@ class Translation:
     Attributes:
         text: The decoded text.
         score: Log-probability of the tokens, </s> included, divided by their number to the power of the
-            generation config's `length_penalty`: what `generate()` calls `sequences_scores` for beams.
-            Computed for greedy search and samples too. 0.0 for an empty line.
+            generation config's `length_penalty`, or by GNMT's penalty where that is its `length_penalty_form`:
+            what `generate()` calls `sequences_scores` for beams. Computed for greedy search and samples too. 0.0 for
+            an empty line.
         token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
         finished: False where generation stopped at the length limit.
 
@@ -417,10 +420,11 @@ class Translator:
         inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
         config = settings.generation_config
         if decoder is None:
-            sequences, known_scores = self.model.generate(**inputs), None
+            search = {"custom_generate": BeamSearch()} if asks_for_beam_search(config) else {}
+            sequences, known_scores = self.model.generate(**inputs, **search), None
         else:
             sequences, known_scores = self._decode(inputs, decoder)
-        counts, finished = self._token_counts(sequences, config)
+        counts, finished = self._token_counts(sequences, config, inputs["attention_mask"])
         scores = self._scores(inputs, sequences, counts, settings) if known_scores is None else known_scores
         # The first token is the decoder's start, and what follows </s> is padding.
         generated = [tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
@@ -444,7 +448,9 @@ class Translator:
         output = self.model.generate(**decoder.encoded(**inputs), custom_generate=decode, return_dict_in_generate=True)
         return output.sequences, None if is_processed else output.sequences_scores.tolist()
 
-    def _token_counts(self, sequences: torch.Tensor, config: "GenerationConfig") -> tuple[torch.Tensor, list[bool]]:
+    def _token_counts(
+        self, sequences: torch.Tensor, config: "GenerationConfig", source_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, list[bool]]:
         """Count every sequence's generated tokens, </s> included, and tell whether it ended by itself."""
         generated = sequences[:, 1:]
         ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
@@ -454,6 +460,10 @@ class Translator:
         if config.forced_eos_token_id is not None:
             # An </s> in the last possible place was put there by force.
             ended &= counts < config.max_new_tokens
+        beyond = getattr(config, "tokens_beyond_source", None)
+        if beyond is not None:  # each sentence has a limit of its own, with padding behind it
+            limits = source_mask.sum(dim=1) + beyond
+            counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
         return counts, ended.tolist()
 
     def _scores(
@@ -465,7 +475,8 @@ class Translator:
         vocabulary, which take more memory than the model does, and none at all for greedy search.
         """
         returned = settings.returned
-        penalty = settings.generation_config.length_penalty
+        alpha = settings.generation_config.length_penalty
+        form: Any = getattr(settings.generation_config, "length_penalty_form", None) or "power"
         inputs = {name: tensor.repeat_interleave(returned, dim=0) for name, tensor in inputs.items()}
         decoder_inputs, labels = sequences[:, :-1], sequences[:, 1:]
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
@@ -480,15 +491,18 @@ class Translator:
             )
             places = torch.arange(labels.shape[1], device=labels.device)
             totals.append(log_probabilities.masked_fill(places >= counts[part, None], 0.0).sum(dim=1))
-        scores = torch.cat(totals) / counts ** (1.0 if penalty is None else penalty)
+        scores = torch.cat(totals) / length_penalty(counts, 1.0 if alpha is None else alpha, form)
         return scores.tolist()
 
     def _warn_of_unfinished(self, unfinished: int, settings: _Settings) -> None:
         if unfinished:
+            config = settings.generation_config
+            beyond = getattr(config, "tokens_beyond_source", None)
+            own = f", or {beyond} more than the source has," if beyond is not None else ""
             warnings.warn(
                 f"{unfinished} {'sentence was' if unfinished == 1 else 'sentences were'} cut off at"
-                f" {settings.generation_config.max_new_tokens} tokens, before </s>: raise `max_new_tokens`,"
-                " or look whether the model repeats itself.",
+                f" {config.max_new_tokens} tokens{own or ','} before </s>: raise `max_new_tokens`"
+                f"{' or `tokens_beyond_source`' if own else ''}, or look whether the model repeats itself.",
                 stacklevel=3,
             )
 

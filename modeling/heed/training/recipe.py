@@ -178,13 +178,15 @@ class DecodingRecipe:
 
     num_beams: int = 4
     length_penalty: float = 1.0
+    length_penalty_form: Literal["power", "gnmt"] = "power"
     max_length: int = 256
+    tokens_beyond_source: int | None = None
     bootstrap: int = 1000
     bleu_tokenizer: str = "13a"
 
     def __post_init__(self):
         """Check the numbers."""
-        _at_least(1, "decoding", self, "num_beams", "max_length")
+        _at_least(1, "decoding", self, "num_beams", "max_length", "tokens_beyond_source")
         if self.bootstrap != 0 and self.bootstrap < SMALLEST_BOOTSTRAP:
             raise ValueError(
                 f"`decoding.bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {self.bootstrap} instead."
@@ -193,6 +195,11 @@ class DecodingRecipe:
             raise ValueError(
                 "`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1 and nothing is compared, "
                 f"but is {self.length_penalty} instead."
+            )
+        if self.num_beams == 1 and self.length_penalty_form != "power":
+            raise ValueError(
+                "`decoding.length_penalty_form` must be power where `decoding.num_beams` is 1 and compares nothing, "
+                f"but is {self.length_penalty_form} instead."
             )
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from heed.data.sources import read_pairs
 from heed.evaluation.metrics import score_translations
 from heed.inference.loading import load_model
+from heed.inference.strategies.steps import SEARCH_SETTINGS
 from heed.inference.translation import Translator
 from heed.training.averaging import average_weights
 from heed.training.checkpoints import (
@@ -30,11 +31,11 @@ from heed.training.folder import check_output_folder, folder_of_run, set_aside, 
 from heed.training.loop import TrainingLoop
 from heed.training.preparation import Corpus, prepare_corpus
 from heed.training.processes import lost_processes_told
-from heed.training.recipe import Recipe
+from heed.training.recipe import DecodingRecipe, Recipe
 from heed.training.validation import score_pairs, validation_loss
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -153,13 +154,7 @@ def publish_weights(recipe: Recipe, loop: TrainingLoop) -> "PreTrainedModel":
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
-    decoding = recipe.decoding
-    model.generation_config.update(
-        num_beams=decoding.num_beams,
-        length_penalty=decoding.length_penalty,
-        max_length=decoding.max_length,
-        early_stopping=False,
-    )
+    set_decoding(model.generation_config, recipe.decoding)
     if loop.accelerator.is_main_process:
         with written_beside(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)
@@ -167,6 +162,30 @@ def publish_weights(recipe: Recipe, loop: TrainingLoop) -> "PreTrainedModel":
             (partial / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     loop.accelerator.wait_for_everyone()
     return model
+
+
+def set_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> None:
+    """Write how the published model generates into its generation config, in place of what stood there.
+
+    Args:
+        config: The model's. `Translator` and `BeamSearch` read all of it, transformers' own search leaves out
+            `length_penalty_form` and `tokens_beyond_source`, which stand there only where they change something.
+        decoding: The recipe's section.
+    """
+    config.update(
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
+        max_length=decoding.max_length,
+        early_stopping=False,
+    )
+    # Of a config that counts as made from the model's, transformers reads its own settings alone.
+    config._from_model_config = False
+    for name, idle in SEARCH_SETTINGS.items():
+        value = getattr(decoding, name)
+        if value not in idle:
+            setattr(config, name, value)
+        elif hasattr(config, name):  # of the model that the run went on from
+            delattr(config, name)
 
 
 def test_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:

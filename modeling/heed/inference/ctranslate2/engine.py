@@ -29,7 +29,7 @@ from heed.inference.ctranslate2.specification import (
 )
 from heed.inference.fingerprint import Fingerprint
 from heed.inference.loading import first_line, read_object
-from heed.inference.strategies.steps import BEAM_MODES, end_tokens
+from heed.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, end_tokens
 
 ComputeType = Literal[
     "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
@@ -45,6 +45,7 @@ ALMOST_ZERO = 1e-30
 # What changes the next token's scores or the search, and the values that change nothing.
 IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((*BEAM_MODES, "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), (None, 0, 0.0)),
+    **SEARCH_SETTINGS,
     "num_beam_groups": (None, 0, 1),
     **dict.fromkeys(("max_time", "stop_strings", "sequence_bias", "exponential_decay_length_penalty"), (None,)),
     **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids"), (None,)),
@@ -133,6 +134,9 @@ class CTranslate2Engine:
 
     def __init__(self, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType = "float32"):
         import_ctranslate2()
+        reason = None if isinstance(model, ExportedModel) else obstacle(model)
+        if reason is not None:  # before its config is read, which may be another model's
+            raise ValueError(reason)
         self.model = model
         self.positions = positions_of_table(model.config)
         self._source_tokens = vocabulary(tokenizers.source)

@@ -12,7 +12,7 @@ from heed.inference.memory import keep_freed_memory
 from heed.inference.native.network import NativeNetwork
 from heed.inference.native.packing import PRECISIONS, Precision, kernel_name
 from heed.inference.native.search import Found, SearchSettings, beam_search, greedy_search
-from heed.inference.strategies.steps import BEAM_MODES, check_request, end_tokens, filler
+from heed.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, check_request, end_tokens, filler
 
 # Settings that stand for another way of decoding.
 OTHER_MODES = (*BEAM_MODES, "penalty_alpha")
@@ -222,6 +222,10 @@ def refusal(config: Any) -> str | None:
     for name in (*OTHER_MODES, "max_time", "stop_strings"):
         value = getattr(config, name, None)
         if value and not (name == "num_beam_groups" and value == 1):
+            return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
+    for name, same in SEARCH_SETTINGS.items():
+        value = getattr(config, name, None)
+        if value not in same:
             return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
     if config.do_sample:
         return "`do_sample` must be False with NativeDecoder, but is True instead."

@@ -56,11 +56,12 @@ class BeamSearch:
             an empty list where nothing is forced.
         length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt`
             by ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is
-            generate()'s `length_penalty`.
+            generate()'s `length_penalty`. `None` takes the generation config's form, `power` where it has none.
         coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses that leave source tokens unattended are
             ranked lower. The weights are the last layer's, averaged over heads (and models).
         tokens_beyond_source: Longest output, in tokens more than the sentence's own source has; 50 in *Attention Is
-            All You Need* (section 6.1). `max_length` or `max_new_tokens` hold too: the smaller one counts.
+            All You Need* (section 6.1). `max_length` or `max_new_tokens` hold too: the smaller one counts. `None`
+            takes the generation config's, no limit where it has none.
         models: Further models that choose each token together with the one that generates (an ensemble). They must
             share its vocabulary.
         weights: Of the model that generates and of each of `models`, positive; brought to sum 1. `None` is equal.
@@ -76,7 +77,7 @@ class BeamSearch:
     diversity_penalty: float | None = None
     force_words_ids: Sequence[Any] | None = None
     sentence_force_words_ids: Sequence[Sequence[Any]] | None = None
-    length_penalty_form: LengthPenaltyForm = "power"
+    length_penalty_form: LengthPenaltyForm | None = None
     coverage_penalty: float = 0.0
     tokens_beyond_source: int | None = None
     models: Sequence[Any] = field(default=(), repr=False)
@@ -245,7 +246,7 @@ class _Search:
     def _limits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the most tokens that each sentence may have, `(B)`."""
         limits = tokens.new_full((self.batch,), self.settings.max_length - self.prompt_length)
-        beyond = self.settings.strategy.tokens_beyond_source
+        beyond = self.settings.tokens_beyond_source
         if beyond is None:
             return limits
         return torch.minimum(limits, self.voters.source_mask.sum(1).to(limits) + beyond)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.inference.strategies.penalties import length_penalty
+from heed.inference.strategies.penalties import LengthPenaltyForm, length_penalty
 from heed.inference.strategies.steps import end_tokens, filler
 
 
@@ -19,6 +19,8 @@ class BeamSettings:
     diversity: float
     returned: int
     alpha: float
+    length_penalty_form: LengthPenaltyForm
+    tokens_beyond_source: int | None
     early_stopping: bool | str
     force_words_ids: Sequence[Any] | None
     ends: list[int]
@@ -38,6 +40,8 @@ class BeamSettings:
         groups = _either("num_beam_groups", strategy.num_beam_groups, config, 1)
         diversity = _either("diversity_penalty", strategy.diversity_penalty, config, 0.0)
         words = _either("force_words_ids", strategy.force_words_ids, config, None)
+        form = _either("length_penalty_form", strategy.length_penalty_form, config, None) or "power"
+        beyond = _either("tokens_beyond_source", strategy.tokens_beyond_source, config, None)
         if config.do_sample:
             raise ValueError("`do_sample` must be False with BeamSearch, but is True instead.")
         if getattr(config, "penalty_alpha", None):
@@ -50,21 +54,22 @@ class BeamSettings:
             )
         _check_groups(beams, groups, diversity)
         _check_words(strategy, words, beams, groups)
-        _check_penalties(strategy)
+        _check_penalties(form, strategy.coverage_penalty, beyond)
         _check_votes(strategy, config)
         return cls(
             **{"strategy": strategy, "beams": beams, "groups": groups, "diversity": diversity, "returned": returned},
-            **{"alpha": config.length_penalty, "early_stopping": config.early_stopping, "force_words_ids": words},
+            **{"alpha": config.length_penalty, "length_penalty_form": form, "tokens_beyond_source": beyond},
+            **{"early_stopping": config.early_stopping, "force_words_ids": words},
             **{"ends": end_tokens(config), "fill": filler(config), "max_length": config.max_length, "output": config},
         )
 
     def penalty(self, length: Any) -> Any:
         """Return what the log-probability of a hypothesis of `length` generated tokens is divided by."""
-        return length_penalty(length, self.alpha, self.strategy.length_penalty_form)
+        return length_penalty(length, self.alpha, self.length_penalty_form)
 
 
 def _either(name: str, own: Any, config: Any, unset: Any) -> Any:
-    """Return a setting that may stand in the strategy or, as in transformers 4, in generate()'s arguments."""
+    """Return a setting that may stand in the strategy or in generate()'s config."""
     given = getattr(config, name, None)
     given = unset if given is None else given
     if own is None:
@@ -101,14 +106,11 @@ def _check_words(strategy: Any, words: Any, beams: int, groups: int) -> None:
         raise ValueError(f"`num_beams` must be at least 2 with forced words, but is {beams} instead.")
 
 
-def _check_penalties(strategy: Any) -> None:
-    if strategy.length_penalty_form not in ("power", "gnmt"):
-        raise ValueError(
-            f"`length_penalty_form` must be 'power' or 'gnmt', but is {strategy.length_penalty_form!r} instead."
-        )
-    if strategy.coverage_penalty < 0:
-        raise ValueError(f"`coverage_penalty` must be at least 0, but is {strategy.coverage_penalty} instead.")
-    beyond = strategy.tokens_beyond_source
+def _check_penalties(form: str, coverage_penalty: float, beyond: int | None) -> None:
+    if form not in ("power", "gnmt"):
+        raise ValueError(f"`length_penalty_form` must be 'power' or 'gnmt', but is {form!r} instead.")
+    if coverage_penalty < 0:
+        raise ValueError(f"`coverage_penalty` must be at least 0, but is {coverage_penalty} instead.")
     if beyond is not None and beyond < 1:
         raise ValueError(f"`tokens_beyond_source` must be at least 1, but is {beyond} instead.")
 

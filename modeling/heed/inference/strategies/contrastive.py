@@ -186,7 +186,7 @@ def _record(recorded: dict[str, list[Any]], config: Any, scores: Any, logits: An
         recorded["logits"].append(logits)
     wanted = {"decoder_attentions": config.output_attentions, "cross_attentions": config.output_attentions}
     for name, is_wanted in (wanted | {"decoder_hidden_states": config.output_hidden_states}).items():
-        if is_wanted:
+        if is_wanted and outputs.get(name):  # a recurrent decoder has no self-attention
             recorded[name].append(tuple(layer[::k] for layer in outputs[name]))
 
 

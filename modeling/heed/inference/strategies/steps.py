@@ -17,6 +17,8 @@ OTHER_MODES = (
 )
 # Of them, those that some of ours read.
 BEAM_MODES = ("num_beam_groups", "diversity_penalty", "force_words_ids")
+# What a recipe writes into a generation config for `BeamSearch` to read, with the values that change nothing.
+SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
 
 
 def check_request(
@@ -48,6 +50,11 @@ def check_request(
         raise ValueError(
             f"`past_key_values` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
         )
+
+
+def asks_for_beam_search(generation_config: Any) -> bool:
+    """Tell whether a generation config has settings that `BeamSearch` alone reads."""
+    return any(getattr(generation_config, name, None) not in idle for name, idle in SEARCH_SETTINGS.items())
 
 
 def filler(generation_config: Any) -> int:
@@ -171,7 +178,7 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(member.device)
-    if given.get("use_cache"):
+    if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
         config = member.config.get_text_config(decoder=True)
         model_kwargs["past_key_values"] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     return ModelSteps(member, model_kwargs)

@@ -1,0 +1,109 @@
+"""The decoding of section 6.1 by a model's own generation config: GNMT's penalty, a limit by the source's length."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from heed import BeamSearch, HeedConfig
+from heed.inference.translation import Translator, pad_sources
+from heed.training.recipe import DecodingRecipe
+from heed.training.run import set_decoding
+
+PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
+
+
+@pytest.fixture
+def paper(model, tokenizers, monkeypatch):
+    """The model with the paper's decoding, as a published folder has it."""
+    config = copy.deepcopy(model.generation_config)
+    set_decoding(config, PAPER)
+    monkeypatch.setattr(model, "generation_config", config)
+    return Translator(model, tokenizers)
+
+
+def asked_directly(translator, source, **strategy):
+    """Return what the strategy finds where the generation config says nothing of it."""
+    inputs = pad_sources(translator.tokenizers.encode_source([source]), 0, translator.model.device)
+    plain = GenerationConfig(eos_token_id=2, pad_token_id=0, decoder_start_token_id=1, max_length=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translator.model, "generation_config", plain)
+        return translator.model.generate(
+            **inputs,
+            custom_generate=BeamSearch(**strategy),
+            **{"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "max_new_tokens": 255},
+            **{"return_dict_in_generate": True, "output_scores": True},
+        )
+
+
+def test_a_translator_scores_by_the_penalty_of_the_generation_config(paper, pairs):
+    for source in pairs:
+        found = paper.translate([source], num_return_sequences=4)[0]
+        expected = asked_directly(paper, source, length_penalty_form="gnmt", tokens_beyond_source=50)
+        assert [one.score for one in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
+        ended = [row[1 : 1 + one.token_count] for row, one in zip(expected.sequences.tolist(), found, strict=True)]
+        assert [list(one.token_ids) for one in found] == ended
+
+
+def test_the_penalty_of_gnmt_is_not_the_power(paper, pairs):
+    power = asked_directly(paper, next(iter(pairs)), tokens_beyond_source=50)
+    found = paper.translate([next(iter(pairs))])[0][0]
+    assert abs(found.score - power.sequences_scores[0].item()) > 1e-3
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pairs, num_beams, monkeypatch):
+    config = paper.model.generation_config
+    monkeypatch.setattr(config, "tokens_beyond_source", 1)
+    monkeypatch.setattr(config, "suppress_tokens", [config.eos_token_id])  # nothing ends by itself
+    texts = list(pairs)
+    lengths = [len(ids) for ids in paper.tokenizers.encode_source(texts)]
+    assert len(set(lengths)) > 2
+    with pytest.warns(UserWarning, match=r"8 sentences were cut off at 255 tokens, or 1 more than the source has,"):
+        found = [row[0] for row in paper.translate(texts, num_beams=num_beams)]
+    assert [one.token_count for one in found] == [length + 1 for length in lengths]
+    assert not any(one.finished for one in found)
+
+
+def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers, pairs):
+    native = Translator(paper.model, tokenizers, engine="native")
+    with pytest.raises(ValueError, match="`length_penalty_form` must not be set with NativeDecoder, but is 'gnmt'"):
+        native.translate(list(pairs))
+
+
+def test_ctranslate2_refuses_the_settings():
+    from heed.inference.ctranslate2.engine import refusal
+
+    config = GenerationConfig(eos_token_id=2, num_beams=4)
+    assert refusal(config) is None
+    config.tokens_beyond_source = 50
+    assert refusal(config) == "`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead."
+
+
+def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):
+    ids = torch.tensor([[15, 16, 17]])
+    with pytest.warns(
+        UserWarning, match=r"does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"
+    ):
+        paper.model.generate(ids, max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        paper.model.generate(ids, max_new_tokens=2, max_length=None, custom_generate=BeamSearch())
+
+
+def test_a_form_given_twice_must_be_the_same(paper):
+    with pytest.raises(ValueError, match=r"`length_penalty_form` must be given once, but is 'power'.*'gnmt'"):
+        paper.model.generate(torch.tensor([[15, 16]]), custom_generate=BeamSearch(length_penalty_form="power"))
+
+
+def test_settings_of_an_earlier_model_go_with_the_next_recipe(tmp_path):
+    config = GenerationConfig.from_model_config(HeedConfig())
+    set_decoding(config, PAPER)
+    config.save_pretrained(tmp_path)
+    config = GenerationConfig.from_pretrained(tmp_path)
+    assert (config.length_penalty_form, config.tokens_beyond_source, config.length_penalty) == ("gnmt", 50, 0.6)
+    set_decoding(config, DecodingRecipe())
+    assert "length_penalty_form" not in config.to_dict()
+    assert "tokens_beyond_source" not in config.to_dict()

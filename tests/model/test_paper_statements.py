@@ -1,0 +1,83 @@
+"""Sentences of *Attention Is All You Need* that are neither an equation nor a table, checked on the layers."""
+
+import math
+
+import pytest
+import torch
+
+from heed.modeling_heed import HeedAttention, HeedFeedForward, sinusoids
+from helpers import assert_near, shake, tiny_config, tiny_model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("d_k", [4, 64, 512])
+def test_the_scale_of_equation_1_undoes_the_growth_of_dot_products_with_d_k(d_k):
+    # Section 3.2.1, footnote 4: of independent features of mean 0 and variance 1, q · k has mean 0 and variance d_k.
+    attention = HeedAttention(tiny_config(d_k=d_k, d_v=8), "encoder")
+    products = (torch.randn(20_000, d_k) * torch.randn(20_000, d_k)).sum(-1)
+    assert products.mean().abs() < 0.05 * math.sqrt(d_k)
+    assert products.var().item() == pytest.approx(d_k, rel=0.08)
+    assert (products * attention.scaling).var().item() == pytest.approx(1, rel=0.08)
+
+
+@pytest.mark.parametrize(("layout", "pair"), [("interleaved", (0, 1)), ("concatenated", (0, 16))])
+@pytest.mark.parametrize("offset", [1, 7, 100])
+def test_the_encoding_of_a_position_further_on_is_a_linear_function_of_it(layout, pair, offset):
+    # Section 3.5: for a fixed offset k, PE(pos + k) is a linear function of PE(pos): a rotation of each pair.
+    positions, step = torch.arange(50)[None], 1 if layout == "concatenated" else 2
+    here, there = (sinusoids(positions + shift, 32, layout)[0] for shift in (0, offset))
+    rotation = torch.zeros(32, 32)
+    for number in range(16):
+        sine, cosine = pair[0] + number * step, pair[1] + number * step
+        angle = offset / 10000 ** (2 * number / 32)
+        rotation[sine, sine] = rotation[cosine, cosine] = math.cos(angle)
+        rotation[sine, cosine], rotation[cosine, sine] = math.sin(angle), -math.sin(angle)
+    assert_near(here @ rotation.T, there, 2e-5)
+    assert (here - there).abs().max() > 0.1
+
+
+def test_wavelengths_are_a_geometric_progression_from_two_pi_to_ten_thousand_times_that():
+    # Section 3.5. Sine i has its angle at position 1, and its wavelength is 2π / angle; the last stays just below.
+    angles = sinusoids(torch.tensor([1]), 512, "interleaved")[0, 0::2].double().asin()
+    wavelengths = 2 * math.pi / angles
+    assert wavelengths[0].item() == pytest.approx(2 * math.pi, rel=1e-5)
+    assert (wavelengths[1:] / wavelengths[:-1]).tolist() == pytest.approx([10000 ** (1 / 256)] * 255, rel=1e-5)
+    assert wavelengths[-1].item() == pytest.approx(10000 * 2 * math.pi / 10000 ** (1 / 256), rel=1e-5)
+
+
+def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_1():
+    # Section 3.3: "Another way of describing this".
+    network, states = HeedFeedForward(tiny_config(), 64), torch.randn(2, 5, 32)
+    shake(network)
+    inner = torch.nn.functional.conv1d(states.transpose(1, 2), network.fc1.weight[..., None], network.fc1.bias).relu()
+    outer = torch.nn.functional.conv1d(inner, network.fc2.weight[..., None], network.fc2.bias)
+    assert_near(network(states), outer.transpose(1, 2))
+
+
+def test_attention_is_used_in_three_ways():
+    # Section 3.2.3: within the source, within the target and never ahead, and from the target to the source.
+    model = tiny_model()
+    output = model(
+        torch.randint(3, 99, (1, 7)), decoder_input_ids=torch.randint(3, 99, (1, 4)), output_attentions=True
+    )
+    uses = (output.encoder_attentions, (7, 7)), (output.decoder_attentions, (4, 4)), (output.cross_attentions, (4, 7))
+    for weights, size in uses:
+        assert [tuple(layer.shape[-2:]) for layer in weights] == [size, size]
+    for weights in (output.encoder_attentions, output.cross_attentions):
+        assert all((layer > 0).all() for layer in weights)
+    for layer in output.decoder_attentions:
+        assert torch.equal(layer, layer.tril())
+        assert (layer[:, :, -1] > 0).all()
+
+
+def test_the_encoder_output_goes_to_every_decoder_layer():
+    # Section 3.1 and figure 1: each layer's third sub-layer attends to the output of the encoder stack.
+    model, source, target = tiny_model(), torch.randint(3, 99, (1, 7)), torch.randint(3, 99, (1, 4))
+    seen = []
+    for layer in model.model.decoder.layers:
+        layer.cross_attn.register_forward_hook(lambda module, given, output: seen.append(given[2]))
+    encoded = model.model.encoder(source).last_hidden_state
+    model(source, decoder_input_ids=target, use_cache=False)
+    assert len(seen) == 2
+    for states in seen:
+        assert_near(states, encoded)

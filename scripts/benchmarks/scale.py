@@ -13,54 +13,18 @@ slopes of straight lines through the logarithms of the upper half.
 import math
 import statistics
 import time
-import weakref
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from peers import make_heed, make_marian, make_sources, write_rows
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from heed.complexity.measurement import HeldBytes
 
 RADIUS = 32
 TARGET_LENGTH = 16
 MEBIBYTE = 2**20
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the memory that tensors made within it hold.
-
-    Attributes:
-        now: Bytes held at present.
-        peak: Most bytes held at once.
-
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operator and count what is new among its results."""
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(each, torch.Tensor):
-                self._count(each.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address in self.known:
-            return
-        self.known.add(address)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, address, size)
-
-    def _forget(self, address: int, size: int) -> None:
-        self.known.discard(address)
-        self.now -= size
 
 
 def make_models(size: str, vocabulary: int) -> dict[str, Any]:
@@ -89,7 +53,7 @@ def measure(models: dict[str, Any], step: str, sentences: int, length: int, opti
     for number in range(options["rounds"] + 1):
         for kind, model in models.items():
             if number == 0:
-                with LiveBytes() as memory:
+                with HeldBytes() as memory:
                     run(model, step, sentences, length, options["vocabulary"])
                 mebibytes[kind] = memory.peak / MEBIBYTE
                 continue

@@ -1,0 +1,248 @@
+"""Long-range dependence: what a model makes of long sources, how its gradients reach far back, and beyond what it saw.
+
+Section 4 argues that short paths between positions make dependencies easier to learn. A recurrent model without
+attention has to carry the whole source through every step, one with attention looks at it, a Transformer does nothing
+else.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from heed.data.sources import read_pairs
+from heed.evaluation.metrics import score_translations
+from heed.studies.figures import draw_lines, new_figure
+from heed.studies.study import Figure, Lab, Outcome, Study, Table
+from heed.studies.training import Training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+    from heed.inference.translation import Translator
+
+RECURRENT: dict[str, Any] = {"model_type": "heed_rnn", "embedding_size": 64, "hidden_size": 128, "dropout": 0.1}
+MODELS: dict[str, dict[str, Any]] = {
+    "LSTM, no attention": {
+        **RECURRENT,
+        "cell": "lstm",
+        "bidirectional": False,
+        "attention": "none",
+        "input_feeding": False,
+        "bridge": "copy",
+    },
+    "GRU + additive": {**RECURRENT, "cell": "gru", "attention": "additive"},
+    "Transformer": {
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 256,
+        "decoder_ffn_dim": 256,
+    },
+}
+# Up to so many sentences are joined to one source.
+MOST_SENTENCES = 5
+SENTENCES = {"train": 60_000, "validation": 600, "test": 2_000}
+# Upper ends of the groups of sources, in tokens.
+GROUPS = (10, 20, 30, 40, 60)
+# Sources of a group whose gradients are measured.
+MEASURED = 40
+
+# The task that JoeyNMT publishes: 50 symbols, at most 25 of them in training and at most 30 in the test.
+SYMBOLS = 50
+SEEN, LONGEST = 25, 30
+SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
+PUBLISHED_REVERSAL = 95.19
+
+JOINED: dict[str, Any] = {
+    "data.source": "source",
+    "data.target": "target",
+    "data.cleaning.drop_overlap": False,
+    "optimization.max_updates": 1200,
+    "optimization.max_grad_norm": 1.0,
+    "decoding.max_length": 160,
+}
+REVERSAL: dict[str, Any] = {
+    "data.source": "source",
+    "data.target": "target",
+    "tokenizer.algorithm": "word",
+    "tokenizer.vocab_size": None,
+    "optimization.max_updates": 1500,
+    "optimization.tokens_per_update": 4096,
+    "optimization.learning_rate": 0.004,
+    "optimization.warmup_updates": 200,
+    "optimization.max_grad_norm": 1.0,
+    "decoding.bleu_tokenizer": "none",
+}
+
+
+def joined_pairs(split: str, count: int, seed: int) -> list[tuple[str, str]]:
+    """Return neighbouring pairs of the built-in corpus, one to five of them joined to one pair."""
+    pairs = [(pair["source"], pair["target"]) for pair in read_pairs(f"builtin:{split}:{count}", "ko", "en")]
+    draw, joined = random.Random(seed), []
+    while pairs:
+        size = draw.randint(1, MOST_SENTENCES)
+        part, pairs = pairs[:size], pairs[size:]
+        joined.append((" ".join(source for source, _ in part), " ".join(target for _, target in part)))
+    return joined
+
+
+def reversal_pairs(longest: int, count: int, seed: int) -> list[tuple[str, str]]:
+    """Return random sequences of one to `longest` symbols, each with the same symbols from the last to the first."""
+    draw = random.Random(seed)
+    sequences = [[f"s{draw.randrange(SYMBOLS)}" for _ in range(draw.randint(1, longest))] for _ in range(count)]
+    return [(" ".join(sequence), " ".join(reversed(sequence))) for sequence in sequences]
+
+
+def run(lab: Lab) -> Outcome:
+    """Train the three models on joined sentences and on reversal; score by length, and measure gradients."""
+    joined = {split: joined_pairs(split, count, lab.seed) for split, count in SENTENCES.items()}
+    reversed_ = {
+        split: reversal_pairs(SEEN if split != "test" else LONGEST, count, lab.seed + number)
+        for number, (split, count) in enumerate(SEQUENCES.items())
+    }
+    on_joined = _train(lab, "joined", {**JOINED, **_files(lab, joined)})
+    on_reversed = _train(lab, "reversal", {**REVERSAL, **_files(lab, reversed_)})
+    bleu, gradients = {}, {}
+    for name, training in on_joined.items():
+        translator = training.translator()
+        groups = _groups(translator, joined["test"])
+        bleu[name] = [_bleu(translator, pairs) for pairs in groups]
+        gradients[name] = [_share_at_the_first(translator, pairs[:MEASURED]) for pairs in groups]
+    exact = {
+        name: _exact_by_length(training.translator(), reversed_["test"]) for name, training in on_reversed.items()
+    }
+    tables = [
+        _table_by_length("bleu", "BLEU by source length, in tokens", bleu, ".1f"),
+        _table_by_length(
+            "gradients",
+            "Gradient of the loss at the first source token, times that of an average one, by source length",
+            gradients,
+            ".3f",
+        ),
+        _reversal_table(on_reversed, exact),
+    ]
+    figures = [
+        Figure(
+            "length",
+            "Left: BLEU by source length. Right: gradient at the first source token, over that at an average one.",
+            _draw_by_length(bleu, gradients),
+        ),
+    ]
+    return Outcome(tables, figures, _values(bleu, gradients, on_reversed), FINDINGS)
+
+
+FINDINGS = [
+    "From sources of at most 10 tokens to those of more than 40, BLEU goes from {bleu_lstm_short:.1f} to "
+    "{bleu_lstm_long:.1f} for the LSTM without attention, from {bleu_gru_short:.1f} to {bleu_gru_long:.1f} for the "
+    "GRU with attention, and from {bleu_transformer_short:.1f} to {bleu_transformer_long:.1f} for the Transformer.",
+    "At more than 40 tokens the first source token gets {gradient_lstm_long:.2f} of an average token's gradient in "
+    "the LSTM without attention, {gradient_gru_long:.2f} in the GRU with attention, {gradient_transformer_long:.2f} "
+    "in the Transformer.",
+    "Reversing sequences, up to 5 symbols longer than any in training, the best model is the {reversal_best} with "
+    "BLEU {reversal_bleu:.2f}; JoeyNMT publishes {reversal_published:.2f} for its own.",
+]
+
+
+def _files(lab: Lab, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    """Write the pairs of each split, and return the recipe's keys for them."""
+    files = {split: lab.write_pairs(some) for split, some in pairs.items()}
+    return {
+        "data.train": files["train"],
+        "data.validation": files["validation"],
+        "data.test": {"test": files["test"]},
+    }
+
+
+def _train(lab: Lab, task: str, changes: Mapping[str, Any]) -> dict[str, Training]:
+    trainings = {}
+    for name, options in MODELS.items():
+        kernel = None if "model_type" in options else "eager"
+        own = {"model.options": options, "model.attn_implementation": kernel}
+        trainings[name] = lab.train(f"{task}, {name}", {**changes, **own})
+    return trainings
+
+
+def _groups(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Return the pairs of each group of `GROUPS`, by the number of source tokens."""
+    lengths = [len(ids) for ids in translator.tokenizers.encode_source([source for source, _ in pairs])]
+    bounds = zip((0, *GROUPS), GROUPS, strict=False)
+    return [
+        [pair for pair, length in zip(pairs, lengths, strict=True) if low < length <= high] for low, high in bounds
+    ]
+
+
+def _bleu(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> float:
+    texts = [found[0].text for found in translator.translate([source for source, _ in pairs])]
+    return score_translations(texts, [target for _, target in pairs], metrics=["bleu"])["bleu"]
+
+
+def _share_at_the_first(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> float:
+    """Return how large the gradient at the first source token is, over the average of all source tokens.
+
+    It is the norm of the gradient of a pair's loss with respect to the embedding, averaged over pairs.
+    """
+    import torch
+
+    model, tokenizers = translator.model, translator.tokenizers
+    shares = []
+    for source, target in pairs:
+        source_ids, target_ids = tokenizers.encode_source([source])[0], tokenizers.encode_target([target])[0]
+        with torch.enable_grad():
+            embedded = model.get_input_embeddings()(torch.tensor([source_ids])).detach().requires_grad_()
+            loss = model(inputs_embeds=embedded, labels=torch.tensor([list(target_ids)])).loss
+            (gradient,) = torch.autograd.grad(loss, embedded)
+        norms = gradient[0].norm(dim=-1)  # (source_length)
+        shares.append((norms[0] / norms.mean()).item())
+    return sum(shares) / len(shares)
+
+
+def _exact_by_length(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
+    """Return the percentage of sequences that are reversed without a fault, of lengths seen in training and longer."""
+    found = translator.translate([source for source, _ in pairs])
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for (source, target), translations in zip(pairs, found, strict=True):
+        right[len(source.split()) <= SEEN].append(translations[0].text == target)
+    seen, longer = (100 * sum(right[is_seen]) / len(right[is_seen]) for is_seen in (True, False))
+    return seen, longer
+
+
+def _table_by_length(name: str, title: str, values: Mapping[str, Sequence[float]], form: str) -> Table:
+    columns = [f"{low + 1} to {high}" for low, high in zip((0, *GROUPS), GROUPS, strict=False)]
+    rows = [(model, *numbers) for model, numbers in values.items()]
+    return Table(name, title, ("model", *columns), rows, dict.fromkeys(columns, form))
+
+
+def _reversal_table(trainings: Mapping[str, Training], exact: Mapping[str, tuple[float, float]]) -> Table:
+    seen, longer = f"exact, up to {SEEN}", f"exact, {SEEN + 1} to {LONGEST}"
+    rows: list[tuple[str | float, ...]] = [
+        (name, one.metrics["test"]["bleu"], *exact[name]) for name, one in trainings.items()
+    ]
+    title = f"Reversal: trained on up to {SEEN} symbols, tested on up to {LONGEST}"
+    return Table("reversal", title, ("model", "BLEU", seen, longer), rows, {"BLEU": ".2f", seen: ".1f", longer: ".1f"})
+
+
+def _values(bleu, gradients, trainings: Mapping[str, Training]) -> dict[str, str | int | float]:
+    values: dict[str, str | int | float] = {}
+    for name in MODELS:
+        key = name.split()[0].rstrip(",").lower()
+        values |= {f"bleu_{key}_short": bleu[name][0], f"bleu_{key}_long": bleu[name][-1]}
+        values[f"gradient_{key}_long"] = gradients[name][-1]
+    best = max(trainings, key=lambda name: trainings[name].metrics["test"]["bleu"])
+    return values | {
+        "reversal_best": best,
+        "reversal_bleu": trainings[best].metrics["test"]["bleu"],
+        "reversal_published": PUBLISHED_REVERSAL,
+    }
+
+
+def _draw_by_length(bleu, gradients) -> "Picture":
+    figure = new_figure(columns=2)
+    for axes, values, label in zip(figure.axes, (bleu, gradients), ("BLEU", "gradient, first / average"), strict=True):
+        lines = {name: list(zip(GROUPS, numbers, strict=True)) for name, numbers in values.items()}
+        draw_lines(axes, lines, "source tokens, at most", label)
+    return figure
+
+
+STUDY = Study("dependence", "How far back do models reach, and how far beyond what they saw?", run, data="none")

@@ -1,0 +1,255 @@
+"""What every study has from the harness: settings, trainings, and a folder of results that is whole or not there."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.cli import app
+from heed.studies.catalogue import NAMES, find_study
+from heed.studies.figures import bar_chart, line_chart, save_figure
+from heed.studies.study import Figure, Lab, Outcome, Study, Table, render_report, run_study, told_findings
+from heed.studies.training import checksum_of, study_recipe, train_model, write_pairs
+
+TINY = {
+    "data.train": "builtin:train:400",
+    "data.validation": "builtin:validation:10",
+    "data.test": {"test": "builtin:test:4"},
+    "tokenizer.vocab_size": 400,
+    "model.options.d_model": 16,
+    "decoding.max_length": 8,
+    "optimization.tokens_per_update": 512,
+    "optimization.max_updates": 3,
+}
+
+
+def found(lab: Lab) -> Outcome:
+    table = Table("halves", "Halves of numbers", ("n", "half"), [(1, 0.5), (3, 1.5)], {"half": ".2f"})
+    figure = Figure("line", "A line.", line_chart({"half": [(1, 0.5), (3, 1.5)]}, "n", "half"))
+    return Outcome([table], [figure], {"of_3": 1.5}, ["Half of 3 is {of_3:.2f}."])
+
+
+def trained(lab: Lab) -> Outcome:
+    lab.train("first", {"model.options.position_encoding": "rotary"})
+    lab.train("second")
+    return Outcome([])
+
+
+PLAIN = Study("plain", "What is a half?", found, data="none")
+TRAINED = Study("trained", "What does a training give?", trained, TINY)
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory):
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="module")
+def results(trainings):
+    """The results of a study with two trainings."""
+    folder = run_study(Lab(TRAINED, seed=5, folder=trainings), trainings / "out")
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_study_leaves_results_a_report_and_its_figures(tmp_path):
+    folder = run_study(Lab(PLAIN), tmp_path / "out")
+    assert sorted(path.name for path in folder.iterdir()) == ["plain-line.svg", "report.md", "results.json"]
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    assert report == render_report(results)
+    assert "| 3 | 1.50 |" in report
+    assert "- Half of 3 is 1.50." in report
+    assert "![A line.](plain-line.svg)" in report
+    assert "heed study plain --seed 1\n" in report
+
+
+def test_the_report_tells_versions_and_what_differs_between_trainings(results):
+    report = render_report(results)
+    assert "`seed=5`" in report
+    assert "| first | `model.options.position_encoding=rotary` |" in report
+    assert "| second | no changes |" in report
+    assert f"torch {results['versions']['torch']}" in report
+
+
+def test_a_study_that_fails_leaves_nothing(tmp_path):
+    def fails(lab):
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_not_written(tmp_path, value):
+    study = Study("nothing", "?", lambda lab: Outcome([], values={"x": value}), data="none")
+    with pytest.raises(ValueError, match="JSON"):
+        run_study(Lab(study), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
+    def runs(lab):
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="`--output` must be a folder that does not exist yet"):
+        run_study(Lab(Study("runs", "?", runs, data="none")), tmp_path)
+
+
+def test_a_figure_is_drawn_to_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_figure(bar_chart({"one": 1, "two": 2}, "count"), tmp_path / name / "bars.svg")
+    first, second = ((tmp_path / name / "bars.svg").read_bytes() for name in ("a", "b"))
+    assert first == second
+    assert b"two" in first
+
+
+@given(st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
+def test_a_table_has_a_line_for_every_row_and_the_same_after_json(rows):
+    table = Table("t", "T", ("n", "x"), rows, {"x": ".3e"})
+    lines = table.markdown().splitlines()
+    assert len(lines) == 2 + len(rows)
+    again = Table("t", "T", ("n", "x"), json.loads(json.dumps(rows)), {"x": ".3e"})
+    assert again.markdown() == table.markdown()
+
+
+def test_a_table_with_a_row_too_short_or_a_format_of_no_column_is_an_error():
+    with pytest.raises(ValueError, match="2 cells"):
+        Table("t", "T", ("n", "x"), [(1,)])
+    with pytest.raises(ValueError, match="`formats` must name columns"):
+        Table("t", "T", ("n",), [(1,)], {"x": ".1f"})
+
+
+def test_a_finding_without_its_value_is_an_error():
+    with pytest.raises(KeyError, match="y"):
+        told_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
+
+
+def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch):
+    def trains(recipe, summary):
+        raise AssertionError
+
+    monkeypatch.setattr("heed.studies.training._train", trains)
+    again = train_model("again", {**TINY, "seed": 5}, trainings)
+    told = results["trainings"][1]
+    assert (again.seconds, again.metrics, again.parameters) == (told["seconds"], told["metrics"], told["parameters"])
+    with pytest.raises(AssertionError):
+        train_model("another", {**TINY, "seed": 7}, trainings)
+
+
+def test_a_training_that_was_interrupted_goes_on(trainings, results, monkeypatch):
+    """The same losses as without the interruption."""
+    from heed.training import run
+
+    changes = {**TINY, "seed": 6, "checkpoints.every_updates": 1, "logging.every_updates": 1}
+    publish = run.publish_weights
+    monkeypatch.setattr(run, "publish_weights", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train_model("stopped", changes, trainings)
+    folder = trainings / checksum_of(study_recipe(changes))
+    assert not (folder / "training.json").exists()
+    before = (folder / "log.jsonl").read_text(encoding="utf-8")
+    monkeypatch.setattr(run, "publish_weights", publish)
+    training = train_model("stopped", changes, trainings)
+    assert training.updates == 3
+    assert (folder / "log.jsonl").read_text(encoding="utf-8").startswith(before.strip())
+    assert [update for update, _ in training.curve("train/loss")] == [1, 2, 3]
+
+
+def test_the_curve_ends_with_the_published_weights_loss(results, trainings):
+    training = train_model("again", {**TINY, "seed": 5}, trainings)
+    assert training.curve() == [(3, training.metrics["validation"]["loss"])]
+    assert training.translator().model.num_parameters() == training.parameters
+    with pytest.raises(ValueError, match="`name` must be a value that the log"):
+        training.curve("validation/beauty")
+
+
+def test_another_seed_option_or_file_is_another_training(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"source": "a", "target": "b"}\n', encoding="utf-8")
+    first = {**TINY, "data.train": str(path)}
+    names = {checksum_of(study_recipe(first)), checksum_of(study_recipe({**first, "seed": 9}))}
+    names.add(checksum_of(study_recipe({**first, "model.options.d_model": 32})))
+    path.write_text('{"source": "a", "target": "c"}\n', encoding="utf-8")
+    names.add(checksum_of(study_recipe(first)))
+    assert len(names) == 4
+    assert checksum_of(study_recipe({**first, "output": "elsewhere"})) in names
+
+
+def test_generated_pairs_are_written_once_and_named_by_what_is_in_them(tmp_path):
+    from heed.data.sources import read_pairs
+
+    pairs = [("a\u2028b", "나"), ("c", "다")]
+    path = write_pairs(pairs, tmp_path)
+    assert write_pairs(iter(pairs), tmp_path) == path
+    assert write_pairs(pairs[:1], tmp_path) != path
+    assert [(row["source"], row["target"]) for row in read_pairs(path, "source", "target")] == pairs
+
+
+def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training_makes(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("heed.studies.study.train_model", lambda name, changes, folder: seen.append(changes))
+    lab = Lab(Study("s", "?", found, {"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
+    lab.train("plain")
+    lab.train("own", {"data.train": "own.jsonl"})
+    assert seen[0] == {"optimization.max_updates": 7, "seed": 3, "data.train": "builtin:train:50"}
+    assert seen[1]["data.train"] == "own.jsonl"
+    assert lab.command() == "heed study s --seed 3 --updates 7 --data builtin:train:50"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        ("builtin", "corpora/multi30k", "must be builtin:train:COUNT for the study s"),
+        ("builtin", "builtin:test:100", "must be builtin:train:COUNT"),
+        ("builtin", "builtin:train:0", "must be builtin:train:COUNT"),
+        ("none", "builtin:train:100", "must be empty for the study s"),
+        ("folder", None, "must be a folder for the study s, but is empty instead"),
+        ("folder", "no/such/folder", "must be a folder for the study s"),
+    ],
+)
+def test_data_that_a_study_cannot_use_is_an_error(kind, data, message):
+    with pytest.raises(ValueError, match=message):
+        Lab(Study("s", "?", found, data=kind), data=data)
+
+
+@pytest.mark.parametrize("settings", [{"seed": -1}, {"updates": 0}])
+def test_a_setting_out_of_range_is_an_error(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"`--{name}` must be at least"):
+        Lab(PLAIN, **settings)
+
+
+def test_an_unknown_study_is_an_error_that_names_the_nearest():
+    with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
+        find_study("dilutoin")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_has_its_module_a_question_and_a_recipe(name):
+    study = find_study(name)
+    assert study.name == name
+    assert study.question.endswith("?")
+    assert study_recipe(dict(study.changes)).name == "study"
+
+
+def test_the_command_lists_the_studies(capsys):
+    app(["study"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(NAMES)
+    assert all(line.endswith("?") for line in lines)
+
+
+def test_the_command_runs_a_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("heed.studies.catalogue.find_study", lambda name: PLAIN)
+    app(["study", "plain", "--output", str(tmp_path / "out"), "--seed", "4"], standalone_mode=False)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.md")
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["seed"] == 4
+
+
+@pytest.mark.parametrize("option", [["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]])
+def test_options_without_a_study_are_an_error(option):
+    with pytest.raises(ValueError, match="name of a study must be given"):
+        app(["study", *option], standalone_mode=False)

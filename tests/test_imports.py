@@ -23,6 +23,8 @@ ORDER = [
     "training",
     "publishing",
     "diagnosis",
+    "complexity",
+    "studies",
     "cli",
 ]
 

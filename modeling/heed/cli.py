@@ -1,4 +1,4 @@
-"""The `heed` command: train, doctor, evaluate, translate, attention, verify, push, convert, export.
+"""The `heed` command: train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, export.
 
 Everything heavy is imported by the command that needs it, so that `heed --help` answers at once.
 """
@@ -192,23 +192,63 @@ def translate(
 @app.command()
 def attention(
     model: AnyModel,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The source sentence.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to draw: .png, .svg or .pdf.")],
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The source sentence; else --data.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Picture (.png, .svg, .pdf) or page to hover over (.html).")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Its translation. Default: the model's own.")] = None,
-    layer: Annotated[int, typer.Option(help="Layer, from 0; -1 is the last.")] = -1,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="In place of TEXT: file of pairs; twice for two text files.")
+    ] = None,
+    source_column: Annotated[str | None, typer.Option(help="Source language or column of --data.")] = None,
+    target_column: Annotated[str | None, typer.Option(help="Target language or column of --data.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer, from 0; -1, the default, is the last.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, from 0. Default: the mean over all heads.")] = None,
-    kind: Annotated[Kind, typer.Option(help="Whose attention.")] = "cross",
+    kind: Annotated[Kind | None, typer.Option(help="Whose attention. Default: cross.")] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Draw all heads of all layers, or of --layer.")] = False,
+    rollout: Annotated[bool, typer.Option("--rollout", help="Follow attention through the layers.")] = False,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Print linked words: 0-0 1-2, source first.")] = False,
+    gold: Annotated[Path | None, typer.Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
+    entropy: Annotated[bool, typer.Option("--entropy", help="Print how widely each head looks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it, with the weights, as JSON.")] = False,
+    to: TargetLanguage = None,
     revision: Revision = None,
     device: Device = None,
 ):
-    """Draw which source tokens each target token looks at, as a heat map."""
-    from heed.inference.attention import attention_map, draw_attention
+    """See which tokens a model looks at: pictures, a page to hover over, alignments, entropy."""
+    from heed.inference.attention.requests import View, Wanted, answer_request, check_request
     from heed.inference.translation import Translator
 
+    pairs = _pairs_to_look_at(text, target, data, (source_column, target_column))
+    view = View(kind, layer, head, grid, rollout)
+    wanted = Wanted(output, alignment, gold, entropy, as_json)
+    given = check_request(view, wanted, None if data is None else len(pairs))
     _quieten()
     translator = Translator.from_pretrained(model, device=device, revision=revision)
-    weights = attention_map(translator.model, translator.tokenizers, text, target, layer, head, kind)
-    print(draw_attention(weights, output))
+    found = answer_request(translator, pairs, view, wanted, given, to)
+    print(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else "\n".join(found.lines()))
+
+
+def _pairs_to_look_at(
+    text: str | None, target: str | None, data: list[str] | None, columns: tuple[str | None, str | None]
+) -> list[tuple[str, str | None]]:
+    """Return the sentence of the command line, or the pairs of its files."""
+    if (text is None) == (data is None):
+        raise ValueError("Either TEXT or --data must be given, and not both.")
+    if text is not None:
+        if any(columns):
+            raise ValueError("`--source-column` and `--target-column` must come with --data, whose columns they name.")
+        return [(text, target)]
+    if target is not None:
+        raise ValueError("`--target` must come with TEXT: the pairs of --data have targets.")
+    from heed.data.sources import read_pairs
+
+    places = data or []
+    source, target = columns[0] or "source", columns[1] or "target"
+    pairs = list(read_pairs(places[0] if len(places) == 1 else places, source=source, target=target, split="test"))
+    if not pairs:
+        raise ValueError("`--data` must hold pairs, but has none.")
+    return [(pair["source"], pair["target"]) for pair in pairs]
 
 
 @app.command()
@@ -241,6 +281,73 @@ def verify(
     print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.table())
     if result.failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def study(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Without it, the studies are listed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="New folder for the results. Default: runs/studies/NAME.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, data and everything drawn.")] = 1,
+    updates: Annotated[int | None, typer.Option(help="Of each training. Default: the study's own.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other data, where the study can use it: builtin:train:COUNT, or a folder.")
+    ] = None,
+):
+    """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
+
+    Trained models are kept in the folder `trainings` beside the output, and found there the next time.
+    """
+    from heed.studies.catalogue import NAMES, find_study
+    from heed.studies.study import Lab, run_study
+
+    if name is None:
+        if (output, seed, updates, data) != (None, 1, None, None):
+            raise ValueError("The name of a study must be given where there are options, but is missing.")
+        for known in NAMES:
+            print(f"{known:<12}{find_study(known).question}")
+        return
+    folder = output or Path("runs/studies") / name
+    lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings")
+    _quieten()
+    print(run_study(lab, folder) / "report.md")
+
+
+@app.command()
+def complexity(
+    d_model: Annotated[int, typer.Option(help="Width d of every layer.")] = 512,
+    heads: Annotated[int, typer.Option(help="Of self-attention.")] = 8,
+    neighbourhood: Annotated[int, typer.Option(help="Positions that a restricted query sees each way, r.")] = 32,
+    kernel_width: Annotated[int, typer.Option(help="Of a convolution, k; odd.")] = 3,
+    cell: Annotated[Literal["rnn", "gru", "lstm"], typer.Option(help="Of the recurrent layer.")] = "lstm",
+    lengths: Annotated[str, typer.Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
+    reach_lengths: Annotated[str, typer.Option(help="Numbers of positions to look for paths in.")] = "16,32,64,128",
+    rounds: Annotated[int, typer.Option(help="How often each layer is timed, in turns.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="New folder for figure, tables and JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+):
+    """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
+    from heed.complexity.settings import ComplexitySettings, numbers_of
+
+    sizes = {"d_model": d_model, "heads": heads, "neighbourhood": neighbourhood, "kernel_width": kernel_width}
+    settings = ComplexitySettings(
+        **sizes,
+        cell=cell,
+        lengths=numbers_of("lengths", lengths),
+        reach_lengths=numbers_of("reach_lengths", reach_lengths),
+        rounds=rounds,
+        seed=seed,
+    )
+    from heed.complexity.report import as_json as written
+    from heed.complexity.report import make_report, tables, write_report
+
+    _quieten()
+    report = make_report(settings) if output is None else write_report(settings, output)
+    print(written(report) if as_json else tables(report))
 
 
 @app.command()

@@ -54,8 +54,8 @@ class OfferedPipelines(dict):
 class HeedRNNConfig(PreTrainedConfig):
     r"""Configuration of [`HeedRNNModel`] and [`HeedRNNForConditionalGeneration`].
 
-    `HeedRNNConfig()` is Bahdanau's model (2015) in Luong's order (2015): a bidirectional GRU encoder, and a GRU decoder
-    that is fed what it attended to. Every argument is keyword-only.
+    `HeedRNNConfig()` is Bahdanau's model (2015) in Luong's order (2015): a bidirectional GRU encoder, and a GRU
+    decoder that is fed what it attended to. Every argument is keyword-only.
 
     Args:
         vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
@@ -70,8 +70,8 @@ class HeedRNNConfig(PreTrainedConfig):
         bidirectional (`bool`): Whether each layer of the encoder reads the source in both directions (Schuster and
             Paliwal, 1997).
         attention (`str`): How the decoder's state q scores the encoder's state k: `dot` qᵀk, `scaled_dot`
-            qᵀk/√hidden_size, `general` qᵀWk (Luong et al., 2015), `additive` vᵀtanh(Wq + Uk) (Bahdanau et al., 2015); or
-            `none`: the last state is all that the decoder gets of the source (Sutskever et al., 2014).
+            qᵀk/√hidden_size, `general` qᵀWk (Luong et al., 2015), `additive` vᵀtanh(Wq + Uk) (Bahdanau et al., 2015);
+            or `none`: the last state is all that the decoder gets of the source (Sutskever et al., 2014).
         input_feeding (`bool`): Whether the decoder reads, beside each token, what it attended to before (Luong et al.,
             2015, section 3.3). Training then goes step by step.
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
@@ -207,8 +207,8 @@ class HeedRNNConfig(PreTrainedConfig):
             )
         if self.bridge == "copy" and self.encoder_layers < self.decoder_layers:
             raise ValueError(
-                f"`bridge` must be linear or none with more decoder layers ({self.decoder_layers}) than encoder layers "
-                f"({self.encoder_layers}), but is copy instead."
+                f"`bridge` must be linear or none with more decoder layers ({self.decoder_layers}) than encoder "
+                f"layers ({self.encoder_layers}), but is copy instead."
             )
         self._check_embeddings()
 

@@ -41,6 +41,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig, check_one_kernel, vocabulary_of_the_target
 
 IGNORED_LABEL = -100
+# Bytes, a multiple of which is where torch puts a tensor on the CPU.
+ALIGNMENT = 64
 # Target tokens whose logits are held at once while training.
 LOSS_ROWS = 256
 # Tokens of the vocabulary whose embeddings' gradients are added up at once.
@@ -1029,6 +1031,7 @@ class HeedPreTrainedModel(PreTrainedModel):
             check_weights(model, own_report, place, may_differ)
             check_adapter(model, report)
         check_places(model)
+        align_weights(model)
         is_torchao = type(getattr(model, "hf_quantizer", None)).__name__ == "TorchAoHfQuantizer"
         if is_torchao and not model.quantized_weights():
             raise ValueError(
@@ -1115,6 +1118,18 @@ class HeedPreTrainedModel(PreTrainedModel):
             return False
         weight = self.get_input_embeddings().weight
         return weight.device.type == "cpu" and computing_dtype(weight) == torch.bfloat16
+
+
+@torch.no_grad()
+def align_weights(model: PreTrainedModel):
+    """Copy weights that lie in memory as they do in their file to places where torch would have put them.
+
+    Where in the file they lie depends on the length of its header, and MKL adds up a product of one row in another
+    order where its matrix does not begin at a multiple of 16 bytes: a loaded model would differ from the saved one.
+    """
+    for weight in model.parameters():
+        if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
+            weight.data = weight.data.clone()
 
 
 def check_places(model: PreTrainedModel):

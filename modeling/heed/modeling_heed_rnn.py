@@ -36,6 +36,8 @@ from .configuration_heed_rnn import HeedRNNConfig, vocabulary_of_the_target
 IGNORED_LABEL = -100
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
+# Bytes, a multiple of which is where torch puts a tensor on the CPU.
+ALIGNMENT = 64
 
 # What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
 State = tuple[torch.Tensor, ...]
@@ -353,6 +355,7 @@ class HeedRNNPreTrainedModel(PreTrainedModel):
             check_weights(model, own_report, place, may_differ)
             check_adapter(model, report)
         check_places(model)
+        align_weights(model)
         # With these a pipeline finds the target's tokenizer.
         model.config._commit_hash = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
         model._hub_token = HubToken(kwargs.get("token"))
@@ -509,6 +512,18 @@ class HeedRNNPreTrainedModel(PreTrainedModel):
             resized.weight[old_size:].normal_(std=self.config.embedding_size**-0.5)  # as in `_init_weights`
         head.out_features = size
         head.weight = nn.Parameter(resized.weight, requires_grad=head.weight.requires_grad)
+
+
+@torch.no_grad()
+def align_weights(model: PreTrainedModel):
+    """Copy weights that lie in memory as they do in their file to places where torch would have put them.
+
+    Where in the file they lie depends on the number of files, and a product of one row adds up in another order
+    where its matrix does not begin at a multiple of 16 bytes: a loaded model would differ from the saved one.
+    """
+    for weight in model.parameters():
+        if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
+            weight.data = weight.data.clone()
 
 
 def check_places(model: PreTrainedModel):

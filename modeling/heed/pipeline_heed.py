@@ -33,6 +33,8 @@ TARGET_FOLDER = "target_tokenizer"
 # ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
 DEFAULT_MAX_NEW_TOKENS = 256
 TRANSFORMERS_DEFAULT_LENGTH = 20
+# Heed's own, whose tokenizers fit their vocabularies exactly.
+HEED_TYPES = ("heed", "heed_rnn")
 # Their positions are extended as needed, whatever `max_position_embeddings` says.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 
@@ -231,7 +233,8 @@ def position_limit(config: Any) -> int | None:
     """Tell how many positions a model's sequences may have; None is any number.
 
     Args:
-        config: The config of a Heed model (limited where its positions are learned) or of another encoder-decoder.
+        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
+            another encoder-decoder.
     """
     if config.model_type == "heed":
         return config.max_position_embeddings if config.position_encoding == "learned" else None
@@ -581,7 +584,7 @@ def _target_tokenizer(model, tokenizer, given):
     if given is not None:
         return AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
     name = getattr(model.config, "_name_or_path", None) or tokenizer.name_or_path
-    if model.config.model_type != "heed" or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
+    if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
     place: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
     # `pipeline(token=…)` hands it to the model, and to no pipeline.
@@ -606,7 +609,7 @@ def _check_tokenizers(model, source, target):
             fits = found in expected if isinstance(expected, list) else found == expected
             if expected is not None and not fits:
                 wrong.append(f"`{name}` of the `{side}` must be {expected}, but is {found} instead.")
-    if config.model_type == "heed":
+    if config.model_type in HEED_TYPES:
         sizes = (("tokenizer", source, config.vocab_size), ("target_tokenizer", target, config.decoder_vocab_size))
         for side, tokenizer, size in sizes:
             if len(tokenizer) != size:

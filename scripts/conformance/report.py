@@ -7,6 +7,7 @@ from pathlib import Path
 # Test class, name in the report.
 SUBJECTS = {
     "HeedTest": "Heed",
+    "HeedRNNTest": "HeedRNN",
     "MarianTest": "MarianMTModel",
     "BartTest": "BartForConditionalGeneration",
     "T5Test": "T5ForConditionalGeneration",
@@ -15,6 +16,8 @@ SUBJECTS = {
 }
 # What is ours, and what it is measured against.
 YARDSTICKS = {"Heed": "MarianMTModel", "Heed's tokenizer": "a plain byte-level tokenizer"}
+# Ours too, but of another kind than any yardstick: what it skips is listed, what it fails is a fault.
+RECURRENT = "HeedRNN"
 OUTCOMES = ("passed", "failed", "skipped")
 LONGEST_REASON = 150
 CLEAN = "Heed fails nothing, and skips nothing that Marian runs; its tokenizer fails nothing that a plain one passes."
@@ -53,7 +56,7 @@ def faults(outcomes: Outcomes) -> list[str]:
 
     A tokenizer's failure that the plain tokenizer shares is one of the class that both are of.
     """
-    found = []
+    found = [f"{RECURRENT}: {name} failed" for name in tests_with("failed", outcomes.get(RECURRENT, {}))]
     for subject, yardstick in YARDSTICKS.items():
         ours, theirs = outcomes.get(subject, {}), outcomes.get(yardstick, {})
         shared = tests_with("failed", theirs) if subject == "Heed's tokenizer" else {}
@@ -86,11 +89,11 @@ def failures_list(outcomes: Outcomes) -> str:
     return "\n".join(lines) or "None."
 
 
-def skips_table(outcomes: Outcomes) -> str:
-    """Return Heed's skips by their reason, and whether Marian has them."""
+def skips_table(outcomes: Outcomes, subject: str = "Heed") -> str:
+    """Return a subject's skips by their reason, and whether Marian has them."""
     theirs = tests_with("skipped", outcomes.get("MarianMTModel", {}))
     by_reason: dict[str, list[str]] = {}
-    for name, reason in tests_with("skipped", outcomes.get("Heed", {})).items():
+    for name, reason in tests_with("skipped", outcomes.get(subject, {})).items():
         by_reason.setdefault(reason, []).append(name)
     lines = ["| tests | reason | Marian too | names |", "|---|---|---|---|"]
     for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -112,4 +115,6 @@ def report(outcomes: Outcomes, versions: dict[str, str]) -> str:
         f"### Failures\n\n{failures_list(outcomes)}",
         f"### What Heed skips\n\n{skips_table(outcomes)}",
     ]
+    if RECURRENT in outcomes:
+        parts.append(f"### What {RECURRENT} skips\n\n{skips_table(outcomes, RECURRENT)}")
     return "\n\n".join(parts)

@@ -2,8 +2,9 @@
 
 The tests are in the source distribution of transformers on PyPI. The one of the installed version is fetched with pip
 into `.cache/conformance/`, what it lacks and what ties it to our models is added from `suite/`, and pytest runs it
-against tiny models: Heed, and Marian, BART and T5 through the same glue. The report is printed; `--write` also puts
-it into docs/conformance.md. The exit status is 1 if a test of Heed fails, or is skipped where Marian's is not.
+against tiny models: Heed, its recurrent models, and Marian, BART and T5 through the same glue. The report is printed;
+`--write` also puts it into docs/conformance.md. The exit status is 1 if a test of Heed fails, or is skipped where
+Marian's is not.
 
     python scripts/conformance/run.py --models heed marian -k "not fsdp"
 """
@@ -26,7 +27,7 @@ SUITE = Path(__file__).resolve().parent / "suite"
 CACHE = ROOT / ".cache" / "conformance"
 DOCUMENT = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- begin: written by make conformance -->", "<!-- end -->"
-MODELS = ("heed", "marian", "bart", "t5", "tokenizers")
+MODELS = ("heed", "heed_rnn", "marian", "bart", "t5", "tokenizers")
 # What transformers' tests import and Heed does not need.
 TEST_LIBRARY = "parameterized==0.9.0"
 # These stand in for files that the source distribution lacks; where one is there, it is the one to use.

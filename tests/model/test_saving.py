@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heed
@@ -38,6 +38,27 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, changes, shard):
         assert torch.equal(loaded.state_dict()[name], value), name
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert matrices_of(loaded) == matrices_of(model)
+
+
+def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(tiny_config(d_model=64, vocab_size=99)).eval()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    wanted = logits_of(model)
+    one_row = {"input_ids": torch.tensor([[5]]), "decoder_input_ids": torch.tensor([[1]])}
+    for filling in range(16):
+        save_file(weights, path, metadata={"format": "pt", "filling": "x" * filling})
+        begins_at = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        if begins_at % 16:
+            break
+    assert begins_at % 16 == 8
+    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path).eval()
+    assert all(weight.data_ptr() % 16 == 0 for weight in loaded.parameters())
+    assert torch.equal(logits_of(loaded), wanted)
+    with torch.no_grad():
+        assert torch.equal(loaded(**one_row).logits, model(**one_row).logits)
 
 
 def matrices_of(model):

@@ -60,7 +60,7 @@ def test_a_study_leaves_results_a_report_and_its_figures(tmp_path):
     assert report == render_report(results)
     assert "| 3 | 1.50 |" in report
     assert "- Half of 3 is 1.50." in report
-    assert "![A line.](plain-line.svg)" in report
+    assert "![line](plain-line.svg)\n\nA line.\n" in report
     assert "heed study plain --seed 1\n" in report
 
 

@@ -15,6 +15,7 @@ import torch
 from heed.diagnosis import trials
 from heed.diagnosis.trials import Sample, difference, generated, logits_of, make_sample
 from heed.diagnosis.verdicts import Measured, SkippedError, check, dtype_name, tolerance_of
+from heed.pipeline_heed import HEED_TYPES
 
 BEAMS = 4
 
@@ -147,11 +148,12 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     those of `check_batch`.
 
     Returns:
-        A `Verdict`; its figure is the largest deviation, or the number of kinds of attention that are missing.
+        A `Verdict`; its figure is the largest deviation, or the number of kinds of attention that are missing. A
+        recurrent model has attention to the source at most.
 
     """
     sample = sample or make_sample(model)
-    kinds = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    kinds = _kinds_of_attention(model)
     inputs = trials.source_inputs(model, sample.sources)
     inputs["decoder_input_ids"] = trials.decoder_inputs(model, sample.targets)
     with trials.evaluation_mode(model):
@@ -173,6 +175,15 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
                 at_padding = weights.float() * ~source_mask[:, None, None]
                 worst = max(worst, at_padding.max().item())
     return worst, tolerance_of(model), f"asked for under {kernel}: there, sum to 1, none at padding, same logits"
+
+
+def _kinds_of_attention(model: Any) -> tuple[str, ...]:
+    """Return under which names a model gives out attention weights."""
+    if model.config.model_type != "heed_rnn":
+        return ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    if model.config.attention == "none":
+        raise SkippedError("the config's `attention` is none")
+    return ("cross_attentions",)
 
 
 # Loss
@@ -315,7 +326,7 @@ def check_tied_weights(model: Any) -> Measured:
 
     """
     config = model.config
-    if config.model_type == "heed":
+    if config.model_type in HEED_TYPES:
         source_is_target = config.shares_source_and_target_embeddings
         target_is_output = config.shares_target_and_output_embeddings
     else:

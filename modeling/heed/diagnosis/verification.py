@@ -38,6 +38,7 @@ from heed.diagnosis.model_checks import (
 from heed.diagnosis.trials import TEXTS, Sample, difference, logits_of, make_sample
 from heed.diagnosis.verdicts import Measured, SkippedError, Verdict, check, dtype_name, shown, tolerance_of
 from heed.inference.loading import first_line, resolve_device
+from heed.pipeline_heed import HEED_TYPES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -226,7 +227,8 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
             told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items() if id_ is not None)
             faults.append(f"{name}: {told or 'set nowhere'}")
     sizes = trials.vocabulary_sizes(model)
-    if model.config.model_type == "heed":
+    is_heed = model.config.model_type in HEED_TYPES
+    if is_heed:
         configured = model.config.vocab_size, model.config.decoder_vocab_size
         faults += [
             f"vocabulary: {a} in the config, {b} rows" for a, b in zip(configured, sizes, strict=True) if a != b
@@ -241,13 +243,14 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
 
 def _size_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, int]) -> list[str]:
     faults = []
+    is_heed = model.config.model_type in HEED_TYPES
     sides = (("source", tokenizers.source), ("target", tokenizers.target))
     for (side, tokenizer), rows in zip(sides, sizes, strict=True):
         # Some models round their vocabulary up; Heed's do not, and its Translator insists.
-        if len(tokenizer) > rows or (model.config.model_type == "heed" and len(tokenizer) != rows):
+        if len(tokenizer) > rows or (is_heed and len(tokenizer) != rows):
             faults.append(f"{side} vocabulary: {len(tokenizer)} tokens in the tokenizer, {rows} rows in the model")
     start = trials.special_token(model, "decoder_start_token_id")
-    if model.config.model_type == "heed" and start != tokenizers.special_ids()["decoder_start_token_id"]:
+    if is_heed and start != tokenizers.special_ids()["decoder_start_token_id"]:
         faults.append(
             f"decoder_start_token_id: {start}, but {tokenizers.special_ids()['decoder_start_token_id']} by tokenizer"
         )

@@ -62,6 +62,11 @@ def load_pair(model: str | Path) -> tuple[Any, TokenizerPair]:
     """
     folder = model_folder(model)
     loaded: Any = load_model(folder)
+    if loaded.config.model_type == "heed_rnn":
+        raise ValueError(
+            "`model_type` must be heed to be exported, but is heed_rnn instead: the engines know no recurrent "
+            f"decoder, such as this one of {loaded.config.cell} cells."
+        )
     if loaded.config.model_type != "heed":  # before its tokenizers, which may be of a kind that Heed cannot read
         raise ValueError(
             f"`model_type` must be heed to be exported, but is {loaded.config.model_type} instead; `heed convert` "

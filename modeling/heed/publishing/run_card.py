@@ -87,11 +87,28 @@ def _is_builtin(recipe: Recipe) -> bool:
 
 
 def _architecture(config) -> str:
+    if config.model_type == "heed_rnn":
+        return _recurrent_architecture(config)
     return (
         f"Transformer encoder-decoder ({config.encoder_layers} + {config.decoder_layers} layers, "
         f"d_model {config.d_model}, {config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
         f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
         f"{config.position_encoding} positions)"
+    )
+
+
+def _recurrent_architecture(config) -> str:
+    extras = {
+        "bidirectional encoder": config.bidirectional,
+        "source read from its end": config.reverse_source,
+        "input feeding": config.input_feeding,
+    }
+    attention = "no attention" if config.attention == "none" else f"{config.attention} attention"
+    return (
+        f"Recurrent encoder-decoder ({config.encoder_layers} + {config.decoder_layers} {config.cell} layers, "
+        f"hidden size {config.hidden_size}, embeddings of {config.embedding_size}, {attention}"
+        + "".join(f", {name}" for name, is_on in extras.items() if is_on)
+        + f", {config.bridge} bridge)"
     )
 
 

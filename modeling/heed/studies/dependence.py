@@ -210,7 +210,7 @@ def _exact_by_length(translator: "Translator", pairs: Sequence[tuple[str, str]])
 
 def _table_by_length(name: str, title: str, values: Mapping[str, Sequence[float]], form: str) -> Table:
     columns = [f"{low + 1} to {high}" for low, high in zip((0, *GROUPS), GROUPS, strict=False)]
-    rows = [(model, *numbers) for model, numbers in values.items()]
+    rows: list[tuple[str | float, ...]] = [(model, *numbers) for model, numbers in values.items()]
     return Table(name, title, ("model", *columns), rows, dict.fromkeys(columns, form))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ENCODINGS = ("sinusoidal", "learned", "rotary", "none")
 WIDTH = 64
 POSITIONS = 512
+DRAWN = 24  # rows and columns of a matrix
 OFFSETS = (1, 5, 10, 100, 1000)
 LETTERS = "abcdefghijklmnop"
 SEEN_LENGTHS, LONGER_LENGTHS = (2, 12), (13, 16)  # letters
@@ -108,8 +109,8 @@ def run(lab: Lab) -> Outcome:
     figures = [
         Figure(
             "shift",
-            "Left: the matrix that turns PE(pos) into PE(pos + 5). Right: PE(pos + 5) against pos, and "
-            "what the matrix makes of PE(pos).",
+            f"Left: the matrix that turns PE(pos) into PE(pos + 5), its first {DRAWN} rows and columns. Right: three "
+            "features of PE(pos + 5) by pos (lines), and what the matrix makes of PE(pos) (dots).",
             _draw_shift(5),
         ),
         Figure(
@@ -121,11 +122,11 @@ def run(lab: Lab) -> Outcome:
 
 FINDINGS = (
     "PE(pos + k) is a linear function of PE(pos): one matrix per k, a rotation for each frequency, is right to "
-    "{exact:.0e} for every pos in float64.",
+    "{exact:.1e} for every pos in float64.",
     "Reversing letters, a model without positions gets {reversal_none:.1f} % right, with sinusoids "
     "{reversal_sinusoidal:.1f} %, with learned ones {reversal_learned:.1f} %, with rotary ones "
     "{reversal_rotary:.1f} %.",
-    "Of texts longer than all in training, it is {longer_sinusoidal:.1f} % with sinusoids, {longer_learned:.1f} % "
+    "Of texts longer than any in training, it is {longer_sinusoidal:.1f} % with sinusoids, {longer_learned:.1f} % "
     "with learned positions, {longer_rotary:.1f} % with rotary ones.",
     "On the built-in corpus BLEU is {bleu_sinusoidal:.1f} with sinusoids, {bleu_learned:.1f} with learned positions, "
     "{bleu_rotary:.1f} with rotary ones, and {bleu_none:.1f} without any.",
@@ -188,7 +189,7 @@ def _draw_shift(offset: int) -> "Picture":
     figure = new_figure(1, 2)
     left, right = figure.axes
     matrix = shift_matrix(offset, WIDTH)
-    image = left.imshow(matrix.numpy(), cmap="coolwarm", vmin=-1, vmax=1)
+    image = left.imshow(matrix[:DRAWN, :DRAWN].numpy(), cmap="coolwarm", vmin=-1, vmax=1)
     figure.colorbar(image, ax=left)
     left.set_xlabel("feature of PE(pos)")
     left.set_ylabel(f"feature of PE(pos + {offset})")

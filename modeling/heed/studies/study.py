@@ -275,7 +275,7 @@ def render_report(results: Mapping[str, Any]) -> str:
     for table in results["tables"]:
         parts += [f"## {table['title']}", Table(**table).markdown()]
     for name, caption in results["figures"].items():
-        parts.append(f"![{caption}]({figure_file(results['study'], name)})\n\n{caption}")
+        parts.append(f"![{name}]({figure_file(results['study'], name)})\n\n{caption}")
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     parts += ["## How it was made", f"```\n{results['command']}\n```", f"With {versions}."]
     if results["trainings"]:
@@ -307,6 +307,8 @@ def _told_changes(changes: Mapping[str, Any]) -> str:
 
 
 def _told_value(value: Any) -> str:
-    if isinstance(value, str) and value.endswith(".jsonl"):
-        return Path(value).name  # where a generated file lies is nobody's matter
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_told_value(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, str):
+        return Path(value).name if value.endswith(".jsonl") else value  # where generated pairs lie is nobody's matter
+    return json.dumps(value)

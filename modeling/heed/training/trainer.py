@@ -19,6 +19,7 @@ from transformers.trainer_utils import EvalPrediction, HubStrategy, has_length, 
 from transformers.utils import logging
 
 from heed.configuration_heed import HeedConfig
+from heed.configuration_heed_rnn import HeedRNNConfig
 from heed.data.batching import LABEL_PADDING, UpdateBatches, divide_update
 from heed.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heed.training.processes import any_of, local
@@ -77,7 +78,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         _check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
         tokenizers, model = given.get("processing_class"), given.get("model")
         config = getattr(model, "config", None)
-        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedConfig):
+        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedConfig | HeedRNNConfig):
             tokenizers.check_config(config)
         tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
         if given.get("data_collator") is None and isinstance(tokenizer, PreTrainedTokenizerBase):

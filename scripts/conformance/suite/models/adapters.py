@@ -12,16 +12,18 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from heed import HeedConfig, HeedForConditionalGeneration
+from heed import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 
 # The tests look a class's name up here to decide what it is and whether it gets `labels`: a class that is missing is
 # passed over in silence.
-modeling_auto.MODEL_MAPPING_NAMES["heed"] = "HeedModel"
-modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["heed"] = "HeedForConditionalGeneration"
+for model_type, kind in {"heed": "Heed", "heed_rnn": "HeedRNN"}.items():
+    modeling_auto.MODEL_MAPPING_NAMES[model_type] = f"{kind}Model"
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[model_type] = f"{kind}ForConditionalGeneration"
 
 # The tests of sharded training make their model with AutoModelForCausalLM.
 for config_class, model_class in {
     HeedConfig: HeedForConditionalGeneration,
+    HeedRNNConfig: HeedRNNForConditionalGeneration,
     MarianConfig: MarianMTModel,
     BartConfig: BartForConditionalGeneration,
     T5Config: T5ForConditionalGeneration,
@@ -76,6 +78,14 @@ class HeedDecodesItsInputs(DecodesItsInputs, HeedForConditionalGeneration):
 
 class HeedContinuesATarget(ContinuesATarget, HeedForConditionalGeneration):
     """Heed under the training test."""
+
+
+class HeedRNNDecodesItsInputs(DecodesItsInputs, HeedRNNForConditionalGeneration):
+    """A recurrent Heed under the tensor-parallel tests."""
+
+
+class HeedRNNContinuesATarget(ContinuesATarget, HeedRNNForConditionalGeneration):
+    """A recurrent Heed under the training test."""
 
 
 class MarianDecodesItsInputs(DecodesItsInputs, MarianMTModel):

@@ -77,6 +77,7 @@ class EncoderDecoderTests(
     test_can_init_all_missing_weights_before_2023 = True
     config_class: type[PreTrainedConfig]
     settings = SIZES
+    common_properties = ("hidden_size", "num_attention_heads", "num_hidden_layers")
     decodes_its_inputs: type
     continues_a_target: type
 
@@ -84,7 +85,9 @@ class EncoderDecoderTests(
         """Make the testers that the mixins use."""
         self.model_tester = TinyEncoderDecoder(self.config_class, self.settings)
         self.model_tester.causal_lm_class = self.decodes_its_inputs  # for the tensor-parallel tests
-        self.config_tester = ConfigTester(self, config_class=self.config_class, **self.settings)
+        self.config_tester = ConfigTester(
+            self, config_class=self.config_class, common_properties=list(self.common_properties), **self.settings
+        )
 
     def test_config(self):
         """Run ConfigTester."""

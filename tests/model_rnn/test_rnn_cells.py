@@ -1,0 +1,163 @@
+"""The cells' equations are torch's, and padding is as if it were not there."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rnn_models import CELLS, tiny_rnn, tiny_rnn_config
+
+from heed import HeedRNNForConditionalGeneration
+from heed.modeling_heed_rnn import CELLS as CLASSES
+from heed.modeling_heed_rnn import LSTMCell
+from helpers import assert_near
+
+THEIRS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+SIZES = st.integers(1, 7)
+
+
+def cell_of(kind: str, input_size: int, hidden_size: int):
+    """Return a cell whose weights and biases are all random."""
+    cell = CLASSES[kind](input_size, hidden_size, batch_first=True)
+    for weight in cell.parameters():
+        torch.nn.init.normal_(weight, std=0.7)
+    return cell
+
+
+def state_of(cell, batch: int):
+    """Return a random state to begin with."""
+    parts = 2 if isinstance(cell, LSTMCell) else 1
+    return tuple(torch.randn(batch, cell.hidden_size) for _ in range(parts))
+
+
+def differentiated(outputs, state, cell, inputs):
+    """Return outputs, last state, and the gradients of weights and inputs of a sum that weighs every number."""
+    numbers = [outputs, *state]
+    total = sum((part * torch.linspace(-1, 1, part.numel()).view(part.shape)).sum() for part in numbers)
+    return [*numbers, *torch.autograd.grad(total, [inputs, *cell.parameters()])]
+
+
+@given(sizes=st.tuples(SIZES, SIZES, SIZES, SIZES), seed=st.integers(0, 99), begins=st.booleans())
+@settings(max_examples=10, deadline=None)
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_is_torchs_in_outputs_last_state_and_gradients(kind, is_fused, sizes, seed, begins):
+    batch, length, input_size, hidden = sizes
+    torch.manual_seed(seed)
+    cell = cell_of(kind, input_size, hidden)
+    theirs = THEIRS[kind](input_size, hidden, batch_first=True)
+    theirs.load_state_dict(cell.state_dict())
+    inputs = torch.randn(batch, length, input_size, requires_grad=True)
+    state = state_of(cell, batch) if begins else None
+    given_state = None if state is None else tuple(part[None] for part in state)
+    outputs, last = theirs(inputs, given_state if kind == "lstm" or state is None else given_state[0])
+    expected = differentiated(outputs, last if kind == "lstm" else (last,), theirs, inputs)
+    found = differentiated(*cell(inputs, state, is_fused=is_fused), cell, inputs)
+    for ours, other in zip(found, expected, strict=True):
+        assert_near(ours, other.view(ours.shape), 1e-5)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_token_by_token_a_cell_comes_to_the_same_state(kind, is_fused):
+    torch.manual_seed(0)
+    cell, inputs = cell_of(kind, 5, 4), torch.randn(3, 6, 5)
+    state = state_of(cell, 3)
+    outputs, last = cell(inputs, state, is_fused=is_fused)
+    for place in range(6):
+        state = cell(inputs[:, place], state, is_fused=is_fused)
+        assert_near(state[0], outputs[:, place])
+    for ours, theirs in zip(state, last, strict=True):
+        assert_near(ours, theirs)
+
+
+@given(
+    mask=st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4),
+    is_reversed=st.booleans(),
+    begins=st.booleans(),
+)
+@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_padding_anywhere_is_as_if_it_were_not_there(kind, is_fused, mask, is_reversed, begins):
+    torch.manual_seed(0)
+    cell, tokens = cell_of(kind, 3, 4), torch.tensor(mask)
+    inputs = torch.randn(*tokens.shape, 3)
+    state = state_of(cell, len(tokens)) if begins else None
+    outputs, last = cell(inputs, state, tokens, is_reversed, is_fused)
+    assert (outputs[~tokens] == 0).all()
+    for row, is_token in enumerate(tokens):
+        before = None if state is None else tuple(part[row : row + 1] for part in state)
+        if not is_token.any():
+            expected = before or tuple(torch.zeros(1, 4) for _ in last)
+        else:
+            alone, expected = cell(inputs[row : row + 1, is_token], before, None, is_reversed, is_fused)
+            assert_near(outputs[row, is_token], alone[0])
+        for ours, theirs in zip(last, expected, strict=True):
+            assert_near(ours[row], theirs[0])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_equations_can_be_differentiated_twice(kind):
+    torch.manual_seed(0)
+    cell = cell_of(kind, 2, 3).double()
+    inputs = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda read: cell(read, is_fused=False)[0], inputs)
+
+
+def test_a_models_gradient_norm_can_be_differentiated_without_fused_cells():
+    model = tiny_rnn(use_fused_cells=False).train()
+    loss = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]])).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    sum(gradient.square().sum() for gradient in gradients).backward()
+    assert model.model.encoder.layers[0].first_cell.weight_hh_l0.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_initial_weights_are_orthogonal_gate_by_gate_and_an_lstm_remembers(kind):
+    torch.manual_seed(0)
+    model = HeedRNNForConditionalGeneration(tiny_rnn_config(cell=kind))
+    cell = model.model.decoder.layers[1]
+    for block in cell.weight_hh_l0.split(cell.hidden_size):
+        assert_near(block @ block.T, torch.eye(16))
+    biases = cell.bias_ih_l0.unflatten(0, (-1, 16))
+    expected = torch.zeros_like(biases)
+    if kind == "lstm":
+        expected[1] = 1  # torch's order of gates: input, forget, candidate, output
+    assert torch.equal(biases, expected)
+    assert not cell.bias_hh_l0.any()
+
+
+def test_a_loaded_weight_is_not_drawn_anew_because_another_is_missing(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = tiny_rnn()
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.decoder.layers.0.bias_hh_l0"
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, report = HeedRNNForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert report["missing_keys"] == {name}
+    for other, weight in weights.items():
+        assert torch.equal(loaded.state_dict()[other], weight), other
+    assert not loaded.state_dict()[name].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_can_be_made_in_16_bits(dtype):
+    model = HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(cell="lstm"), dtype=dtype)
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    outputs = model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9]]))
+    assert outputs.logits.dtype == dtype
+    assert outputs.loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_mixed_precision_on_the_cpu_is_near_the_whole_one(kind):
+    model = tiny_rnn(cell=kind)
+    source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+    with torch.no_grad():
+        whole = model(source, decoder_input_ids=target).logits
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = model(source, decoder_input_ids=target).logits
+    assert_near(mixed.float(), whole, 0.05)

@@ -1,0 +1,117 @@
+"""The config of a recurrent model: its defaults, its checks, and the presets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from rnn_models import SUTSKEVER, tiny_rnn_config
+from transformers import AutoConfig
+
+from heed import HeedRNNConfig, HeedRNNForConditionalGeneration
+
+MODELS = Path(__file__).parents[2] / "configuration" / "models"
+WRONG = [
+    *[({name: 0}, f"`{name}` must be at least 1, but is 0") for name in ("vocab_size", "embedding_size")],
+    *[({name: 0}, f"`{name}` must be at least 1, but is 0") for name in ("encoder_layers", "decoder_layers")],
+    ({"hidden_size": -2}, "`hidden_size` must be at least 1, but is -2"),
+    ({"decoder_vocab_size": 0, "tie_word_embeddings": False}, "`decoder_vocab_size` must be at least 1"),
+    *[({name: 1}, f"`{name}` must be at least 0 and below 1, but is 1") for name in ("dropout", "label_smoothing")],
+    ({"cell": "elman"}, "cell"),
+    ({"attention": "luong"}, "attention"),
+    ({"bridge": "tanh"}, "bridge"),
+    ({"hidden_size": 15}, "`hidden_size` must be even with a bidirectional encoder.*but is 15"),
+    ({"reverse_source": True}, "`reverse_source` must be False with a bidirectional encoder, but is True"),
+    ({**SUTSKEVER, "bridge": "none"}, "`bridge` must be linear or copy without attention.*but is none"),
+    ({"attention": "none"}, "`input_feeding` must be False without attention.*but is True"),
+    ({"bridge": "copy", "decoder_layers": 3}, r"`bridge` must be linear or none with more decoder layers \(3\)"),
+    ({"decoder_bidirectional": True}, "`decoder_bidirectional` must be False, but is True.*about the encoder"),
+    ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
+    ({"pad_token_id": 99}, "`pad_token_id` must be at least 0 and below 99, but is 99"),
+    ({"eos_token_id": [2, 99]}, "eos_token_id"),
+    ({"decoder_start_token_id": -1}, "decoder_start_token_id"),
+    ({"format_version": 2}, "`format_version` must be at most 1, but is 2"),
+    ({"cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`"),
+    ({"hiden_size": 8}, "did you mean `hidden_size`"),
+    ({"bidirectionnal": True}, "did you mean `bidirectional`"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_built_is_an_error_that_names_the_field(changes, message):
+    with pytest.raises((ValueError, StrictDataclassError), match=message):
+        tiny_rnn_config(**changes)
+
+
+def test_a_wrong_assignment_is_an_error_when_the_config_is_saved(tmp_path):
+    config = tiny_rnn_config()
+    config.hidden_size = 15
+    with pytest.raises((ValueError, StrictDataclassError), match="hidden_size"):
+        config.save_pretrained(tmp_path)
+
+
+def test_the_defaults_are_bahdanaus_model_in_luongs_order():
+    config = HeedRNNConfig()
+    assert (config.cell, config.attention, config.bidirectional) == ("gru", "additive", True)
+    assert (config.input_feeding, config.bridge, config.reverse_source) == (True, "linear", False)
+    assert config.d_model == config.hidden_size == 1024
+    assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers == 1
+
+
+def test_a_vocabulary_that_is_assigned_is_both_sides_where_they_are_one():
+    config = tiny_rnn_config()
+    config.vocab_size = 120
+    assert config.decoder_vocab_size == 120
+    config = tiny_rnn_config(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    config.vocab_size = 120
+    assert config.decoder_vocab_size == 71
+
+
+def test_an_attention_function_is_refused():
+    with torch.device("meta"):
+        model = HeedRNNForConditionalGeneration(tiny_rnn_config())
+    with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
+        model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="does not support an attention implementation"):
+        HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(), attn_implementation="sdpa")
+
+
+# What the papers say of themselves, and what follows for our numbers of weights with a vocabulary of 37,000.
+PRESETS = {
+    "rnn-gru-additive": ({"cell": "gru", "attention": "additive", "bidirectional": True}, {620, 1000}),
+    "rnn-lstm": ({"cell": "lstm", "attention": "none", "reverse_source": True, "bridge": "copy"}, {1000}),
+    "rnn-lstm-general": ({"cell": "lstm", "attention": "general", "input_feeding": True}, {1000}),
+}
+
+
+def test_there_is_a_preset_for_each_of_the_three_papers():
+    assert {path.name for path in MODELS.glob("rnn-*")} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_papers_model_and_can_be_built(name):
+    fields, widths = PRESETS[name]
+    config = AutoConfig.from_pretrained(MODELS / name)
+    assert type(config) is HeedRNNConfig
+    assert {field: getattr(config, field) for field in fields} == fields
+    assert {config.embedding_size, config.hidden_size} == widths
+    assert config.encoder_layers == config.decoder_layers == (1 if name == "rnn-gru-additive" else 4)
+    with torch.device("meta"):
+        model = HeedRNNForConditionalGeneration(config)
+    embeddings = len({id(w) for n, w in model.named_parameters(remove_duplicate=False) if "embed" in n or "head" in n})
+    gates, hidden, embedding = {"gru": 3, "lstm": 4}[config.cell], config.hidden_size, config.embedding_size
+    width = hidden // 2 if config.bidirectional else hidden
+    fed = embedding if config.input_feeding else 0
+
+    def cell(reads, size):
+        return gates * size * (reads + size + 2)
+
+    count = embeddings * 37000 * embedding
+    for layer in range(config.encoder_layers):
+        count += (2 if config.bidirectional else 1) * cell(hidden if layer else embedding, width)
+        count += cell(hidden if layer else embedding + fed, hidden)
+    count += hidden * embedding * (1 if config.attention == "none" else 2)
+    count += {"none": 0, "general": hidden**2, "additive": 2 * hidden**2 + hidden}[config.attention]
+    count += hidden**2 + hidden if config.bridge == "linear" else 0
+    assert model.num_parameters() == count

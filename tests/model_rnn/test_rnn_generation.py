@@ -1,0 +1,327 @@
+"""What a recurrent model scores and generates does not depend on padding, cache or neighbours in the batch."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rnn_models import ATTENTIONS, SEPARATE, SUTSKEVER, VARIANTS, tiny_rnn
+
+from heed import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
+from heed.modeling_heed_rnn import RecurrentCache
+from helpers import ENDS, FIRST_WORD, START, assert_near, padded, sentences, tiny_model
+
+STRATEGIES = {
+    "greedy": {"do_sample": False},
+    "beam_4": {"num_beams": 4, "length_penalty": 0.6},
+    "four_beams_returned": {"num_beams": 4, "num_return_sequences": 4},
+    "sampling": {"do_sample": True, "top_k": 0},
+    "samples": {"do_sample": True, "num_return_sequences": 3},
+}
+LENGTHS = (9, 2, 6)
+SIDES = ["left", "right"]
+
+
+def without_padding(row):
+    """Cut a generated row behind its end token: shorter hypotheses are filled up."""
+    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
+    return row[: end + 1]
+
+
+def generate(model, rows, side="right", **settings):
+    """Return the tokens of each sentence without the padding behind it."""
+    torch.manual_seed(5)
+    ids, mask = padded(rows, side)
+    tokens = model.generate(ids, attention_mask=mask, max_length=13, **settings)
+    return [without_padding(row) for row in tokens.tolist()]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoding_step_by_step_gives_the_logits_of_one_pass(variant):
+    model = tiny_rnn(**VARIANTS[variant])
+    source, mask = padded(sentences(7, 4))
+    target = torch.randint(FIRST_WORD, 71, (2, 9))
+    whole = model(source, attention_mask=mask, decoder_input_ids=target).logits
+    encoder_outputs, cache, steps = model.model.encoder(source, attention_mask=mask), None, []
+    for piece in target.split([1, 1, 3, 1, 2, 1], dim=1):
+        outputs = model(
+            encoder_outputs=encoder_outputs,
+            attention_mask=mask,
+            decoder_input_ids=piece,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = outputs.past_key_values
+        steps.append(outputs.logits)
+    assert_near(torch.cat(steps, 1), whole)
+    assert cache.get_seq_length() == 9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_and_neighbours_do_not_change_logits(variant):
+    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
+    target = torch.randint(FIRST_WORD, 71, (3, 5))
+    alone = [model(row[None], decoder_input_ids=words[None]).logits for row, words in zip(rows, target, strict=True)]
+    for side in SIDES:
+        ids, mask = padded(rows, side)
+        together = model(ids, attention_mask=mask, decoder_input_ids=target).logits
+        assert_near(together, torch.cat(alone))
+
+
+@given(
+    source=st.lists(st.booleans(), min_size=6, max_size=6),
+    target=st.lists(st.booleans(), min_size=5, max_size=5),
+    variant=st.sampled_from(sorted(VARIANTS)),
+)
+@settings(max_examples=20, deadline=None)
+def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, variant):
+    assume(any(source) and any(target))
+    model = tiny_rnn(**VARIANTS[variant])
+    source_mask = torch.tensor([source, [True] * 6]).long()
+    target_mask = torch.tensor([target, [True] * 5]).long()
+    ids, words = torch.randint(FIRST_WORD, 99, (2, 6)), torch.randint(FIRST_WORD, 71, (2, 5))
+    masks = {"attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    with torch.no_grad():
+        together = model(ids, decoder_input_ids=words, **masks).logits
+        for row in range(2):
+            tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
+            alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
+            assert_near(together[row, places], alone[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cached_step_after_a_padded_prefix_equals_one_pass(variant):
+    model = tiny_rnn(**VARIANTS[variant])
+    source = torch.randint(FIRST_WORD, 99, (2, 5))
+    target, mask = padded(sentences(6, 3), "left")
+    whole = model(source, decoder_input_ids=target, decoder_attention_mask=mask).logits[:, -1]
+    cut = 2  # the second row is all padding so far
+    first = model(source, decoder_input_ids=target[:, :cut], decoder_attention_mask=mask[:, :cut], use_cache=True)
+    cache = first.past_key_values
+    last = model(
+        source, decoder_input_ids=target[:, cut:], decoder_attention_mask=mask, past_key_values=cache, use_cache=False
+    )
+    assert_near(last.logits[:, -1], whole)
+    assert last.past_key_values is None
+    assert cache.get_seq_length() == 6
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generation_is_the_same_with_a_cache_and_without(variant, strategy):
+    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
+    plain = generate(model, rows, use_cache=False, **STRATEGIES[strategy])
+    assert generate(model, rows, **STRATEGIES[strategy]) == plain
+    assert len({tuple(row) for row in plain}) > 1
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "beam_4"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_batch_is_translated_as_each_of_its_sentences_alone(variant, strategy):
+    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
+    alone = [generate(model, [row], **STRATEGIES[strategy])[0] for row in rows]
+    for side in SIDES:
+        assert generate(model, rows, side, **STRATEGIES[strategy]) == alone
+
+
+def test_generation_continues_a_left_padded_decoder_prompt():
+    model, source = tiny_rnn(), torch.randint(FIRST_WORD, 71, (2, 5))
+    prompts = [torch.cat([torch.tensor([START]), row]) for row in sentences(4, 1)]
+    ids, mask = padded(prompts, "left")
+    settings = {"do_sample": False, "max_length": 12, "eos_token_id": None}
+    together = model.generate(source, decoder_input_ids=ids, decoder_attention_mask=mask, **settings)
+    for row, prompt, tokens in zip(source, prompts, together, strict=True):
+        alone = model.generate(row[None], decoder_input_ids=prompt[None], **settings)[0]
+        assert tokens[mask.shape[1] - len(prompt) :].tolist() == alone[: 12 - mask.shape[1] + len(prompt)].tolist()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_score_of_a_sequence_is_the_log_probability_of_its_tokens(beams):
+    model = tiny_rnn(**SEPARATE)
+    ids, mask = padded(sentences(*LENGTHS))
+    settings = {"num_beams": beams, "max_length": 8, "eos_token_id": None, "no_repeat_ngram_size": 0}
+    settings |= {"return_dict_in_generate": True, "output_scores": True}
+    outputs = model.generate(ids, attention_mask=mask, **settings)
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask, decoder_input_ids=outputs.sequences[:, :-1]).logits
+    assert logits.shape[-1] == 71
+    chosen = logits.log_softmax(-1).gather(-1, outputs.sequences[:, 1:, None])[..., 0]
+    found = model.compute_transition_scores(
+        outputs.sequences, outputs.scores, outputs.get("beam_indices"), normalize_logits=beams == 1
+    )
+    assert_near(found, chosen)
+
+
+def test_without_a_given_length_generation_stops_at_512():
+    model = tiny_rnn(hidden_size=4, embedding_size=4)
+    tokens = model.generate(torch.tensor([[5, 6]]), do_sample=False, eos_token_id=None, no_repeat_ngram_size=0)
+    assert tokens.shape == (1, 512)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("input_feeding", [True, False])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_attention_comes_out_as_cross_attentions(attention, input_feeding):
+    model = tiny_rnn(attention=attention, input_feeding=input_feeding)
+    source, mask = padded(sentences(*LENGTHS), "left")
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": torch.randint(3, 99, (3, 4))}
+    outputs = model(**inputs, output_attentions=True)
+    (weights,) = outputs.cross_attentions
+    assert weights.shape == (3, 1, 4, 9)
+    assert_near(weights.sum(-1), torch.ones(3, 1, 4))
+    assert (weights.masked_select(mask[:, None, None] == 0) == 0).all()
+    assert torch.equal(outputs.logits, model(**inputs).logits)
+    assert outputs.decoder_attentions is None
+    assert outputs.encoder_attentions is None
+    asked = {"output_attentions": True, "return_dict_in_generate": True, "do_sample": False, "max_length": 6}
+    steps = model.generate(source, attention_mask=mask, eos_token_id=None, **asked).cross_attentions
+    assert [step[0].shape for step in steps] == [(3, 1, 1, 9)] * 5
+
+
+def test_attention_of_a_model_without_any_is_an_error():
+    model = tiny_rnn(**SUTSKEVER)
+    with pytest.raises(ValueError, match="`output_attentions` must be False where the config's `attention` is none"):
+        model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[1]]), output_attentions=True)
+
+
+@torch.no_grad()
+def test_hidden_states_are_what_each_layer_reads_and_gives():
+    model = tiny_rnn(encoder_layers=3)
+    source, target = torch.randint(3, 99, (2, 5)), torch.randint(3, 99, (2, 4))
+    outputs = model(source, decoder_input_ids=target, output_hidden_states=True)
+    assert [state.shape for state in outputs.encoder_hidden_states] == [(2, 5, 12), *[(2, 5, 16)] * 3]
+    assert [state.shape for state in outputs.decoder_hidden_states] == [(2, 4, 12), *[(2, 4, 16)] * 2]
+    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    assert torch.equal(outputs.decoder_hidden_states[0], model.model.decoder.embed_tokens(target))
+
+
+@pytest.mark.parametrize("settings", [{"assistant_model": True}, {"prompt_lookup_num_tokens": 2}], ids=str)
+def test_assisted_decoding_is_refused(settings):
+    model = tiny_rnn()
+    settings = {name: tiny_rnn() if value is True else value for name, value in settings.items()}
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        model.generate(torch.tensor([[5, 6]]), max_length=9, **settings)
+
+
+def test_a_cache_of_another_kind_and_going_back_are_refused():
+    from transformers import DynamicCache
+
+    model, source = tiny_rnn(), torch.tensor([[5, 6]])
+    with pytest.raises(ValueError, match="`past_key_values` must be a RecurrentCache, but is a DynamicCache"):
+        model(source, decoder_input_ids=source, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        RecurrentCache().crop(3)
+
+
+def test_an_encoding_without_its_last_state_is_refused_where_that_is_needed():
+    from transformers.modeling_outputs import BaseModelOutput
+
+    model, source = tiny_rnn(), torch.tensor([[5, 6]])
+    encoded = model.model.encoder(source)
+    with pytest.raises(ValueError, match="`encoder_outputs` must hold the `final_state`"):
+        model(encoder_outputs=BaseModelOutput(encoded.last_hidden_state), decoder_input_ids=source)
+    as_tuple = (encoded.last_hidden_state, encoded.final_state)
+    expected = model(source, decoder_input_ids=source).logits
+    assert torch.equal(model(encoder_outputs=as_tuple, decoder_input_ids=source).logits, expected)
+
+
+@pytest.mark.parametrize("given", ["attention_mask", "decoder_attention_mask"])
+def test_a_mask_of_another_width_is_an_error(given):
+    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
+    with pytest.raises(ValueError, match="must cover 3 tokens"):
+        model(source, decoder_input_ids=source, **{given: torch.ones(1, 4)})
+
+
+def test_the_sources_mask_is_checked_beside_a_finished_encoding_too():
+    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
+    encoded = model.model.encoder(source)
+    with pytest.raises(ValueError, match="must cover 3 tokens"):
+        model(encoder_outputs=encoded, decoder_input_ids=source, attention_mask=torch.ones(1, 4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["argument", "config"])
+def test_outputs_come_as_a_tuple_where_that_is_asked_for(where):
+    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
+    expected = model(source, decoder_input_ids=source).logits
+    model.config.return_dict = where == "argument"
+    asked = {"return_dict": False} if where == "argument" else {}
+    assert torch.equal(model(source, decoder_input_ids=source, **asked)[0], expected)
+    assert isinstance(model.model(source, decoder_input_ids=source, **asked), tuple)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heeds_beam_search_finds_what_transformers_finds(variant):
+    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
+    settings = {"num_beams": 3, "num_return_sequences": 2, "do_sample": False}
+    assert generate(model, rows, custom_generate=BeamSearch(), **settings) == generate(model, rows, **settings)
+
+
+def test_a_transformer_and_a_recurrent_model_vote_together():
+    rows, members = sentences(*LENGTHS), [tiny_model(), tiny_rnn(), tiny_rnn(seed=1, **VARIANTS["no_feeding"])]
+    settings = {"num_beams": 3, "do_sample": False}
+    searches = [BeamSearch(models=members[:first] + members[first + 1 :]) for first in range(3)]
+    found = [
+        generate(members[first], rows, custom_generate=search, **settings) for first, search in enumerate(searches)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert all(found[0] != generate(member, rows, **settings) for member in members)
+    uncached = generate(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
+    assert found[0] == uncached
+
+
+def test_contrastive_search_works_alone_and_in_a_batch():
+    model, rows = tiny_rnn(), sentences(*LENGTHS)
+    search = {"custom_generate": ContrastiveSearch(0.6, 4), "do_sample": False}
+    together = generate(model, rows, **search)
+    assert together == [generate(model, [row], **search)[0] for row in rows]
+    assert together == generate(model, rows, use_cache=False, **search)
+    assert together != generate(model, rows, do_sample=False)
+    ids, mask = padded(rows)
+    recorded = model.generate(
+        ids, attention_mask=mask, max_length=6, output_attentions=True, return_dict_in_generate=True, **search
+    )
+    assert recorded.cross_attentions[0][0].shape[:2] == (3, 1)
+    assert recorded.decoder_attentions is None
+
+
+class PlainTokens:
+    """Stands in for a tokenizer: a text is the numbers of its tokens."""
+
+    def batch_decode(self, rows, **_):
+        return [" ".join(map(str, row)) for row in rows]
+
+
+def test_minimum_bayes_risk_chooses_among_the_samples():
+    model = tiny_rnn()
+    ids, mask = padded(sentences(4, 6))
+    torch.manual_seed(0)
+    settings = {"max_length": 8, "do_sample": True, "num_return_sequences": 4, "return_dict_in_generate": True}
+    search = MinimumBayesRisk(PlainTokens(), utility=lambda ours, theirs: float(ours == theirs) - len(ours) / 100)
+    found = model.generate(ids, attention_mask=mask, custom_generate=search, **settings)
+    assert found.candidate_sequences.shape[0] == 8
+    assert found.sequences.shape[0] == 2
+    candidates = [without_padding(row) for row in found.candidate_sequences.tolist()]
+    assert all(without_padding(row) in candidates for row in found.sequences.tolist())
+
+
+@pytest.mark.slow
+def test_compiling_changes_nothing():
+    model = tiny_rnn(encoder_layers=1, decoder_layers=1)
+    source, mask = padded(sentences(4, 2))
+    target = torch.randint(FIRST_WORD, 71, (2, 2))
+    fast = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        expected = model(source, attention_mask=mask, decoder_input_ids=target).logits
+        assert_near(fast(source, attention_mask=mask, decoder_input_ids=target).logits, expected)
+
+
+def test_the_model_without_a_head_gives_the_states_that_the_head_reads():
+    model = tiny_rnn()
+    base = HeedRNNModel(model.config)
+    base.load_state_dict(model.model.state_dict())
+    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
+    states = base.eval()(source, decoder_input_ids=target).last_hidden_state
+    assert_near(model.lm_head(states), model(source, decoder_input_ids=target).logits)

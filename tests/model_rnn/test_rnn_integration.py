@@ -1,0 +1,145 @@
+"""Everything around a model knows recurrent ones: translation, engines, exports, checks, pipeline, adapters."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from rnn_models import SUTSKEVER, tiny_rnn, tiny_rnn_config
+from transformers import pipeline
+
+from heed import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heed.data.korean_english import korean_english_pairs
+from heed.data.tokenization import train_tokenizers
+from heed.diagnosis.model_checks import check_attentions, check_cache, check_tied_weights
+from heed.diagnosis.verification import check_special_ids
+from heed.inference.loading import load_model
+from heed.publishing.conversion import convert
+from heed.publishing.export_ctranslate2 import export_ctranslate2
+from heed.publishing.export_onnx import export_onnx
+from helpers import assert_near, shake
+
+TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
+
+
+@pytest.fixture(scope="module", params=["joint", "separate"])
+def folder(request, tmp_path_factory):
+    """Save a model that is not trained, with one tokenizer or two."""
+    path, pairs = tmp_path_factory.mktemp(request.param), list(korean_english_pairs("train", 200))
+    sizes = {"vocab_size": 300} if request.param == "joint" else {"vocab_size": 310, "target_vocab_size": 290}
+    tokenizers = train_tokenizers(
+        [pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], joint=request.param == "joint", **sizes
+    )
+    torch.manual_seed(0)
+    model = HeedRNNForConditionalGeneration(
+        tiny_rnn_config(
+            vocab_size=len(tokenizers.source),
+            decoder_vocab_size=len(tokenizers.target),
+            share_encoder_decoder_embeddings=tokenizers.is_joint,
+            **tokenizers.special_ids(),
+        )
+    )
+    shake(model)
+    model.generation_config.max_length = 12
+    model.save_pretrained(path)
+    tokenizers.save_pretrained(path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*cut off at")
+def test_text_is_translated_by_generate_whatever_the_batch(folder):
+    translator = Translator.from_pretrained(folder, "cpu")
+    assert isinstance(translator.model, HeedRNNForConditionalGeneration)
+    for beams in (1, 3):
+        together = translator.translate(TEXTS, num_beams=beams)
+        alone = [translator.translate([text], num_beams=beams)[0] for text in TEXTS]
+        assert [row[0].token_ids for row in together] == [row[0].token_ids for row in alone]
+        assert [row[0].score for row in together] == pytest.approx([row[0].score for row in alone], abs=1e-5)
+        assert len(together[0][0].token_ids) > 1
+        assert together[1][0].text == ""
+
+
+@pytest.mark.parametrize("engine", ["native", "ctranslate2"])
+def test_engines_that_know_no_recurrent_cells_refuse_them_by_name(folder, engine):
+    with pytest.raises(ValueError, match="must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"):
+        Translator.from_pretrained(folder, "cpu", engine=engine)
+
+
+@pytest.mark.parametrize("prepare", [prepare_for_inference, NativeDecoder])
+def test_packed_weights_are_not_for_recurrent_models(prepare):
+    with pytest.raises(ValueError, match="must be a HeedForConditionalGeneration, but is a HeedRNNForConditional"):
+        prepare(tiny_rnn())
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_ctranslate2])
+def test_an_export_is_refused_by_name_and_leaves_nothing(folder, tmp_path, export):
+    with pytest.raises(ValueError, match=r"`model_type` must be heed to be exported, but is heed_rnn.*gru cells"):
+        export(folder, tmp_path / "exported", ["나는 사과를 먹는다."])
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_conversion_is_refused_by_name(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"`model_type` must be one of .*, but is heed_rnn"):
+        convert(folder, tmp_path / "converted")
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_the_pipeline_finds_both_tokenizers(folder):
+    translate = pipeline("heed-translation", model=str(folder), device="cpu")
+    translator = Translator.from_pretrained(folder, "cpu")
+    expected = [row[0].text for row in translator.translate(TEXTS)]
+    assert [result["translation_text"] for result in translate(TEXTS)] == expected
+
+
+def test_the_checks_of_a_model_pass(folder):
+    from heed.data.tokenization import TokenizerPair
+
+    model = load_model(folder)
+    check_special_ids(model, TokenizerPair.from_pretrained(folder)).assert_passed()
+    for check in (check_attentions, check_cache, check_tied_weights):
+        verdict = check(model)
+        verdict.assert_passed()
+        assert verdict.passed
+
+
+def test_the_check_of_attention_is_skipped_where_there_is_none():
+    verdict = check_attentions(tiny_rnn(**SUTSKEVER))
+    assert verdict.result == "skipped"
+    assert "`attention` is none" in verdict.told
+
+
+def test_special_ids_of_another_vocabulary_fail_the_check():
+    from heed.data.tokenization import TokenizerPair
+
+    pairs = list(korean_english_pairs("train", 50))
+    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=280)
+    assert isinstance(tokenizers, TokenizerPair)
+    assert check_special_ids(tiny_rnn(), tokenizers).result == "FAIL"
+    with pytest.raises(ValueError, match="vocab_size"):
+        Translator(tiny_rnn(), tokenizers)
+
+
+LORA = {"task_type": "SEQ_2_SEQ_LM", "r": 4}
+BATCH = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[8, 9, 2]])}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "k_proj", "out_proj"]], ids=str)
+def test_an_adapter_is_trained_saved_loaded_and_merged(tmp_path, targets):
+    model = get_peft_model(tiny_rnn(), LoraConfig(**LORA, target_modules=targets)).train()
+    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(5):
+        loss = model(**BATCH).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        expected = model.eval()(**BATCH).logits
+        model.save_pretrained(tmp_path / "adapter")
+        loaded = PeftModel.from_pretrained(tiny_rnn(), tmp_path / "adapter").eval()
+        assert torch.equal(loaded(**BATCH).logits, expected)
+        merged = loaded.merge_and_unload()
+        assert_near(merged(**BATCH).logits, expected)
+        merged.save_pretrained(tmp_path / "merged")
+        again = HeedRNNForConditionalGeneration.from_pretrained(tmp_path / "merged")
+        assert torch.equal(again(**BATCH).logits, merged(**BATCH).logits)

@@ -1,0 +1,147 @@
+"""Recurrent models train by the recipes, loop, Trainer and scripts that Transformers train by, as exactly."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from rnn_models import SUTSKEVER, tiny_rnn
+from rnn_process import CHANGES, OPTIONS, losses
+from test_rnn_loss import collated, rows
+
+from heed import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
+from heed.publishing.run_card import write_run_card
+from heed.training.checkpoints import checkpoint_path, load_state
+from heed.training.devices import make_accelerator
+from heed.training.loop import TrainingLoop
+from heed.training.preparation import make_model, prepare_corpus
+from heed.training.run import train
+from tiny_runs import logged, tiny_recipe
+
+KINDS = {"default": {}, "sutskever": SUTSKEVER, "equations": {"use_fused_cells": False, "cell": "lstm"}}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Forget earlier runs of this process, and what TrainingArguments write into the environment."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    environment = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    return prepare_corpus(tiny_recipe(folder, CHANGES), folder / "tokenizer")
+
+
+def make_loop(folder, corpus, changes):
+    recipe = tiny_recipe(folder, {**CHANGES, **changes})
+    recipe.folder.mkdir(exist_ok=True)
+    return TrainingLoop(recipe, corpus, make_accelerator(recipe))
+
+
+@pytest.mark.multiprocess
+def test_micro_batches_and_processes_change_no_loss(tmp_path):
+    whole = losses(tmp_path / "whole", 100_000)
+    assert len(whole) == 6 + 2 + 2
+    split = losses(tmp_path / "split", 400)
+    assert split == pytest.approx(whole, rel=2e-5)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(Path(__file__).with_name("rnn_process.py")), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(whole, rel=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, corpus, kind):
+    changes = {"model.options": {**OPTIONS, "dropout": 0.1, **KINDS[kind]}, "optimization.token_budget": 700}
+    make_loop(tmp_path / "straight", corpus, changes).run()
+    make_loop(tmp_path / "stopped", corpus, {**changes, "optimization.max_updates": 2}).run()
+    make_loop(tmp_path / "stopped", corpus, {**changes, "resume": True}).run()
+    assert logged(tmp_path / "stopped", "train/loss") == logged(tmp_path / "straight", "train/loss")
+    paths = [checkpoint_path(tmp_path / name / "checkpoints", 6) for name in ("straight", "stopped")]
+    straight, stopped = (load_state(path).optimizer["state"] for path in paths)
+    assert (paths[0] / "model.safetensors").read_bytes() == (paths[1] / "model.safetensors").read_bytes()
+    for number, values in straight.items():
+        assert all(torch.equal(stopped[number][name], value) for name, value in values.items())
+
+
+def test_a_run_trains_publishes_and_writes_its_card(tmp_path):
+    changes = {
+        "model.options": {**OPTIONS, "cell": "lstm", "attention": "general"},
+        "data.test": {"small": "builtin:test:5"},
+    }
+    result = train(tiny_recipe(tmp_path / "run", {**CHANGES, **changes}))
+    assert 0 < result.metrics["validation"]["loss"] < 7
+    card = write_run_card(result).read_text()
+    assert "Recurrent encoder-decoder (1 + 1 lstm layers, hidden size 24, embeddings of 16, general attention" in card
+    assert "bidirectional encoder, input feeding, linear bridge)" in card
+    losses_of_run = logged(tmp_path / "run", "train/loss")
+    assert losses_of_run[-1] < losses_of_run[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "model.options",
+            {**OPTIONS, "model_type": "heed_rrn"},
+            "`model.options.model_type` must be heed or heed_rnn",
+        ),
+        ("model.options", {**OPTIONS, "cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`?"),
+        ("model.options", {**OPTIONS, "vocab_size": 5}, "`model.options.vocab_size` must be left to the tokenizer"),
+        ("model.attn_implementation", "sdpa", "`model.attn_implementation` must be empty for a recurrent model"),
+        ("model.gradient_checkpointing", True, "`model.gradient_checkpointing` must be false for a recurrent model"),
+    ],
+)
+def test_settings_that_a_recurrent_model_has_no_use_for_are_errors(tmp_path, corpus, key, value, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(tiny_recipe(tmp_path, {**CHANGES, key: value}), corpus.tokenizers)
+
+
+def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
+    loop = make_loop(tmp_path / "first", corpus, {"optimization.max_updates": 2})
+    loop.run()
+    start = checkpoint_path(tmp_path / "first" / "checkpoints", 2)
+    recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start)}})
+    model = make_model(recipe, corpus.tokenizers)
+    assert isinstance(model, HeedRNNForConditionalGeneration)
+    recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start), "attn_implementation": "sdpa"}})
+    with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
+        make_model(recipe, corpus.tokenizers)
+
+
+def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
+    from transformers import Seq2SeqTrainingArguments
+
+    pairs, changes = rows(), []
+    for rows_per_batch, batches in ((8, 1), (2, 4)):
+        model = tiny_rnn(label_smoothing=0.1)
+        settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, "use_cpu": True}
+        settings |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=rows_per_batch,
+            gradient_accumulation_steps=batches,
+            **settings,
+        )
+        trainer = HeedSeq2SeqTrainer(model=model, args=arguments, train_dataset=pairs, data_collator=collated)
+        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        trainer.train()
+        changes.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before)
+    assert changes[0].abs().max() > 1e-3
+    assert torch.allclose(changes[0], changes[1], atol=1e-5)
+
+
+def test_gradient_checkpointing_is_refused():
+    with pytest.raises(ValueError, match="does not support"):
+        tiny_rnn().gradient_checkpointing_enable()

@@ -73,7 +73,8 @@ class HeedRNNConfig(PreTrainedConfig):
             qᵀk/√hidden_size, `general` qᵀWk (Luong et al., 2015), `additive` vᵀtanh(Wq + Uk) (Bahdanau et al., 2015);
             or `none`: the last state is all that the decoder gets of the source (Sutskever et al., 2014).
         input_feeding (`bool`): Whether the decoder reads, beside each token, what it attended to before (Luong et al.,
-            2015, section 3.3). Training then goes step by step.
+            2015, section 3.3), for which training goes step by step; without attention, the encoder's last state (Cho
+            et al., 2014).
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
             `copy`, or `none`, where the decoder begins with zeros.
         reverse_source (`bool`): Whether the source is read from its end (Sutskever et al., 2014, section 3.3).
@@ -196,14 +197,10 @@ class HeedRNNConfig(PreTrainedConfig):
             )
         if self.bidirectional and self.reverse_source:
             raise ValueError("`reverse_source` must be False with a bidirectional encoder, but is True instead.")
-        if self.attention == "none" and self.bridge == "none":
+        if self.attention == "none" and self.bridge == "none" and not self.input_feeding:
             raise ValueError(
-                "`bridge` must be linear or copy without attention, or the decoder would know nothing of the source, "
-                "but is none instead."
-            )
-        if self.attention == "none" and self.input_feeding:
-            raise ValueError(
-                "`input_feeding` must be False without attention, where there is nothing to feed, but is True instead."
+                "`bridge` must be linear or copy without attention and input feeding, or the decoder would know "
+                "nothing of the source, but is none instead."
             )
         if self.bridge == "copy" and self.encoder_layers < self.decoder_layers:
             raise ValueError(

@@ -711,12 +711,7 @@ class HeedRNNBridge(nn.Module):
         """
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
-        if final_state is None:
-            raise ValueError(
-                "`encoder_outputs` must hold the `final_state` that this model's encoder returns, but does not."
-            )
-        layers = final_state.unflatten(1, (-1, self.parts))  # (B, encoder layers, parts, H)
-        states = []
+        layers, states = self.layers_of(final_state), []
         for layer in range(self.layers):
             beside = layers[:, max(0, layers.shape[1] - self.layers + layer)]
             parts = beside.unbind(1)
@@ -726,6 +721,14 @@ class HeedRNNBridge(nn.Module):
                 parts = (torch.tanh(parts[0]), *parts[1:])  # h lies between -1 and 1, c anywhere
             states.append(tuple(parts))
         return states
+
+    def layers_of(self, final_state: torch.Tensor | None) -> torch.Tensor:
+        """Return the encoder's last state as `(batch, encoder_layers, parts, hidden_size)`."""
+        if final_state is None:
+            raise ValueError(
+                "`encoder_outputs` must hold the `final_state` that this model's encoder returns, but does not."
+            )
+        return final_state.unflatten(1, (-1, self.parts))
 
 
 # Attention to the source
@@ -784,7 +787,8 @@ class RecurrentCache(Cache):
     Attributes:
         states: The state of each layer, `(batch, hidden_size)` tensors, from the lowest layer; empty before the first
             token.
-        fed: What is fed with the next token, `(batch, embedding_size)`, with input feeding.
+        fed: What is read beside the next token, with input feeding: `(batch, embedding_size)`, or without attention
+            the encoder's last state, `(batch, hidden_size)`.
         keys: The source as the attention projects it, `(batch, source_length, hidden_size)`.
     """
 
@@ -845,21 +849,30 @@ class RecurrentCache(Cache):
         self.__init__()
 
 
+def join_to_each(states: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    """Join one `(batch, size)` vector of the source to each of the target's `(batch, length, width)` states."""
+    context = context.to(states.dtype)[:, None].expand(-1, states.shape[1], -1)
+    return torch.cat([states, context], dim=-1)
+
+
 class HeedRNNDecoder(HeedRNNStack):
     """Recurrent layers that predict each target token from the state behind those before it, and from the source.
 
     The uppermost state h looks at the source; h and the context c that it finds are joined to tanh(W[h; c]) (Luong et
-    al., 2015, equation 5), which the pre-softmax matrix reads, and with input feeding the next step too.
+    al., 2015, equation 5), which the pre-softmax matrix reads, and with input feeding the next step too. Without
+    attention c is the encoder's last state where it is fed (Cho et al., 2014, appendix A.1.1), or nothing.
     """
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config, config.decoder_vocab_size)
-        fed = config.embedding_size if config.input_feeding else 0
+        has_attention = config.attention != "none"
+        self.feeds_last_state = config.input_feeding and not has_attention
+        fed = (config.embedding_size if has_attention else config.hidden_size) if config.input_feeding else 0
         sizes = [config.embedding_size + fed] + [config.hidden_size] * (config.decoder_layers - 1)
         self.bridge = HeedRNNBridge(config)
         self.layers = nn.ModuleList([make_cell(config, size, config.hidden_size) for size in sizes])
-        self.cross_attn = None if config.attention == "none" else HeedRNNAttention(config)
-        joined = config.hidden_size * (1 if config.attention == "none" else 2)
+        self.cross_attn = HeedRNNAttention(config) if has_attention else None
+        joined = config.hidden_size * (2 if has_attention or self.feeds_last_state else 1)
         self.out_proj = nn.Linear(joined, config.embedding_size, bias=False)
         self.post_init()
 
@@ -911,9 +924,12 @@ class HeedRNNDecoder(HeedRNNStack):
         self._check_mask(encoder_attention_mask, encoder_hidden_states.shape[1])
         tokens = padding_free(None if attention_mask is None else attention_mask[:, -length:])
         states = cache.states or self.bridge(encoder_final_state, encoder_hidden_states)
-        look = self._look_at(encoder_hidden_states, encoder_attention_mask, cache)
-        run = self._feed_step_by_step if self.config.input_feeding else self._run_layers
         fed = cache.fed
+        if self.feeds_last_state and fed is None:
+            fed = self.bridge.layers_of(encoder_final_state)[:, -1, 0]  # (B, H)
+        look = self._look_at(encoder_hidden_states, encoder_attention_mask, cache, fed)
+        is_step_by_step = self.config.input_feeding and self.cross_attn is not None
+        run = self._feed_step_by_step if is_step_by_step else self._run_layers
         states, fed, outputs, weights, seen = run(embeddings, tokens, states, fed, look)
         if use_cache or past_key_values is not None:
             cache.keep(states, fed, length)
@@ -935,10 +951,11 @@ class HeedRNNDecoder(HeedRNNStack):
                 "`output_attentions` must be False where the config's `attention` is none, but is True instead."
             )
 
-    def _look_at(self, source: torch.Tensor, mask: torch.Tensor | None, cache: RecurrentCache) -> Callable:
+    def _look_at(self, source: torch.Tensor, mask: torch.Tensor | None, cache: RecurrentCache, fed) -> Callable:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""
         if self.cross_attn is None:
-            return lambda states: (self.dropout(torch.tanh(self.out_proj(states))), None)
+            join = functools.partial(join_to_each, context=fed) if self.feeds_last_state else nn.Identity()
+            return lambda states: (self.dropout(torch.tanh(self.out_proj(join(states)))), None)
         if cache.keys is None:
             cache.keys = self.cross_attn.project_source(source)
         tokens = padding_free(mask)
@@ -952,7 +969,7 @@ class HeedRNNDecoder(HeedRNNStack):
     def _run_layers(self, embeddings, tokens, states: list[State], fed, look: Callable):
         """Run each layer over the whole target, then look at the source from all positions at once."""
         is_fused = may_fuse(self.config, embeddings.device)
-        outputs, last, seen = embeddings, [], []
+        outputs, last, seen = join_to_each(embeddings, fed) if self.feeds_last_state else embeddings, [], []
         for number, (cell, state) in enumerate(zip(self.layers, states, strict=True)):
             inputs = self.dropout(outputs) if number else outputs
             outputs, state = cell(inputs, state, tokens, is_fused=is_fused)

@@ -17,6 +17,7 @@ VARIANTS = {
     "rnn": {"cell": "rnn", "attention": "dot"},
     "lstm": {"cell": "lstm", "attention": "general"},
     "sutskever": SUTSKEVER,
+    "cho": {"attention": "none"},  # which the decoder reads at every step
     "no_feeding": {"cell": "lstm", "attention": "scaled_dot", "input_feeding": False},
     "no_bridge": {"bridge": "none", "bidirectional": False},
     "equations": {"use_fused_cells": False},

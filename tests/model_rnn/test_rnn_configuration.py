@@ -23,7 +23,6 @@ WRONG = [
     ({"hidden_size": 15}, "`hidden_size` must be even with a bidirectional encoder.*but is 15"),
     ({"reverse_source": True}, "`reverse_source` must be False with a bidirectional encoder, but is True"),
     ({**SUTSKEVER, "bridge": "none"}, "`bridge` must be linear or copy without attention.*but is none"),
-    ({"attention": "none"}, "`input_feeding` must be False without attention.*but is True"),
     ({"bridge": "copy", "decoder_layers": 3}, r"`bridge` must be linear or none with more decoder layers \(3\)"),
     ({"decoder_bidirectional": True}, "`decoder_bidirectional` must be False, but is True.*about the encoder"),
     ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),

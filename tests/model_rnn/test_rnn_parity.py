@@ -83,12 +83,20 @@ def first_states(model, last):
 
 
 def decoded_by_torch(model, states, outputs, target):
-    """Return the logits of a decoder without input feeding."""
+    """Return the logits of a decoder that is fed nothing, or the encoder's last state."""
     config, decoder = model.config, model.model.decoder
-    theirs = THEIRS[config.cell](config.embedding_size, config.hidden_size, config.decoder_layers, batch_first=True)
+    embeddings, summary = decoder.embed_tokens(target), None
+    if config.input_feeding:
+        uppermost = outputs[:, 0] if config.reverse_source else outputs[:, -1]
+        summary = uppermost[:, None].expand(-1, target.shape[1], -1)
+        embeddings = torch.cat([embeddings, summary], dim=-1)
+    width = embeddings.shape[-1]
+    theirs = THEIRS[config.cell](width, config.hidden_size, config.decoder_layers, batch_first=True)
     theirs = with_weights_of(theirs, [[cell] for cell in decoder.layers])
     parts = tuple(states.transpose(0, 1).contiguous())
-    read, _ = theirs(decoder.embed_tokens(target), parts if config.cell == "lstm" else parts[0])
+    read, _ = theirs(embeddings, parts if config.cell == "lstm" else parts[0])
+    if summary is not None:
+        read = torch.cat([read, summary], dim=-1)
     if config.attention == "scaled_dot":
         context = nn.functional.scaled_dot_product_attention(read, outputs, outputs)
         read = torch.cat([read, context], dim=-1)
@@ -97,6 +105,8 @@ def decoded_by_torch(model, states, outputs, target):
 
 WHOLE = {
     "sutskever": {"attention": "none", "bidirectional": False, "bridge": "copy", "reverse_source": True},
+    "cho": {"attention": "none", "input_feeding": True, "bidirectional": False, "bridge": "linear"},
+    "cho_reversed": {"attention": "none", "input_feeding": True, "bidirectional": False, "reverse_source": True},
     "bidirectional": {"attention": "scaled_dot", "bridge": "linear"},
     "copied_bidirectional": {"attention": "none", "bridge": "copy"},
     "fewer_in_the_decoder": {"attention": "scaled_dot", "encoder_layers": 3, "decoder_layers": 1, "bridge": "copy"},
@@ -109,7 +119,7 @@ WHOLE = {
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_model_equals_one_of_torchs_modules_with_the_same_weights(kind, cell, is_fused):
-    model = tiny_rnn(cell=cell, input_feeding=False, use_fused_cells=is_fused, **WHOLE[kind])
+    model = tiny_rnn(**{"cell": cell, "input_feeding": False, "use_fused_cells": is_fused, **WHOLE[kind]})
     source, target = torch.randint(3, 99, (3, 6)), torch.randint(3, 99, (3, 4))
     outputs, last = encoded_by_torch(model, source)
     expected = decoded_by_torch(model, first_states(model, last), outputs, target)

@@ -194,8 +194,11 @@ STUDY = Study(
         "model.options.encoder_layers": 1,
         "model.options.decoder_layers": 1,
         "optimization.learning_rate": 0.003,
-        "optimization.max_updates": 240,
+        "optimization.max_updates": 160,
         "optimization.tokens_per_update": 1024,
+        "validation.every_updates": 20,
+        "data.train": "builtin:train:8000",
+        "data.validation": "builtin:validation:150",
         "data.test": {},
     },
 )

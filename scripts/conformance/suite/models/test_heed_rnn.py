@@ -23,5 +23,7 @@ class HeedRNNTest(EncoderDecoderTests, unittest.TestCase):
     # There are no heads, and no attention but the decoder's to the source.
     common_properties = ("hidden_size", "num_hidden_layers")
     has_attentions = False
+    # After 1,000 steps, the others' number, the gradient has fallen by 88 % instead of 90.
+    training_overfit_steps = 1500
     decodes_its_inputs = HeedRNNDecodesItsInputs
     continues_a_target = HeedRNNContinuesATarget

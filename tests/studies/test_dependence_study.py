@@ -1,0 +1,109 @@
+"""The study of long-range dependence: its data, its measures, and the whole at a small size."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from heed.studies import dependence
+from heed.studies.study import Lab, run_study
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory):
+    """Run the study with two updates a training; return its settings and results."""
+    folder = tmp_path_factory.mktemp("dependence")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dependence, "SENTENCES", {"train": 900, "validation": 20, "test": 900})
+        patch.setattr(dependence, "SEQUENCES", {"train": 200, "validation": 10, "test": 40})
+        patch.setattr(dependence, "MEASURED", 2)
+        for settings in (dependence.JOINED, dependence.REVERSAL):
+            patch.setitem(settings, "decoding.max_length", 6)
+        lab = Lab(dependence.STUDY, updates=10, folder=folder / "trainings")
+        written = run_study(lab, folder / "out")
+    return lab, json.loads((written / "results.json").read_text()), written
+
+
+def test_sources_are_one_to_five_neighbouring_sentences_and_none_is_lost():
+    pairs = [(pair["source"], pair["target"]) for pair in dependence.read_pairs("builtin:train:50", "ko", "en")]
+    joined = dependence.joined_pairs("train", 50, seed=1)
+    assert " ".join(source for source, _ in joined) == " ".join(source for source, _ in pairs)
+    assert " ".join(target for _, target in joined) == " ".join(target for _, target in pairs)
+    assert {1, 5} <= {sum(mark in "?." for mark in target) for _, target in joined} <= {1, 2, 3, 4, 5}
+
+
+def test_reversal_pairs_are_reversed_as_long_as_asked_for_and_repeatable():
+    pairs = dependence.reversal_pairs(7, 300, seed=3)
+    lengths = {len(source.split()) for source, _ in pairs}
+    assert lengths == set(range(1, 8))
+    assert all(target.split() == source.split()[::-1] for source, target in pairs)
+    assert pairs == dependence.reversal_pairs(7, 300, seed=3) != dependence.reversal_pairs(7, 300, seed=4)
+
+
+def test_each_model_is_trained_on_both_tasks_and_scored_by_length(laboratory):
+    lab, results, _ = laboratory
+    names = [training.name for training in lab.trainings]
+    assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
+    bleu, gradients, reversal = results["tables"]
+    assert (
+        bleu["columns"] == gradients["columns"] == ["model", "1 to 10", "11 to 20", "21 to 30", "31 to 40", "41 to 60"]
+    )
+    for table in (bleu, gradients, reversal):
+        assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
+    assert all(value > 0 for row in gradients["rows"] for value in row[1:])
+
+
+def test_the_longest_reversals_are_longer_than_any_in_training(laboratory):
+    lab, _, _ = laboratory
+    changes = lab.trainings[-1].changes
+    lengths = {}
+    for split, path in {"train": changes["data.train"], **changes["data.test"]}.items():
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lengths[split] = max(len(json.loads(line)["source"].split()) for line in lines)
+    assert lengths == {"train": dependence.SEEN, "test": dependence.LONGEST}
+
+
+@pytest.mark.parametrize("name", dependence.MODELS)
+def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, name):
+    lab, _, _ = laboratory
+    translator = next(one for one in lab.trainings if one.name == f"joined, {name}").translator()
+    model, tokenizers = translator.model, translator.tokenizers
+    source, target = dependence.joined_pairs("test", 5, seed=1)[0]
+    ids = tokenizers.encode_source([source])[0]
+    labels = torch.tensor([list(tokenizers.encode_target([target])[0])])
+    embedded = model.get_input_embeddings()(torch.tensor([ids])).detach()
+
+    def loss(states):
+        with torch.no_grad():
+            return model.double()(inputs_embeds=states, labels=labels).loss
+
+    norms, step = [], 1e-6
+    for place in range(len(ids)):
+        slopes = []
+        for feature in range(embedded.shape[-1]):
+            moved = [embedded.double().clone() for _ in range(2)]
+            moved[0][0, place, feature] += step
+            moved[1][0, place, feature] -= step
+            slopes.append((loss(moved[0]) - loss(moved[1])) / (2 * step))
+        norms.append(torch.stack(slopes).norm())
+        if place == 3:  # enough to compare the first with
+            break
+    model.float()
+    embedded.requires_grad_()
+    model(inputs_embeds=embedded, labels=labels).loss.backward()
+    torch.testing.assert_close(embedded.grad[0, :4].norm(dim=-1), torch.stack(norms).float(), rtol=1e-2, atol=1e-6)
+    share = dependence._share_at_the_first(translator, [(source, target)])
+    all_norms = embedded.grad[0].norm(dim=-1)
+    assert share == pytest.approx((all_norms[0] / all_norms.mean()).item(), rel=1e-4)
+
+
+def test_exact_matches_are_counted_apart_for_lengths_that_were_seen():
+    class Echo:
+        def translate(self, sources):
+            return [[type("Found", (), {"text": " ".join(reversed(source.split()))})()] for source in sources]
+
+    short, long = "a b", " ".join(["x", "y"] * 14)
+    right = [(short, "b a"), (long, " ".join(reversed(long.split())))]
+    wrong = [(short, "a b"), (short, "b b"), (long, long)]
+    assert dependence._exact_by_length(Echo(), right + wrong) == pytest.approx((100 / 3, 50.0))

@@ -28,10 +28,10 @@ def laboratory(tmp_path_factory):
     return lab, json.loads((written / "results.json").read_text())
 
 
-def test_all_rungs_have_the_same_data_tokenizer_and_updates(laboratory):
+def test_all_rungs_have_the_same_data_tokenizer_and_number_of_updates(laboratory):
     lab, _ = laboratory
     assert [one.name for one in lab.trainings] == [rung.name for rung in ladder.RUNGS]
-    own = ("model.options", "model.attn_implementation")
+    own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
     assert all(one == shared[0] for one in shared)
     tokenizers = {(one.folder / "model" / "tokenizer.json").read_text() for one in lab.trainings}

@@ -25,7 +25,7 @@ def numbers(text: str) -> set[str]:
 
 
 def test_there_are_results():
-    assert {"heads", "markov", "positions"} <= {path.stem for path in RESULTS}
+    assert {"dilution", "heads", "markov", "positions", "scaling", "sharing"} <= {path.stem for path in RESULTS}
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -181,7 +181,7 @@ def _draw_training(trainings: dict[tuple[str, int], Training]) -> "Picture":
     for axes, d_k in zip(figure.axes, TRAINED_WIDTHS, strict=True):
         lines = {scoring: trainings[scoring, d_k].curve() for scoring in SCORINGS}
         draw_lines(axes, lines, "update", "validation loss in nats per token")
-        axes.set_title(f"d_k {d_k}, {D_MODEL // d_k} heads")
+        axes.set_title(f"d_k {d_k}, h {D_MODEL // d_k}")
     return figure
 
 

@@ -146,8 +146,8 @@ def test_options_stand_above_the_config_file(corpus, tmp_path):
     ("text", "message"),
     [
         ("{", "must be JSON, but is not"),
-        ("[1]", "must be of type heed, but is of list instead"),
-        ('{"model_type": "marian"}', "must be of type heed, but is of marian instead"),
+        ("[1]", "must be of type heed or heed_rnn, but is of list instead"),
+        ('{"model_type": "marian"}', "must be of type heed or heed_rnn, but is of marian instead"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path, text, message):

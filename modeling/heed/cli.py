@@ -222,7 +222,7 @@ def attention(
     pairs = _pairs_to_look_at(text, target, data, (source_column, target_column))
     view = View(kind, layer, head, grid, rollout)
     wanted = Wanted(output, alignment, gold, entropy, as_json)
-    given = check_request(view, wanted, None if data is None else len(pairs))
+    given = check_request(view, wanted, pairs, is_corpus=data is not None)
     _quieten()
     translator = Translator.from_pretrained(model, device=device, revision=revision)
     found = answer_request(translator, pairs, view, wanted, given, to)

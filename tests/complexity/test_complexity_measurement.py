@@ -133,7 +133,8 @@ def test_the_machine_is_told():
         *(("d_model", 0), ("heads", 0), ("heads", 3), ("neighbourhood", 0), ("rounds", 0)),
         *(("kernel_width", 1), ("kernel_width", 4), ("kernel_width", -3)),
         *(("lengths", (8, 16)), ("lengths", (8, 8, 16)), ("lengths", (16, 8, 32)), ("lengths", (1, 2, 3))),
-        *(("reach_lengths", ()), ("reach_lengths", (1,)), ("reach_lengths", (9, 5))),
+        *(("reach_lengths", ()), ("reach_lengths", (1,)), ("reach_lengths", (9, 5)), ("reach_lengths", (9, 257))),
+        ("cell", "transformer"),
     ],
 )
 def test_a_setting_out_of_range_is_an_error_that_names_it(name, value):

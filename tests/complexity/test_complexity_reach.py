@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from heed.complexity import reach
@@ -69,6 +70,18 @@ def test_the_formula_is_what_gradients_say(kind, length, changes):
 def test_one_recurrent_layer_reaches_everything_before_through_every_cell_between(cell):
     assert layers_until_all_meet("recurrent", 9, asked(cell=cell)) == 1
     assert cells_between_ends(9, asked(cell=cell)) == 9
+
+
+class Faint(nn.Module):
+    """Hands on a position and the one before it, so faintly that two layers in a row would leave nothing."""
+
+    def forward(self, states):
+        return 1e-200 * (states + F.pad(states, (0, 0, 1, 0))[:, :-1])
+
+
+def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch):
+    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, settings: Faint())
+    assert layers_until_all_meet("causal", 6, asked()) == 5
 
 
 def test_layers_that_never_meet_are_an_error(monkeypatch):

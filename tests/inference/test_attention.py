@@ -152,6 +152,23 @@ def test_words_and_tags_keep_their_names():
     assert token_labels(words.source, ids) == ["<2en>", "▁개가", "<unk>", "</s>"]
 
 
+@pytest.mark.parametrize("algorithm", ["word", "bpe"])
+def test_joiners_stay_within_labels_and_are_visible_alone(algorithm):
+    text = "می\u200cخواهم 👨\u200d👩"
+    pair = train_tokenizers([text] * 9, ["a"], vocab_size=None if algorithm == "word" else 281, algorithm=algorithm)
+    labels = token_labels(pair.source, pair.encode_source([text])[0])
+    assert "👨\u200d👩" in "".join(labels)
+    if algorithm == "word":
+        assert labels == ["▁می\u200cخواهم", "▁👨\u200d👩", "</s>"]
+    else:
+        assert token_labels(pair.source, pair.source("\u200c").input_ids)[0] == "\\u200c"
+
+
+def test_an_id_that_the_tokenizer_does_not_know_is_shown_by_its_number(tokenizers):
+    first = tokenizers.source("네").input_ids[0]
+    assert token_labels(tokenizers.source, [first, 9999, 2]) == ["‹EB›", "<9999>", "</s>"]
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20))
 def test_labels_put_together_are_the_text(tokenizers, text):
@@ -233,6 +250,9 @@ def test_wrong_paths_are_named(small_map, tmp_path):
         draw_attention(small_map, tmp_path / "map.jpg")
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
         draw_attention(small_map, tmp_path / "nowhere" / "map.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ValueError, match=r"`path` must be a file to write, but .*folder\.png is a folder"):
+        draw_attention(small_map, tmp_path / "folder.png")
 
 
 def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):

@@ -106,7 +106,8 @@ def test_files_of_pairs_are_aligned_and_compared_with_gold(told, model, tokenize
     *printed, last = told(*data, "--gold", gold).splitlines()
     assert printed == links
     assert last == f"AER 0.0000  precision 1.0000  recall 1.0000  links {count}"
-    gold.write_text("9-9\n\n\n", encoding="utf-8")
+    wrong = next(f"{link}\n" for link in ("0-0", "0-1") if link not in links[0].split())
+    gold.write_text(f"{wrong}\n\n", encoding="utf-8")
     found = json.loads(told(*data, "--gold", gold, "--json"))
     assert found["alignment_errors"] == {"error_rate": 1.0, "precision": 0.0, "recall": 0.0, "links": count}
     assert found["alignments"] == links
@@ -182,6 +183,29 @@ def test_what_is_of_one_sentence_is_refused_for_files(refused, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gold.txt").write_text("0-0\n", encoding="utf-8")
     assert message in refused(*COLUMNS, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("target", "links", "named"),
+    [
+        (["--target", TARGET], "0-0 3-5", "links 3-5 of 3 and 6 words"),
+        (["--target", TARGET], "0-0 2?6", "links 2-6 of 3 and 6 words"),
+        ([], "3-0", "links 3-0 of 3 words"),
+    ],
+)
+def test_links_of_words_that_there_are_not_are_refused(refused, tmp_path, target, links, named):
+    gold = tmp_path / "gold.txt"
+    gold.write_text(links, encoding="utf-8")
+    message = refused(SOURCE, *target, "--gold", gold)
+    assert message.endswith(
+        f"`--gold` must link words of the pair, counted from 0, but {named} instead, in line 1 of {gold}."
+    )
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_model_is_loaded(refused, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("heed.inference.translation.Translator.from_pretrained", None)
+    assert "pip install 'heed[plots]'" in refused(SOURCE, "-o", tmp_path / "map.png")
 
 
 def test_a_translation_of_the_models_own_is_followed(told, model, tokenizers):

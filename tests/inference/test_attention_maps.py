@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from heed import NativeDecoder, Translator, prepare_for_inference
+from heed import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
 from heed.configuration_heed_rnn import HeedRNNConfig
 from heed.data.tokenization import train_tokenizers
 from heed.inference.attention import recording
 from heed.inference.attention.labels import token_words
 from heed.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
+from heed.inference.attention.measures import attention_entropy
+from heed.inference.attention.requests import View, Wanted, answer_request
+from heed.modeling_heed import HeedAttention
 from heed.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
@@ -128,6 +131,29 @@ def test_only_what_is_asked_is_computed_and_kept(model, tokenizers, monkeypatch)
     assert kept == [("cross", 1), ("encoder", 1)]
 
 
+def test_every_part_of_the_model_keeps_its_mode(tokenizers):
+    model = marian(tokenizers).train()
+    model.get_encoder().eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+def test_a_restricted_neighbourhood_counts_in_the_share_of_entropy(tokenizers):
+    sizes = {"vocab_size": 290, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    config = HeedConfig(**sizes, encoder_neighbourhood=2, decoder_neighbourhood=1, **tokenizers.special_ids())
+    model = HeedForConditionalGeneration(config).eval()
+    for module in model.modules():
+        if isinstance(module, HeedAttention):
+            torch.nn.init.zeros_(module.q_proj.weight)  # looks at all alike
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert maps.neighbourhoods == {"encoder": 2, "decoder": 1}
+    assert (maps.weights["encoder"] > 0).sum(axis=-1).max() == 5
+    for kind in KINDS:
+        np.testing.assert_allclose(attention_entropy(maps, kind).share, 1, atol=1e-5)
+
+
 def test_no_hook_is_left_behind(model, tokenizers):
     with pytest.raises(ValueError, match="`layer`"):
         attention_map(model, tokenizers, SOURCE, TARGET, layer=9)
@@ -213,6 +239,12 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
     assert maps.weights["cross"].shape == (1, 1, len(maps.target_tokens), len(maps.source_tokens))
     with pytest.raises(ValueError, match="`kind` must be one that the model has, but is 'encoder' instead"):
         attention_map(model, tokenizers, SOURCE, TARGET, kind="encoder")
+
+
+def test_rollout_of_a_recurrent_model_names_what_it_lacks(tokenizers):
+    translator = Translator(recurrent(tokenizers), tokenizers)
+    with pytest.raises(ValueError, match="Rollout to the source must have the encoder's self-attention"):
+        answer_request(translator, [(SOURCE, TARGET)], View(rollout=True), Wanted(weights=True))
 
 
 def test_a_recurrent_model_without_attention_is_an_error(tokenizers):

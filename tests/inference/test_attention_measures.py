@@ -1,6 +1,7 @@
 """Rollout, entropy and alignments, against examples that were computed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,17 @@ def test_a_row_of_the_decoder_is_compared_with_the_positions_it_may_look_at():
     np.testing.assert_allclose(found.share, [[1]], atol=1e-6)
 
 
+def test_a_row_of_restricted_attention_is_compared_with_its_neighbourhood():
+    half, third = 1 / 2, 1 / 3
+    maps = maps_of((0, 1, 2), encoder=[[[[half, half, 0], [third, third, third], [0, half, half]]]])
+    assert attention_entropy(maps, "encoder").share[0, 0] < 0.8
+    restricted = replace(maps, neighbourhoods={"encoder": 1})
+    np.testing.assert_allclose(attention_entropy(restricted, "encoder").share, [[1]], atol=1e-6)
+    below = maps_of(target_words=(0, 1, 2), decoder=[[[[1, 0, 0], [half, half, 0], [0, half, half]]]])
+    restricted = replace(below, neighbourhoods={"decoder": 1})
+    np.testing.assert_allclose(attention_entropy(restricted, "decoder").share, [[1]], atol=1e-6)
+
+
 def test_a_single_position_has_no_entropy():
     found = attention_entropy(maps_of(source_words=(0,), target_words=(0,), cross=[[[[1]]]]))
     assert found.nats.tolist() == found.share.tolist() == [[0]]
@@ -161,6 +173,19 @@ def test_gold_alignments_are_read_with_sure_and_possible_links(tmp_path):
     assert first == (frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}))
     assert second == (frozenset(), frozenset())
     assert third.sure == {(3, 4)}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_links(tmp_path):
+    (tmp_path / "gold.txt").write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
+    assert [given.sure for given in read_gold_alignments(tmp_path / "gold.txt")] == [{(0, 0)}, {(1, 1)}]
+
+
+def test_what_is_no_text_file_is_named(tmp_path):
+    (tmp_path / "gold.txt").write_bytes("0–0".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"must be a text file in UTF-8, but .*gold\.txt is not"):
+        read_gold_alignments(tmp_path / "gold.txt")
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        read_gold_alignments(tmp_path)
 
 
 @pytest.mark.parametrize("word", ["0", "0–1", "a-b", "0-1-2", "-1-0", "0:1"])

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +68,11 @@ def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):
 def test_directions_are_those_of_the_first_letters(maps, tmp_path):
     data = data_of(write_attention_report(maps, tmp_path / "page.html"))
     assert [data[name]["direction"] for name in ("source", "target", "fed")] == ["rtl", "ltr", "ltr"]
+
+
+def test_control_tokens_have_no_direction(tmp_path):
+    data = data_of(write_attention_report(random_maps(["<2en>", "القطة"], ["صغيرة", "b"]), tmp_path / "page.html"))
+    assert [data[name]["direction"] for name in ("source", "target", "fed")] == ["rtl", "rtl", "rtl"]
 
 
 def test_thirty_tokens_of_a_base_model_take_less_than_a_megabyte_and_a_half(tmp_path):
@@ -200,6 +206,9 @@ def test_kinds_layers_and_heads_are_chosen(page, maps, kind):
     choose(page, "layers", "rollout")
     page.move_to(token("rows", 3))
     assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
+    for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
+        texts = "[...document.querySelectorAll('{} bdi')].map(e => e.textContent)"
+        assert page.run(texts.format(f"#{side}")) == page.run(texts.format(f"#map .{side}")) == labels
 
 
 @needs_chromium
@@ -254,9 +263,63 @@ def test_everything_to_operate_has_a_name(page):
 def test_the_map_follows_the_mouse(page, maps):
     page.run("document.querySelector('#map canvas').scrollIntoView({block: 'center'})")
     x, y = page.run("(b => [b.x, b.y])(document.querySelector('#map canvas').getBoundingClientRect())")
-    page("Input.dispatchMouseEvent", type="mouseMoved", x=x + 1.5 * 24, y=y + 2.5 * 24)
-    assert page.run("document.getElementById('map-note').textContent").endswith(f"{maps.map().weights[2, 1]:.4f}")
+    place = {"x": x + 1.5 * 24, "y": y + 2.5 * 24}
+    page("Input.dispatchMouseEvent", type="mouseMoved", **place)
+    note = page.run("document.getElementById('map-note').textContent")
+    assert note == f"{TARGET[2]} → {SOURCE[1]}: {maps.map().weights[2, 1]:.4f}"
     assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
+    for kind in ("mousePressed", "mouseReleased"):
+        page("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+    page.move_to(token("rows", 0))
+    assert_shows(shown(page, "columns"), maps.map("cross").weights[2])
+
+
+@needs_chromium
+def test_the_map_looks_like_its_weights(page, maps):
+    choose(page, "layers", "1")
+    choose(page, "heads-of-layer", "0")
+    pixels = page.run(
+        "(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+        "(document.querySelector('#map canvas'))"
+    )
+    reds = np.array(pixels).reshape(len(TARGET), len(SOURCE), 4)[..., 0]
+    np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 0]) * (0x1E - 255), atol=1.5)
+
+
+@needs_chromium
+def test_the_map_marks_what_is_pointed_at(page):
+    marked = "(b => ['left', 'top', 'width', 'height'].map(name => parseInt(b.style[name])))(document.querySelector('.band'))"
+    for side, index, band, label in (
+        ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
+        ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),
+    ):
+        page.move_to(token(side, index))
+        assert page.run(marked) == band
+        assert page.run("[...document.querySelectorAll('#map .on')].map(e => e.textContent)") == [label]
+
+
+@needs_chromium
+def test_stacks_of_different_depths_each_begin_with_their_last_layer(browser, tmp_path):
+    deep, flat = random_maps(["a", "b"], ["x", "y", "z"], layers=4), random_maps(["a", "b"], ["x", "y", "z"], layers=1)
+    maps = replace(flat, weights={**flat.weights, "encoder": deep.weights["encoder"]})
+    browser.open(write_attention_report(maps, tmp_path / "page.html", kind="encoder"))
+    choose(browser, "kinds", "decoder")
+    browser.move_to(token("rows", 2))
+    assert_shows(shown(browser, "columns"), maps.map("decoder").weights[2])
+    choose(browser, "layers", "rollout")
+    choose(browser, "kinds", "encoder")
+    browser.move_to(token("rows", 1))
+    assert_shows(shown(browser, "columns"), maps.map("encoder").weights[1])
+    assert browser.complaints() == []
+
+
+@needs_chromium
+def test_a_click_on_the_edge_of_the_map_keeps_nothing(page):
+    page.run(
+        "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('click', "
+        "{clientX: b.x + 5, clientY: b.bottom})); })(document.querySelector('#map canvas'))"
+    )
+    assert page.run("state.pinned") is False
 
 
 @needs_chromium

@@ -1,13 +1,15 @@
 """Which inputs reach which outputs, and after how many layers: maximum path lengths, found by gradient.
 
 An input reaches an output where the gradient of the output by it is not zero. Weights are random, so that none is zero
-by chance, and float64 keeps the longest product of small numbers from becoming zero.
+by chance. Nor is one because a product of many small numbers is too small for float64: between two layers what comes
+back at each position is brought to length 1, which leaves zeros as they are.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from heed.complexity.counts import path_length
@@ -92,9 +94,16 @@ def layers_until_all_meet(kind: str, length: int, settings: ComplexitySettings) 
     outputs = inputs
     for depth in range(length):
         outputs = layer_at(kind, depth, settings)(outputs)
+        outputs.register_hook(_to_length_1)
         if all(torch.equal(reached(outputs, inputs, some), wanted[list(some)]) for some in (ends, range(length))):
             return depth + 1
     raise RuntimeError(f"{length} layers of the kind {kind} leave inputs that do not reach all outputs.")
+
+
+def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
+    largest = gradient.abs().amax(-1, keepdim=True)  # whose square does not vanish
+    gradient = gradient / largest.where(largest > 0, 1)
+    return F.normalize(gradient, dim=-1)
 
 
 def cells_between_ends(length: int, settings: ComplexitySettings) -> int:

@@ -1,9 +1,11 @@
 """What `heed complexity` is asked to measure."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Cell = Literal["rnn", "gru", "lstm"]
+# On longer ways through a recurrent layer gradients become zero, in float64 too.
+LONGEST_REACH = 256
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,12 @@ class ComplexitySettings:
         kernel_width: Width of a convolution, k.
         cell: Of the recurrent layer: `rnn`, `gru` or `lstm`.
         lengths: Numbers of positions n to time.
-        reach_lengths: Numbers of positions for which the path length is looked for by gradient.
+        reach_lengths: Numbers of positions for which the path length is looked for by gradient, 256 at most.
         rounds: How often each layer is timed at each length, in turns.
         seed: Of weights and inputs.
 
     Raises:
-        ValueError: For a number out of range; the message names the field.
+        ValueError: For a number out of range or an unknown cell; the message names the field.
     """
 
     d_model: int = 512
@@ -43,6 +45,8 @@ class ComplexitySettings:
             raise ValueError(f"`heads` must divide `d_model`, but they are {self.heads} and {self.d_model} instead.")
         if self.kernel_width < 3 or self.kernel_width % 2 == 0:
             raise ValueError(f"`kernel_width` must be odd and at least 3, but is {self.kernel_width} instead.")
+        if self.cell not in get_args(Cell):
+            raise ValueError(f"`cell` must be rnn, gru or lstm, but is {self.cell!r} instead.")
         # A line through the upper half of fewer lengths than three would be a line through a point.
         for name, fewest in (("lengths", 3), ("reach_lengths", 1)):
             lengths = getattr(self, name)
@@ -50,6 +54,10 @@ class ComplexitySettings:
                 raise ValueError(
                     f"`{name}` must be at least {fewest} rising numbers from 2 on, but is {list(lengths)} instead."
                 )
+        if self.reach_lengths[-1] > LONGEST_REACH:
+            raise ValueError(
+                f"`reach_lengths` must be at most {LONGEST_REACH}, but the last is {self.reach_lengths[-1]} instead."
+            )
 
 
 def numbers_of(name: str, text: str) -> tuple[int, ...]:

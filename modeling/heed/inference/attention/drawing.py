@@ -107,13 +107,19 @@ def draw_attention_grid(
     return _save(figure, path)
 
 
-def _figure(width: float, height: float) -> "Figure":
-    """Make a figure of so many inches, without pyplot."""
+def check_matplotlib() -> None:
+    """Raise an `ImportError` that names the extra if matplotlib is not installed."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ImportError("Drawing attention needs matplotlib: pip install 'heed[plots]'") from error
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """Make a figure of so many inches, without pyplot."""
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

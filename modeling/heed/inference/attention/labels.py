@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
+# Without width: how the letters of Persian or of Indian scripts join, and what makes one emoji of several.
+JOINERS = "\u200c\u200d"
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -18,7 +20,8 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
 
     Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them;
     where a piece continues a character of the piece before, as Korean ones often do, its label begins with …; bytes
-    that are no character are shown as ‹EC›.
+    that are no character are shown as ‹EC›. An id that the tokenizer does not know, as of a model with room for more,
+    becomes <its number>.
 
     Args:
         tokenizer: The tokenizer that the ids come from.
@@ -27,10 +30,11 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    control |= {id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None}
     is_byte_level = _is_byte_level(tokenizer)
-    labels = list(pieces)
+    labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
     run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
-    for index, (id_, piece) in enumerate(zip(ids, pieces, strict=True)):
+    for index, (id_, piece) in enumerate(zip(ids, labels, strict=True)):
         fallback = FALLBACK_BYTE.fullmatch(piece)
         if id_ not in control and (is_byte_level or fallback):
             run.append((index, bytes.fromhex(fallback[1]) if fallback else _piece_bytes(piece)))
@@ -40,7 +44,7 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
         if id_ not in control:
             labels[index] = "".join(map(_visible, piece))
     _label_run(run, labels)
-    return labels
+    return [label if label.strip(JOINERS) else _escaped(label) for label in labels]
 
 
 def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
@@ -135,6 +139,8 @@ def _characters(text: bytes) -> Iterator[tuple[int, int, str]]:
 def _visible(character: str) -> str:
     if character == " ":
         return SPACE_MARK
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode()
+    return character if character.isprintable() or character in JOINERS else _escaped(character)
+
+
+def _escaped(text: str) -> str:
+    return text.encode("unicode_escape").decode()

@@ -5,7 +5,7 @@ Section 3.2.3 of the paper names the three kinds: in "cross" attention every tar
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class AttentionMaps:
         source_words: For each source token the number of its word, from 0, or None for control tokens and spaces.
         target_words: The same of the target tokens.
         weights: For each kind a float32 array (layers, heads, rows, columns), rows and columns as in `AttentionMap`.
+        neighbourhoods: How many positions away a row sees, for the kinds that are restricted (section 4).
 
     """
 
@@ -62,6 +63,7 @@ class AttentionMaps:
     source_words: list[int | None]
     target_words: list[int | None]
     weights: dict[Kind, np.ndarray]
+    neighbourhoods: dict[Kind, int] = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -172,7 +174,7 @@ def attention_maps_of_ids(
     source, target, fed = _labels(model, tokenizers, source_ids, target_ids)
     weights = {kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found}
     words = token_words(tokenizers.source, source_ids), token_words(tokenizers.target, target_ids)
-    return AttentionMaps(source, target, fed, *words, weights)
+    return AttentionMaps(source, target, fed, *words, weights, _neighbourhoods(model))
 
 
 def attention_map(
@@ -292,6 +294,13 @@ def _plain_model(model: Any) -> Any:
     return model
 
 
+def _neighbourhoods(model: Any) -> dict[Kind, int]:
+    """Return how far the self-attention of a model of ours sees, where that is restricted."""
+    kinds: tuple[Kind, Kind] = "encoder", "decoder"
+    radii = {kind: getattr(model.config, f"{kind}_neighbourhood", None) for kind in kinds}
+    return {kind: radius for kind, radius in radii.items() if radius is not None}
+
+
 def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
     for kind in kinds:
         if kind not in KINDS:
@@ -303,11 +312,11 @@ def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
 
 def _check_lengths(model: "PreTrainedModel", source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
     limit = position_limit(model.config)
-    for field, ids in (("source", source_ids), ("target", target_ids)):
+    for name, ids in (("source", source_ids), ("target", target_ids)):
         if not ids:
-            raise ValueError(f"The {field} must have at least one token, but has none.")
+            raise ValueError(f"The {name} must have at least one token, but has none.")
         if limit is not None and len(ids) > limit:
             raise ValueError(
-                f"The {field} must have at most {limit} tokens, the model's number of positions,"
+                f"The {name} must have at most {limit} tokens, the model's number of positions,"
                 f" but has {len(ids)} instead."
             )

@@ -95,7 +95,8 @@ def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
 
     Args:
         maps: Attention of one pair.
-        kind: "cross", "encoder" or "decoder"; row i of the decoder may look at i + 1 positions, all others at all.
+        kind: "cross", "encoder" or "decoder"; row i of the decoder may look at i + 1 positions, all others at all, but
+            where self-attention is restricted only at those of the neighbourhood.
 
     Raises:
         ValueError: For a kind that is not there.
@@ -103,13 +104,24 @@ def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
     """
     maps.layers(kind)  # or the kind is named
     weights = maps.weights[kind].astype(np.float64)
-    rows, columns = weights.shape[-2:]
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
-    seen = np.arange(1, rows + 1) if kind == "decoder" else np.full(rows, columns)
+    seen = _positions_seen(maps, kind)
     choosing = seen > 1
     shares = nats[..., choosing] / np.log(seen[choosing])
     return Entropy(nats.mean(axis=-1), shares.mean(axis=-1) if choosing.any() else np.zeros(nats.shape[:2]))
+
+
+def _positions_seen(maps: AttentionMaps, kind: Kind) -> np.ndarray:
+    """Return how many positions each row may look at."""
+    rows, columns = maps.weights[kind].shape[-2:]
+    distance = np.arange(rows)[:, None] - np.arange(columns)
+    seen = np.ones((rows, columns), dtype=bool)
+    if kind == "decoder":
+        seen &= distance >= 0
+    if kind in maps.neighbourhoods:
+        seen &= np.abs(distance) <= maps.neighbourhoods[kind]
+    return seen.sum(axis=1)
 
 
 def token_alignment(attention: AttentionMap) -> list[Link]:
@@ -164,13 +176,17 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
 
     Raises:
         FileNotFoundError: When the file does not exist.
-        ValueError: For anything else in a line.
+        ValueError: For anything else in a line, or what is no UTF-8.
 
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"The gold alignments must be a file, but {path} does not exist.")
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise FileNotFoundError(f"The gold alignments must be a file, but {path} {what}.")
     found = []
-    lines = Path(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The gold alignments must be a text file in UTF-8, but {path} is not: {error}.") from None
     for number, line in enumerate(lines, start=1):
         sure, possible = set(), set()
         for word in line.split():

@@ -10,13 +10,15 @@ def check_place(path: str | Path, suffixes: Sequence[str]) -> Path:
     """Return the path of a file to be written.
 
     Raises:
-        ValueError: For a suffix other than these.
+        ValueError: For a suffix other than these, or a folder.
         FileNotFoundError: When its folder does not exist.
 
     """
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"`path` must end in one of {', '.join(suffixes)}, but is {path} instead.")
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file to write, but {path} is a folder.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`path` must lie in an existing folder, but {path.parent} does not exist.")
     return path

@@ -122,12 +122,13 @@ def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) 
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]  # some may not, such as a frozen encoder
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """What `heed attention` is asked for: which requests go together, and their answers."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heed.inference.attention.drawing import PICTURE_SUFFIXES, draw_attention, draw_attention_grid
+from heed.inference.attention.drawing import PICTURE_SUFFIXES, check_matplotlib, draw_attention, draw_attention_grid
 from heed.inference.attention.maps import AttentionMap, AttentionMaps, attention_maps
 from heed.inference.attention.measures import (
     AlignmentErrors,
@@ -22,6 +23,8 @@ from heed.inference.attention.places import check_place
 from heed.inference.attention.recording import Kind
 from heed.inference.attention.report import REPORT_SUFFIXES, write_attention_report
 from heed.inference.translation import Translator
+
+Pair = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -126,20 +129,24 @@ class Answer:
             yield str(self.output)
 
 
-def check_request(view: View, wanted: Wanted, pairs: int | None) -> list[GoldAlignment] | None:
+def check_request(
+    view: View, wanted: Wanted, pairs: Sequence[Pair], *, is_corpus: bool = False
+) -> list[GoldAlignment] | None:
     """Refuse what does not go together, before anything is computed.
 
     Args:
         view: Which weights.
         wanted: What of them.
-        pairs: Number of pairs, None where there is one sentence.
+        pairs: Sources, each with its target or None for the model's own.
+        is_corpus: Whether they come from files, and not one sentence from the command line.
 
     Returns:
         The given alignments, where there are any.
 
     Raises:
-        ValueError: For a setting that would be ignored, or nothing to do.
+        ValueError: For a setting that would be ignored, nothing to do, or given alignments that are not of the pairs.
         FileNotFoundError: When the gold file or the folder of the output does not exist.
+        ImportError: When a picture is to be drawn, and matplotlib is not installed.
 
     """
     aligns = wanted.alignment or wanted.gold is not None
@@ -160,20 +167,34 @@ def check_request(view: View, wanted: Wanted, pairs: int | None) -> list[GoldAli
         (aligns and view.kind not in (None, "cross"), "`--kind` must be cross to align words"),
         (aligns and view.grid, "`--grid` must not come with --alignment or --gold, which read one map"),
         (
-            pairs is not None and wanted.output is not None,
+            is_corpus and wanted.output is not None,
             "`--output` must not come with --data: it shows one sentence",
         ),
-        (pairs is not None and wanted.entropy, "`--entropy` must not come with --data: it is of one sentence"),
+        (is_corpus and wanted.entropy, "`--entropy` must not come with --data: it is of one sentence"),
         (wanted.entropy and not _reads_a_map(wanted) and _is_chosen(view), _ENTROPY_IS_OF_ALL),
     ]
     for is_ignored, message in ignored:
         if is_ignored:
             raise ValueError(f"{message}.")
-    if wanted.gold is None:
-        return None
-    gold = read_gold_alignments(wanted.gold)
-    if len(gold) != (pairs or 1):
-        raise ValueError(f"`--gold` must have {pairs or 1} lines, one for each pair, but has {len(gold)} instead.")
+    if draws:
+        check_matplotlib()
+    return None if wanted.gold is None else _gold_of(wanted.gold, pairs)
+
+
+def _gold_of(path: Path, pairs: Sequence[Pair]) -> list[GoldAlignment]:
+    """Read the given alignments of pairs; links of words that are not there tell of another file or other counts."""
+    gold = read_gold_alignments(path)
+    if len(gold) != len(pairs):
+        raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
+    for line, (given, (source, target)) in enumerate(zip(gold, pairs, strict=True), start=1):
+        sizes = len(source.split()), math.inf if target is None else len(target.split())
+        for link in sorted(given.possible):
+            if link[0] >= sizes[0] or link[1] >= sizes[1]:
+                words = f"{sizes[0]} words" if target is None else f"{sizes[0]} and {sizes[1]} words"
+                raise ValueError(
+                    f"`--gold` must link words of the pair, counted from 0, but links {link[0]}-{link[1]} of {words} "
+                    f"instead, in line {line} of {path}."
+                )
     return gold
 
 
@@ -190,7 +211,7 @@ def _is_chosen(view: View) -> bool:
 
 def answer_request(
     translator: Translator,
-    pairs: list[tuple[str, str | None]],
+    pairs: Sequence[Pair],
     view: View,
     wanted: Wanted,
     gold: list[GoldAlignment] | None = None,
@@ -213,10 +234,8 @@ def answer_request(
     answer = Answer(alignments=[] if wanted.alignment or gold is not None else None)
     kind = view.kind or "cross"
     kinds: list[Kind] | None = [kind]
-    if wanted.is_report:
+    if wanted.is_report or (view.rollout and kind == "cross"):  # rollout tells of itself what it lacks
         kinds = None
-    elif view.rollout and kind == "cross":
-        kinds = ["cross", "encoder"]
     for source, target in pairs:
         maps = attention_maps(
             translator, translator.tokenizers, source, target, kinds=kinds, target_language=target_language

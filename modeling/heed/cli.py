@@ -322,7 +322,9 @@ def complexity(
     kernel_width: Annotated[int, typer.Option(help="Of a convolution, k; odd.")] = 3,
     cell: Annotated[Literal["rnn", "gru", "lstm"], typer.Option(help="Of the recurrent layer.")] = "lstm",
     lengths: Annotated[str, typer.Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
-    reach_lengths: Annotated[str, typer.Option(help="Numbers of positions to look for paths in.")] = "16,32,64,128",
+    reach_lengths: Annotated[
+        str, typer.Option(help="Numbers of positions to look for paths in, up to 256.")
+    ] = "16,32,64,128",
     rounds: Annotated[int, typer.Option(help="How often each layer is timed, in turns.")] = 5,
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     output: Annotated[

@@ -84,6 +84,19 @@ def test_gradients_too_small_for_float64_are_gradients_all_the_same(monkeypatch)
     assert layers_until_all_meet("causal", 6, asked()) == 5
 
 
+class OnlyLast(nn.Module):
+    """Lets the last position alone see all others."""
+
+    def forward(self, states):
+        return torch.cat([states[:, :-1], states.sum(1, keepdim=True)], dim=1)
+
+
+def test_ends_that_meet_are_not_enough(monkeypatch):
+    monkeypatch.setattr(reach, "layer_at", lambda kind, depth, settings: OnlyLast())
+    with pytest.raises(RuntimeError, match="causal"):
+        layers_until_all_meet("causal", 5, asked())
+
+
 def test_layers_that_never_meet_are_an_error(monkeypatch):
     monkeypatch.setattr(reach, "layer_at", lambda kind, depth, settings: nn.Tanh())
     with pytest.raises(RuntimeError, match="5 layers of the kind causal leave inputs that do not reach all outputs"):

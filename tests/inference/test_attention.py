@@ -205,6 +205,16 @@ def test_rows_of_the_picture_are_rows_of_the_map(tmp_path):
     assert right[inside].min() > 0.4 * width
 
 
+def test_labels_stand_at_their_rows_and_columns(small_map, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(drawing, "_save", lambda figure, path: drawn.append(figure) or path)
+    draw_attention(small_map, tmp_path / "map.png")
+    axes = drawn[0].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == small_map.source_tokens
+    assert [label.get_text() for label in axes.get_yticklabels()] == small_map.target_tokens
+    assert axes.images[0].get_clim() == (0, 1)
+
+
 def test_korean_letters_have_shapes(small_map, tmp_path):
     assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
 
@@ -285,6 +295,7 @@ def test_the_grid_has_a_small_map_for_each_head_in_its_place(tmp_path, monkeypat
     assert [axes.get_title() for axes in whole] == [f"layer {i}, head {j}" for i in range(2) for j in range(3)]
     for axes, weights in zip(whole, maps.weights["cross"].reshape(6, 4, 5), strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), weights)
+        assert axes.images[0].get_clim() == (0, 1)
     assert [axes.get_title() for axes in last] == [f"layer 1, head {j}" for j in range(3)]
     np.testing.assert_array_equal(last[2].images[0].get_array(), maps.weights["cross"][1, 2])
     assert [label.get_text() for label in whole[-1].get_xticklabels()] == maps.source_tokens

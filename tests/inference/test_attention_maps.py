@@ -162,6 +162,17 @@ def test_no_hook_is_left_behind(model, tokenizers):
     assert recording._without_weights not in hooks
 
 
+def test_no_hook_is_left_behind_by_a_pass_that_fails(model, tokenizers, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(model.get_decoder().layers[1].feed_forward, "forward", fail)
+    with pytest.raises(MemoryError):
+        attention_map(model, tokenizers, SOURCE, TARGET, layer=0)
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+    assert recording._without_weights not in hooks
+
+
 def test_kinds_are_those_asked_for(model, tokenizers):
     assert attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["decoder", "cross"]).kinds == ["cross", "decoder"]
     maps = attention_maps(model, tokenizers, SOURCE, TARGET, kinds=["cross"])

@@ -150,6 +150,11 @@ def test_the_alignment_error_rate_is_that_of_its_formula():
     assert (found.precision, found.recall, found.links) == (pytest.approx(2 / 3), pytest.approx(1 / 2), 3)
 
 
+def test_sure_links_are_possible_without_being_given_twice():
+    gold = GoldAlignment(frozenset({(0, 0)}), frozenset({(1, 1)}))
+    assert alignment_errors([[(0, 0), (1, 1)]], [gold]) == (0, 1, 1, 2)
+
+
 def test_sentences_are_counted_together_and_not_averaged():
     # One link of one is right, and one of three: 1 − (2 + 2) / (4 + 4), where the mean would be (0 + 2/3) / 2.
     right = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))

@@ -288,7 +288,7 @@ def test_the_map_looks_like_its_weights(page, maps):
 
 @needs_chromium
 def test_the_map_marks_what_is_pointed_at(page):
-    marked = "(b => ['left', 'top', 'width', 'height'].map(name => parseInt(b.style[name])))(document.querySelector('.band'))"
+    marked = "['left', 'top', 'width', 'height'].map(name => parseInt(document.querySelector('.band').style[name]))"
     for side, index, band, label in (
         ("rows", 2, [0, 48, 24 * len(SOURCE), 24], TARGET[2]),
         ("columns", 1, [24, 0, 24, 24 * len(TARGET)], SOURCE[1]),

@@ -100,6 +100,8 @@ class HeedRNNConfig(PreTrainedConfig):
     model_type = "heed_rnn"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"d_model": "hidden_size", "num_hidden_layers": "encoder_layers"}
+    # Not `layers.*`, of which only the encoder's run once: input feeding would gather the decoder's at every token.
+    base_model_fsdp_plan = {"embed_tokens": "free_full_weight"}
 
     vocab_size: int = 37000
     decoder_vocab_size: int | None = None

@@ -643,6 +643,9 @@ class HeedRNNStack(HeedRNNPreTrainedModel):
 class HeedRNNEncoder(HeedRNNStack):
     """Recurrent layers that read the source token by token."""
 
+    # Each layer is gathered where it runs. The decoder's cells run once for each token: see the config's plan.
+    _fsdp_plan = {"layers.*": "free_full_weight"}
+
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config, config.vocab_size)
         sizes = [config.embedding_size] + [config.hidden_size] * (config.encoder_layers - 1)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,15 @@ def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path)
 def test_gradient_checkpointing_is_refused():
     with pytest.raises(ValueError, match="does not support"):
         tiny_rnn().gradient_checkpointing_enable()
+
+
+def test_under_fsdp_no_weights_are_gathered_at_every_token():
+    model, names, calls = tiny_rnn(), {""}, Counter()
+    for rule in model._fsdp_plan:
+        pattern = re.compile(re.escape(rule).replace(r"\*", r"\d+"))
+        names |= {name for name, _ in model.named_modules() if pattern.fullmatch(name)}
+    assert {"model.encoder.layers.0", "model.encoder.layers.1"} <= names
+    for name in names:
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
+    model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[8, 9, 2, 10, 11]]))
+    assert set(calls.values()) == {1}

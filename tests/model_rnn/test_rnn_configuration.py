@@ -33,6 +33,7 @@ WRONG = [
     ({"cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`"),
     ({"hiden_size": 8}, "did you mean `hidden_size`"),
     ({"bidirectionnal": True}, "did you mean `bidirectional`"),
+    ({"d_model": 18}, "`d_model` must be left out beside `hidden_size`.* are 18 and 16"),
 ]
 
 
@@ -40,6 +41,15 @@ WRONG = [
 def test_what_cannot_be_built_is_an_error_that_names_the_field(changes, message):
     with pytest.raises((ValueError, StrictDataclassError), match=message):
         tiny_rnn_config(**changes)
+
+
+def test_a_field_by_its_other_name_is_checked_as_well():
+    assert HeedRNNConfig(d_model=32, num_hidden_layers=2).hidden_size == 32
+    assert HeedRNNConfig(d_model=32, hidden_size=32).hidden_size == 32
+    with pytest.raises((ValueError, StrictDataclassError), match=r"`hidden_size` must be even.*but is 15"):
+        HeedRNNConfig(d_model=15)
+    with pytest.raises((ValueError, StrictDataclassError), match="`encoder_layers` must be at least 1, but is 0"):
+        HeedRNNConfig(num_hidden_layers=0)
 
 
 def test_a_wrong_assignment_is_an_error_when_the_config_is_saved(tmp_path):

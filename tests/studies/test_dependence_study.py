@@ -1,6 +1,7 @@
 """The study of long-range dependence: its data, its measures, and the whole at a small size."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,12 +86,14 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, na
     assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
 
 
-def test_exact_matches_are_counted_apart_for_lengths_that_were_seen():
+def test_exact_matches_are_counted_for_each_group_of_lengths():
     class Echo:
         def translate(self, sources):
             return [[type("Found", (), {"text": " ".join(reversed(source.split()))})()] for source in sources]
 
-    short, long = "a b", " ".join(["x", "y"] * 14)
-    right = [(short, "b a"), (long, " ".join(reversed(long.split())))]
-    wrong = [(short, "a b"), (short, "b b"), (long, long)]
-    assert dependence._exact_by_length(Echo(), right + wrong) == pytest.approx((100 / 3, 50.0))
+    pairs = []
+    for wrong, (low, high) in enumerate(pairwise((0, *dependence.SEQUENCE_GROUPS))):
+        sources = [" ".join(f"s{number}" for number in range(length)) for length in (low + 1, high)]
+        pairs += [(source, " ".join(reversed(source.split()))) for source in sources]
+        pairs += [(source, "wrong") for source in sources for _ in range(wrong)]
+    assert dependence._exact_by_length(Echo(), pairs) == pytest.approx([100 / (1 + wrong) for wrong in range(6)])

@@ -6,12 +6,13 @@ else.
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heed.data.sources import read_pairs
 from heed.evaluation.metrics import score_translations
-from heed.studies.figures import draw_lines, new_figure
+from heed.studies.figures import draw_lines, line_chart, new_figure
 from heed.studies.study import Figure, Lab, Outcome, Study, Table
 from heed.studies.training import Training
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 RECURRENT: dict[str, Any] = {"model_type": "heed_rnn", "embedding_size": 64, "hidden_size": 128, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
+    # All it knows of the source is its state: with that of the GRU it would not get far.
     "LSTM, no attention": {
         **RECURRENT,
+        "embedding_size": 128,
+        "hidden_size": 256,
         "cell": "lstm",
         "bidirectional": False,
         "attention": "none",
@@ -52,6 +56,8 @@ MEASURED = 40
 # The task that JoeyNMT publishes: 50 symbols, at most 25 of them in training and at most 30 in the test.
 SYMBOLS = 50
 SEEN, LONGEST = 25, 30
+# Upper ends of the groups of sequences, in symbols; one ends at `SEEN`.
+SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)
 SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
 PUBLISHED_REVERSAL = 95.19
 
@@ -61,18 +67,26 @@ JOINED: dict[str, Any] = {
     "data.cleaning.drop_overlap": False,
     "tokenizer.vocab_size": 2000,
     "optimization.warmup_updates": 100,
-    "optimization.max_updates": 800,
+    "optimization.max_updates": 1600,
     "optimization.tokens_per_update": 4096,
     "optimization.max_grad_norm": 1.0,
+    "validation.every_updates": 200,
+    "logging.every_updates": 100,
     "decoding.max_length": 160,
 }
-# Recurrent models learn the translations faster at a higher rate than the Transformer.
-RATES = {"heed_rnn": 0.01, "heed": 0.005}
+JOINED_RATES = {"LSTM, no attention": 0.004, "GRU + additive": 0.01, "Transformer": 0.005}
+JOINED_OPTIONS: dict[str, dict[str, Any]] = {
+    # Read from its end, a source begins where its translation does (Sutskever et al., 2014, section 3.3).
+    "LSTM, no attention": {"dropout": 0.0, "reverse_source": True},
+    "GRU + additive": {"dropout": 0.0},
+    "Transformer": {"dropout": 0.0},
+}
 REVERSAL: dict[str, Any] = {
     "data.source": "source",
     "data.target": "target",
     "tokenizer.algorithm": "word",
     "tokenizer.vocab_size": None,
+    "optimization.learning_rate": 0.004,
     "optimization.max_updates": 1500,
     "optimization.tokens_per_update": 4096,
     "optimization.warmup_updates": 200,
@@ -106,8 +120,8 @@ def run(lab: Lab) -> Outcome:
         split: reversal_pairs(SEEN if split != "test" else LONGEST, count, lab.seed + number)
         for number, (split, count) in enumerate(SEQUENCES.items())
     }
-    on_joined = _train(lab, "joined", {**JOINED, **_files(lab, joined)}, RATES, {"dropout": 0.0})
-    on_reversed = _train(lab, "reversal", {**REVERSAL, **_files(lab, reversed_)}, dict.fromkeys(RATES, 0.004), {})
+    on_joined = _train(lab, "joined", {**JOINED, **_files(lab, joined)}, JOINED_RATES, JOINED_OPTIONS)
+    on_reversed = _train(lab, "reversal", {**REVERSAL, **_files(lab, reversed_)})
     bleu, gradients = {}, {}
     for name, training in on_joined.items():
         translator = training.translator()
@@ -133,8 +147,13 @@ def run(lab: Lab) -> Outcome:
             "Left: BLEU by source length. Right: gradient at the first source token, over that at an average one.",
             _draw_by_length(bleu, gradients),
         ),
+        Figure(
+            "reversal",
+            f"Sequences that are reversed without a fault, by their length; at most {SEEN} symbols in training.",
+            line_chart(_points(SEQUENCE_GROUPS, exact), "symbols, at most", "exact in %"),
+        ),
     ]
-    return Outcome(tables, figures, _values(bleu, gradients, on_reversed), FINDINGS)
+    return Outcome(tables, figures, _values(bleu, gradients, on_reversed, exact), FINDINGS)
 
 
 FINDINGS = [
@@ -144,6 +163,10 @@ FINDINGS = [
     "At more than {long} tokens the first source token gets {gradient_lstm_long:.2f} of an average token's gradient "
     "in the LSTM without attention, {gradient_gru_long:.2f} in the GRU with attention, "
     "{gradient_transformer_long:.2f} in the Transformer.",
+    "Of sequences of at most {few} symbols the LSTM without attention reverses {exact_lstm_short:.1f} % without a "
+    "fault, of those of more than {many} and at most {seen} {exact_lstm_long:.1f} %; the GRU with attention "
+    "{exact_gru_short:.1f} % and {exact_gru_long:.1f} %, the Transformer {exact_transformer_short:.1f} % and "
+    "{exact_transformer_long:.1f} %.",
     "Reversing sequences, up to {beyond} symbols longer than any in training, the best model is the {reversal_best} "
     "with BLEU {reversal_bleu:.2f}; JoeyNMT publishes {reversal_published:.2f} for its own.",
 ]
@@ -160,16 +183,20 @@ def _files(lab: Lab, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str
 
 
 def _train(
-    lab: Lab, task: str, changes: Mapping[str, Any], rates: Mapping[str, float], more: Mapping[str, Any]
+    lab: Lab,
+    task: str,
+    changes: Mapping[str, Any],
+    rates: Mapping[str, float] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Training]:
-    """Train each model, with more options and a learning rate by its type; return the trainings by name."""
+    """Train each model, with a learning rate and more options by its name; return the trainings by name."""
     trainings = {}
-    for name, options in MODELS.items():
-        own = {
-            "model.options": {**options, **more},
-            "model.attn_implementation": None if "model_type" in options else "eager",
-            "optimization.learning_rate": rates[options.get("model_type", "heed")],
+    for name, model in MODELS.items():
+        own: dict[str, Any] = {
+            "model.options": {**model, **(options or {}).get(name, {})},
+            "model.attn_implementation": None if "model_type" in model else "eager",
         }
+        own |= {"optimization.learning_rate": rates[name]} if rates else {}
         trainings[name] = lab.train(f"{task}, {name}", {**changes, **own})
     return trainings
 
@@ -208,37 +235,46 @@ def _share_at_the_first(translator: "Translator", pairs: Sequence[tuple[str, str
     return sum(shares) / len(shares)
 
 
-def _exact_by_length(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
-    """Return the percentage of sequences that are reversed without a fault, of lengths seen in training and longer."""
+def _exact_by_length(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Return the percentage of sequences that are reversed without a fault, for each group of `SEQUENCE_GROUPS`."""
     found = translator.translate([source for source, _ in pairs])
-    right: dict[bool, list[bool]] = {True: [], False: []}
+    right: list[list[bool]] = [[] for _ in SEQUENCE_GROUPS]
     for (source, target), translations in zip(pairs, found, strict=True):
-        right[len(source.split()) <= SEEN].append(translations[0].text == target)
-    seen, longer = (100 * sum(right[is_seen]) / len(right[is_seen]) for is_seen in (True, False))
-    return seen, longer
+        right[bisect_left(SEQUENCE_GROUPS, len(source.split()))].append(translations[0].text == target)
+    return [100 * sum(some) / len(some) for some in right]
+
+
+def _spans(groups: Sequence[int]) -> list[str]:
+    return [f"{low + 1} to {high}" for low, high in zip((0, *groups), groups, strict=False)]
+
+
+def _points(groups: Sequence[int], values: Mapping[str, Sequence[float]]) -> dict[str, list[tuple[float, float]]]:
+    return {name: list(zip(groups, numbers, strict=True)) for name, numbers in values.items()}
 
 
 def _table_by_length(name: str, title: str, values: Mapping[str, Sequence[float]], form: str) -> Table:
-    columns = [f"{low + 1} to {high}" for low, high in zip((0, *GROUPS), GROUPS, strict=False)]
+    columns = _spans(GROUPS)
     rows: list[tuple[str | float, ...]] = [(model, *numbers) for model, numbers in values.items()]
     return Table(name, title, ("model", *columns), rows, dict.fromkeys(columns, form))
 
 
-def _reversal_table(trainings: Mapping[str, Training], exact: Mapping[str, tuple[float, float]]) -> Table:
-    seen, longer = f"exact, up to {SEEN}", f"exact, {SEEN + 1} to {LONGEST}"
+def _reversal_table(trainings: Mapping[str, Training], exact: Mapping[str, Sequence[float]]) -> Table:
+    columns = ("model", "BLEU", *(f"exact in %, {span}" for span in _spans(SEQUENCE_GROUPS)))
     rows: list[tuple[str | float, ...]] = [
         (name, one.metrics["test"]["bleu"], *exact[name]) for name, one in trainings.items()
     ]
     title = f"Reversal: trained on up to {SEEN} symbols, tested on up to {LONGEST}"
-    return Table("reversal", title, ("model", "BLEU", seen, longer), rows, {"BLEU": ".2f", seen: ".1f", longer: ".1f"})
+    return Table("reversal", title, columns, rows, {"BLEU": ".2f"} | dict.fromkeys(columns[2:], ".1f"))
 
 
-def _values(bleu, gradients, trainings: Mapping[str, Training]) -> dict[str, str | int | float]:
+def _values(bleu, gradients, trainings: Mapping[str, Training], exact) -> dict[str, str | int | float]:
     values: dict[str, str | int | float] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
+    values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
     for name in MODELS:
         key = name.split()[0].rstrip(",").lower()
         values |= {f"bleu_{key}_short": bleu[name][0], f"bleu_{key}_long": bleu[name][-1]}
         values[f"gradient_{key}_long"] = gradients[name][-1]
+        values |= {f"exact_{key}_short": exact[name][0], f"exact_{key}_long": exact[name][-2]}
     best = max(trainings, key=lambda name: trainings[name].metrics["test"]["bleu"])
     return values | {
         "reversal_best": best,
@@ -250,8 +286,7 @@ def _values(bleu, gradients, trainings: Mapping[str, Training]) -> dict[str, str
 def _draw_by_length(bleu, gradients) -> "Picture":
     figure = new_figure(columns=2)
     for axes, values, label in zip(figure.axes, (bleu, gradients), ("BLEU", "gradient, first / average"), strict=True):
-        lines = {name: list(zip(GROUPS, numbers, strict=True)) for name, numbers in values.items()}
-        draw_lines(axes, lines, "source tokens, at most", label)
+        draw_lines(axes, _points(GROUPS, values), "source tokens, at most", label)
     return figure
 
 

@@ -197,10 +197,22 @@ class HeedConfig(PreTrainedConfig):
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
+        self._take_synonyms(kwargs)
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         self.validate_architecture()
         super().__post_init__(**kwargs)
+
+    def _take_synonyms(self, kwargs: dict):
+        """Set the fields that go by transformers' other names before they are checked; the base class would after."""
+        for synonym in self.attribute_map.keys() & kwargs.keys():
+            name, value = self.attribute_map[synonym], kwargs.pop(synonym)
+            if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
+                raise ValueError(
+                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
+                    f"and {getattr(self, name)} instead."
+                )
+            setattr(self, name, value)
 
     def __setattr__(self, name, value):
         if name == "_attn_implementation":

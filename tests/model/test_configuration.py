@@ -173,3 +173,11 @@ TABLE_3 = {
 def test_rows_of_table_3_differ_from_the_base_as_published(changes, published):
     ours = count_parameters(**changes) - parameters_of_the_paper(6, 512, 2048, 64, 64, 8)
     assert abs(ours - (published - PUBLISHED_BASE)) < 1e6
+
+
+def test_a_field_by_its_other_name_is_checked_as_well():
+    assert HeedConfig(hidden_size=256).d_model == HeedConfig(hidden_size=256, d_model=256).d_model == 256
+    with pytest.raises((ValueError, StrictDataclassError), match="`encoder_layers` must be at least 1, but is 0"):
+        HeedConfig(num_hidden_layers=0)
+    with pytest.raises((ValueError, StrictDataclassError), match="`hidden_size` must be left out beside `d_model`"):
+        HeedConfig(d_model=128, hidden_size=256)

@@ -168,3 +168,17 @@ def test_the_state_before_the_first_token_is_zero_without_a_bridge():
     states = model.model.decoder.bridge(None, torch.ones(3, 5, 16))
     assert len(states) == 2
     assert all(part.shape == (3, 16) and not part.any() for state in states for part in state)
+
+
+@torch.no_grad()
+def test_columns_of_attention_are_source_tokens_in_their_order_when_the_source_is_read_from_its_end():
+    torch.manual_seed(0)
+    options = {"bidirectional": False, "attention": "general"}
+    forwards, backwards = (tiny_rnn(**options, reverse_source=is_reversed) for is_reversed in (False, True))
+    backwards.load_state_dict(forwards.state_dict())
+    source, target = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[9, 10, 2]])
+    found = backwards(source, labels=target, output_attentions=True)
+    expected = forwards(source.flip(1), labels=target, output_attentions=True)
+    assert_near(found.logits, expected.logits)
+    assert_near(found.cross_attentions[0], expected.cross_attentions[0].flip(-1))
+    assert_near(found.encoder_last_hidden_state, expected.encoder_last_hidden_state.flip(1))

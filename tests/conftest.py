@@ -16,3 +16,15 @@ torch.set_num_threads(1)
 def one_thread_and_one_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """Forget the precision of earlier runs in this process, and what TrainingArguments write into the environment."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    environment = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(environment)

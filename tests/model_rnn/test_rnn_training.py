@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from rnn_models import SUTSKEVER, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
@@ -24,17 +23,9 @@ from heed.training.preparation import make_model, prepare_corpus
 from heed.training.run import train
 from tiny_runs import logged, tiny_recipe
 
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
 KINDS = {"default": {}, "sutskever": SUTSKEVER, "equations": {"use_fused_cells": False, "cell": "lstm"}}
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Forget earlier runs of this process, and what TrainingArguments write into the environment."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    environment = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")

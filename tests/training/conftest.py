@@ -1,11 +1,9 @@
 """A corpus that is read and tokenized once, and loops on it."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 from heed.training.checkpoints import checkpoint_path
 from heed.training.devices import make_accelerator
@@ -15,13 +13,8 @@ from tiny_runs import tiny_recipe
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Forget the precision of earlier runs in this process, and what TrainingArguments write into the environment."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    environment = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(environment)
+def fresh_accelerate_for_each_test(fresh_accelerate):
+    """Every test of this folder trains."""
 
 
 @pytest.fixture(scope="session")

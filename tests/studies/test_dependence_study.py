@@ -46,12 +46,15 @@ def test_each_model_is_trained_on_both_tasks_and_scored_by_length(laboratory):
     lab, results, _ = laboratory
     names = [training.name for training in lab.trainings]
     assert names == [f"{task}, {name}" for task in ("joined", "reversal") for name in dependence.MODELS]
-    bleu, gradients, reversal = results["tables"]
+    bleu, gradients, reversal, reversal_gradients = results["tables"]
     lengths = ["1 to 10", "11 to 18", "19 to 26", "27 to 34", "35 to 50"]
     assert bleu["columns"] == gradients["columns"] == ["model", *lengths]
-    for table in (bleu, gradients, reversal):
+    symbols = ["1 to 5", "6 to 10", "11 to 15", "16 to 20", "21 to 25", "26 to 30"]
+    assert reversal_gradients["columns"] == ["model", *symbols]
+    assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
+    for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
-    assert all(value > 0 for row in gradients["rows"] for value in row[1:])
+    assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])
 
 
 def test_the_longest_reversals_are_longer_than_any_in_training(laboratory):
@@ -86,14 +89,17 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, na
     assert dependence._share_at_the_first(translator, pairs[:1]) == pytest.approx(shares[0], rel=1e-3)
 
 
-def test_exact_matches_are_counted_for_each_group_of_lengths():
+def test_sequences_are_grouped_by_their_number_of_symbols():
+    pairs = dependence.reversal_pairs(dependence.LONGEST, 500, seed=1)
+    groups = dependence._sequence_groups(pairs)
+    assert sorted(pair for group in groups for pair in group) == sorted(pairs)
+    for group, (low, high) in zip(groups, pairwise((0, *dependence.SEQUENCE_GROUPS)), strict=True):
+        assert {len(source.split()) for source, _ in group} == set(range(low + 1, high + 1))
+
+
+def test_an_exact_match_has_every_symbol_in_its_place():
     class Echo:
         def translate(self, sources):
             return [[type("Found", (), {"text": " ".join(reversed(source.split()))})()] for source in sources]
 
-    pairs = []
-    for wrong, (low, high) in enumerate(pairwise((0, *dependence.SEQUENCE_GROUPS))):
-        sources = [" ".join(f"s{number}" for number in range(length)) for length in (low + 1, high)]
-        pairs += [(source, " ".join(reversed(source.split()))) for source in sources]
-        pairs += [(source, "wrong") for source in sources for _ in range(wrong)]
-    assert dependence._exact_by_length(Echo(), pairs) == pytest.approx([100 / (1 + wrong) for wrong in range(6)])
+    assert dependence._exact(Echo(), [("a b", "b a"), ("a b", "a b"), ("a b", "b"), ("a", "a")]) == 50

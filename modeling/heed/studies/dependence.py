@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from heed.data.sources import read_pairs
 from heed.evaluation.metrics import score_translations
-from heed.studies.figures import draw_lines, line_chart, new_figure
+from heed.studies.figures import draw_lines, new_figure
 from heed.studies.study import Figure, Lab, Outcome, Study, Table
 from heed.studies.training import Training
 
@@ -128,45 +128,50 @@ def run(lab: Lab) -> Outcome:
         groups = _groups(translator, joined["test"])
         bleu[name] = [_bleu(translator, pairs) for pairs in groups]
         gradients[name] = [_share_at_the_first(translator, pairs[:MEASURED]) for pairs in groups]
-    exact = {
-        name: _exact_by_length(training.translator(), reversed_["test"]) for name, training in on_reversed.items()
-    }
+    exact, turned_gradients = {}, {}
+    for name, training in on_reversed.items():
+        translator = training.translator()
+        groups = _sequence_groups(reversed_["test"])
+        exact[name] = [_exact(translator, pairs) for pairs in groups]
+        turned_gradients[name] = [_share_at_the_first(translator, pairs[:MEASURED]) for pairs in groups]
     tables = [
-        _table_by_length("bleu", "BLEU by source length, in tokens", bleu, ".1f"),
-        _table_by_length(
-            "gradients",
-            "Gradient of the loss at the first source token, times that of an average one, by source length",
-            gradients,
-            ".3f",
-        ),
+        _table_by_length("bleu", "BLEU by source length, in tokens", GROUPS, bleu, ".1f"),
+        _table_by_length("gradients", GRADIENTS.format("source length, in tokens"), GROUPS, gradients, ".3f"),
         _reversal_table(on_reversed, exact),
+        _table_by_length(
+            "reversal_gradients", GRADIENTS.format("symbols to reverse"), SEQUENCE_GROUPS, turned_gradients, ".3f"
+        ),
     ]
     figures = [
         Figure(
             "length",
             "Left: BLEU by source length. Right: gradient at the first source token, over that at an average one.",
-            _draw_by_length(bleu, gradients),
+            _draw_by_length(GROUPS, "source tokens, at most", {"BLEU": bleu, RATIO: gradients}),
         ),
         Figure(
             "reversal",
-            f"Sequences that are reversed without a fault, by their length; at most {SEEN} symbols in training.",
-            line_chart(_points(SEQUENCE_GROUPS, exact), "symbols, at most", "exact in %"),
+            f"Left: sequences that are reversed without a fault, by their length; at most {SEEN} symbols in training. "
+            "Right: gradient at the first symbol, over that at an average one.",
+            _draw_by_length(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: turned_gradients}),
         ),
     ]
-    return Outcome(tables, figures, _values(bleu, gradients, on_reversed, exact), FINDINGS)
+    return Outcome(tables, figures, _values(bleu, turned_gradients, on_reversed, exact), FINDINGS)
 
 
+GRADIENTS = "Gradient of the loss at the first source token, times that of an average one, by {}"
+RATIO = "gradient, first / average"
 FINDINGS = [
     "From sources of at most {short} tokens to those of more than {long}, BLEU goes from {bleu_lstm_short:.1f} to "
     "{bleu_lstm_long:.1f} for the LSTM without attention, from {bleu_gru_short:.1f} to {bleu_gru_long:.1f} for the "
     "GRU with attention, and from {bleu_transformer_short:.1f} to {bleu_transformer_long:.1f} for the Transformer.",
-    "At more than {long} tokens the first source token gets {gradient_lstm_long:.2f} of an average token's gradient "
-    "in the LSTM without attention, {gradient_gru_long:.2f} in the GRU with attention, "
-    "{gradient_transformer_long:.2f} in the Transformer.",
     "Of sequences of at most {few} symbols the LSTM without attention reverses {exact_lstm_short:.1f} % without a "
     "fault, of those of more than {many} and at most {seen} {exact_lstm_long:.1f} %; the GRU with attention "
     "{exact_gru_short:.1f} % and {exact_gru_long:.1f} %, the Transformer {exact_transformer_short:.1f} % and "
     "{exact_transformer_long:.1f} %.",
+    "Of more than {many} symbols to reverse, up to {seen}, the first gets {gradient_lstm_long:.2f} of an average "
+    "one's gradient in the LSTM without attention, {gradient_gru_long:.2f} in the GRU with attention, "
+    "{gradient_transformer_long:.2f} in the Transformer; of at most {few} it gets {gradient_lstm_short:.2f}, "
+    "{gradient_gru_short:.2f} and {gradient_transformer_short:.2f}.",
     "Reversing sequences, up to {beyond} symbols longer than any in training, the best model is the {reversal_best} "
     "with BLEU {reversal_bleu:.2f}; JoeyNMT publishes {reversal_published:.2f} for its own.",
 ]
@@ -235,25 +240,29 @@ def _share_at_the_first(translator: "Translator", pairs: Sequence[tuple[str, str
     return sum(shares) / len(shares)
 
 
-def _exact_by_length(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Return the percentage of sequences that are reversed without a fault, for each group of `SEQUENCE_GROUPS`."""
+def _sequence_groups(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Return the pairs of each group of `SEQUENCE_GROUPS`, by the number of symbols."""
+    groups: list[list[tuple[str, str]]] = [[] for _ in SEQUENCE_GROUPS]
+    for pair in pairs:
+        groups[bisect_left(SEQUENCE_GROUPS, len(pair[0].split()))].append(pair)
+    return groups
+
+
+def _exact(translator: "Translator", pairs: Sequence[tuple[str, str]]) -> float:
+    """Return the percentage of sequences that are reversed without a fault."""
     found = translator.translate([source for source, _ in pairs])
-    right: list[list[bool]] = [[] for _ in SEQUENCE_GROUPS]
-    for (source, target), translations in zip(pairs, found, strict=True):
-        right[bisect_left(SEQUENCE_GROUPS, len(source.split()))].append(translations[0].text == target)
-    return [100 * sum(some) / len(some) for some in right]
+    right = [translations[0].text == target for (_, target), translations in zip(pairs, found, strict=True)]
+    return 100 * sum(right) / len(right)
 
 
 def _spans(groups: Sequence[int]) -> list[str]:
     return [f"{low + 1} to {high}" for low, high in zip((0, *groups), groups, strict=False)]
 
 
-def _points(groups: Sequence[int], values: Mapping[str, Sequence[float]]) -> dict[str, list[tuple[float, float]]]:
-    return {name: list(zip(groups, numbers, strict=True)) for name, numbers in values.items()}
-
-
-def _table_by_length(name: str, title: str, values: Mapping[str, Sequence[float]], form: str) -> Table:
-    columns = _spans(GROUPS)
+def _table_by_length(
+    name: str, title: str, groups: Sequence[int], values: Mapping[str, Sequence[float]], form: str
+) -> Table:
+    columns = _spans(groups)
     rows: list[tuple[str | float, ...]] = [(model, *numbers) for model, numbers in values.items()]
     return Table(name, title, ("model", *columns), rows, dict.fromkeys(columns, form))
 
@@ -267,14 +276,14 @@ def _reversal_table(trainings: Mapping[str, Training], exact: Mapping[str, Seque
     return Table("reversal", title, columns, rows, {"BLEU": ".2f"} | dict.fromkeys(columns[2:], ".1f"))
 
 
-def _values(bleu, gradients, trainings: Mapping[str, Training], exact) -> dict[str, str | int | float]:
+def _values(bleu, turned_gradients, trainings: Mapping[str, Training], exact) -> dict[str, str | int | float]:
     values: dict[str, str | int | float] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
     values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
     for name in MODELS:
         key = name.split()[0].rstrip(",").lower()
         values |= {f"bleu_{key}_short": bleu[name][0], f"bleu_{key}_long": bleu[name][-1]}
-        values[f"gradient_{key}_long"] = gradients[name][-1]
-        values |= {f"exact_{key}_short": exact[name][0], f"exact_{key}_long": exact[name][-2]}
+        for measure, numbers in (("exact", exact[name]), ("gradient", turned_gradients[name])):
+            values |= {f"{measure}_{key}_short": numbers[0], f"{measure}_{key}_long": numbers[-2]}
     best = max(trainings, key=lambda name: trainings[name].metrics["test"]["bleu"])
     return values | {
         "reversal_best": best,
@@ -283,10 +292,12 @@ def _values(bleu, gradients, trainings: Mapping[str, Training], exact) -> dict[s
     }
 
 
-def _draw_by_length(bleu, gradients) -> "Picture":
-    figure = new_figure(columns=2)
-    for axes, values, label in zip(figure.axes, (bleu, gradients), ("BLEU", "gradient, first / average"), strict=True):
-        draw_lines(axes, _points(GROUPS, values), "source tokens, at most", label)
+def _draw_by_length(groups: Sequence[int], label: str, measures) -> "Picture":
+    """Draw each measure, which has a value for every group in each model, beside the others."""
+    figure = new_figure(columns=len(measures))
+    for axes, (measure, values) in zip(figure.axes, measures.items(), strict=True):
+        lines = {name: list(zip(groups, numbers, strict=True)) for name, numbers in values.items()}
+        draw_lines(axes, lines, label, measure)
     return figure
 
 

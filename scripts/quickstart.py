@@ -29,6 +29,8 @@ def heed(*arguments: str) -> str:
 
 def main():
     """Train, evaluate, translate, draw."""
+    if len(sys.argv) > 1:
+        sys.exit(f"{__doc__}\nIt takes no arguments, and writes {RUN} anew.")
     print(heed("train", RECIPE, f"output={RUN}", "overwrite=true"))
 
     # The test scores are those of the first 1,000 test sentences; these come after them.

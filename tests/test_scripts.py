@@ -73,6 +73,14 @@ def test_the_train_script_is_the_train_command(monkeypatch, capsys):
     assert "missing.yaml does not exist" in capsys.readouterr().err
 
 
+def test_the_quickstart_does_not_begin_when_it_is_asked_for_help(monkeypatch):
+    quickstart = load("quickstart")
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
+    monkeypatch.setattr(quickstart, "heed", lambda *arguments: pytest.fail("It trains."))
+    with pytest.raises(SystemExit, match="It takes no arguments"):
+        quickstart.main()
+
+
 def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
     quickstart = load("quickstart")
     recipe = read_recipe(SCRIPTS.parent / quickstart.RECIPE)

@@ -54,7 +54,7 @@ clean:
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt
 .venv/installed: pyproject.toml constraints.txt
 .venv-oldest/installed .venv/installed:
-	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Heed needs Python 3.11 or newer.')"
+	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Heedful needs Python 3.11 or newer.')"
 	$(PYTHON) -m venv $(@D)
 	awk -F== '!seen[$$1]++' $(filter %.txt,$^) > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch

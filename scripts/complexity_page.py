@@ -2,7 +2,7 @@
 
     python scripts/complexity_page.py                # minutes; best on a machine with nothing else to do
 
-It is `heed complexity` with its default settings.
+It is `heedful complexity` with its default settings.
 """
 
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from heed.complexity.figure import draw
-from heed.complexity.report import as_json, make_report, tables
-from heed.complexity.settings import ComplexitySettings
+from heedful.complexity.figure import draw
+from heedful.complexity.report import as_json, make_report, tables
+from heedful.complexity.settings import ComplexitySettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "complexity.md"

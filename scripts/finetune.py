@@ -3,7 +3,7 @@
     python scripts/finetune.py runs/quickstart/model --train builtin:train:2000 --validation builtin:validation:200 \
         --source ko --target en --output runs/finetuned
 
-The recipe's loop (`heed train`, `model.start_from`) does more for long runs; this is the road for those who have a
+The recipe's loop (`heedful train`, `model.start_from`) does more for long runs; this is the road for those who have a
 Trainer set-up already, and a pattern to copy from. `--tokens-per-update` batches pairs of similar length.
 """
 
@@ -14,12 +14,12 @@ import torch
 import typer
 from transformers import Seq2SeqTrainingArguments, set_seed
 
-from heed import HeedSeq2SeqTrainer
-from heed.cli import run
-from heed.data.sources import read_pairs
-from heed.data.tokenization import TokenizerPair
-from heed.evaluation.metrics import score_translations
-from heed.inference.loading import load_model
+from heedful import HeedSeq2SeqTrainer
+from heedful.cli import run
+from heedful.data.sources import read_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.evaluation.metrics import score_translations
+from heedful.inference.loading import load_model
 
 
 def finetune(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heed.data.korean_english import korean_english_pairs
+from heedful.data.korean_english import korean_english_pairs
 
 RECIPE = "configuration/recipes/quickstart.yaml"
 RUN = Path("runs/quickstart")
@@ -17,10 +17,10 @@ MODEL = RUN / "model"
 SENTENCES = 5
 
 
-def heed(*arguments: str) -> str:
-    """Run a `heed` command, its progress shown, and return what it prints."""
-    print(f"\n$ heed {shlex.join(arguments)}", flush=True)
-    command = [sys.executable, "-m", "heed.cli", *arguments]
+def heedful(*arguments: str) -> str:
+    """Run a `heedful` command, its progress shown, and return what it prints."""
+    print(f"\n$ heedful {shlex.join(arguments)}", flush=True)
+    command = [sys.executable, "-m", "heedful.cli", *arguments]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
     if finished.returncode:
         sys.exit(finished.returncode)
@@ -31,16 +31,16 @@ def main():
     """Train, evaluate, translate, draw."""
     if len(sys.argv) > 1:
         sys.exit(f"{__doc__}\nIt takes no arguments, and writes {RUN} anew.")
-    print(heed("train", RECIPE, f"output={RUN}", "overwrite=true"))
+    print(heedful("train", RECIPE, f"output={RUN}", "overwrite=true"))
 
     # The test scores are those of the first 1,000 test sentences; these come after them.
     unseen = list(korean_english_pairs("test", 1000 + SENTENCES))[-SENTENCES:]
-    translations = heed("translate", str(MODEL), *(pair["ko"] for pair in unseen)).splitlines()
+    translations = heedful("translate", str(MODEL), *(pair["ko"] for pair in unseen)).splitlines()
     for pair, translation in zip(unseen, translations, strict=True):
         mark = "=" if translation == pair["en"] else "≠"
         print(f"  {pair['ko']}\n    → {translation}\n    {mark} {pair['en']}")
 
-    heat_map = heed("attention", str(MODEL), unseen[0]["ko"], "-o", str(RUN / "attention.png"))
+    heat_map = heedful("attention", str(MODEL), unseen[0]["ko"], "-o", str(RUN / "attention.png"))
 
     metrics = json.loads((MODEL / "metrics.json").read_text(encoding="utf-8"))
     print("\nExact match on 1,000 unseen sentences each:")

@@ -3,12 +3,12 @@
     python scripts/train.py configuration/recipes/quickstart.yaml
     accelerate launch --num_processes 8 scripts/train.py configuration/recipes/multi30k-de-en.yaml data.folder=…
 
-The same as `heed train`, as a file that `accelerate launch` and `torchrun` can start.
+The same as `heedful train`, as a file that `accelerate launch` and `torchrun` can start.
 """
 
 import sys
 
-from heed.cli import main
+from heedful.cli import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "train")

@@ -1,4 +1,4 @@
-"""What every process of test_cli_processes.py does: `heed` itself, writing down which sentences it translated.
+"""What every process of test_cli_processes.py does: `heedful` itself, writing down which sentences it translated.
 
 python evaluate_run.py FOLDER ARGUMENTS…
 """
@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from heed import cli
-from heed.inference.translation import Translator
+from heedful import cli
+from heedful.inference.translation import Translator
 
 if __name__ == "__main__":
     folder = Path(sys.argv.pop(1))

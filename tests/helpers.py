@@ -2,7 +2,7 @@
 
 import torch
 
-from heed import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.

@@ -7,6 +7,7 @@ import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
@@ -52,6 +53,11 @@ class HubStandIn:
     def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
+
+    def add(self, name: str, folder: Path):
+        """Make a repository that holds the files of a folder."""
+        self.repositories[name] = Repository(private=False)
+        self.repositories[name].commit("main", {path.name: path.read_bytes() for path in folder.iterdir()})
 
     def environment(self, folder) -> dict[str, str]:
         """Return the variables that make a process take this for the Hub, its caches in `folder`."""

@@ -2,9 +2,9 @@
 
 import torch
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.batching import collate
-from heed.data.tokenization import TokenizerPair
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.batching import collate
+from heedful.data.tokenization import TokenizerPair
 
 PAIRS = {
     "고양이가 잔다.": "The cat sleeps.",

@@ -15,10 +15,10 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.batching import UpdateBatches, split_update
-from heed.training.devices import check_launch
-from heed.training.recipe import OptimizationRecipe, read_recipe
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.batching import UpdateBatches, split_update
+from heedful.training.devices import check_launch
+from heedful.training.recipe import OptimizationRecipe, read_recipe
 from test_recipes import comments
 
 ROOT = Path(__file__).parents[1]
@@ -205,7 +205,7 @@ def test_two_real_processes_that_cannot_work_end_at_once_with_the_reason(tmp_pat
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert finished.returncode != 0
-    told = [line for line in finished.stderr.splitlines() if line.startswith("heed: ")]
+    told = [line for line in finished.stderr.splitlines() if line.startswith("heedful: ")]
     assert 1 <= len(told) <= 2  # the launcher may end the second before it speaks
     assert all("`distributed_type` of the accelerate file must be NO" in line for line in told)
     assert not (tmp_path / "run").exists()
@@ -330,4 +330,4 @@ def test_every_command_of_the_document_names_files_that_exist():
             start = words.index("scripts/train.py") + 1
             read_recipe(ROOT / words[start], [word for word in words[start + 1 :] if not word.startswith("$")])
         else:
-            assert words[words.index("-m") + 1 :][:2] == ["heed.cli", "evaluate"]
+            assert words[words.index("-m") + 1 :][:2] == ["heedful.cli", "evaluate"]

@@ -1,4 +1,4 @@
-"""The `heed` command: one model is trained through the real entry point, and everything else uses it."""
+"""The `heedful` command: one model is trained through the real entry point, and everything else uses it."""
 
 import io
 import json
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heed import cli
-from heed.data.korean_english import korean_english_pairs
+from heedful import cli
+from heedful.data.korean_english import korean_english_pairs
 from tiny_runs import logged, tiny_tree
 
-ENTRY_POINT = Path(sys.executable).with_name("heed")
+ENTRY_POINT = Path(sys.executable).with_name("heedful")
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SIZES |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
 LEARNING = {
@@ -35,7 +35,7 @@ LEARNING = {
 
 def process(*arguments, **options):
     """Run the entry point as a user would."""
-    command = [ENTRY_POINT] if ENTRY_POINT.exists() else [sys.executable, "-m", "heed.cli"]
+    command = [ENTRY_POINT] if ENTRY_POINT.exists() else [sys.executable, "-m", "heedful.cli"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 200, **options}
     command = [str(argument) for argument in [*command, *arguments]]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, **options)
@@ -49,7 +49,7 @@ def write_recipe(folder, changes=None):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished `heed train`, with the process's answer and the folder of the run."""
+    """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
     finished = process("train", write_recipe(folder, LEARNING), "optimization.max_updates=260", "seed=3")
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -62,14 +62,14 @@ def model(trained):
 
 
 @pytest.fixture
-def heed(monkeypatch, capsys):
+def heedful(monkeypatch, capsys):
     """Run the command in this process; return its exit code, output and errors."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
 
     def run(*arguments, stdin=None):
-        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
         if stdin is not None:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
@@ -85,16 +85,16 @@ def heed(monkeypatch, capsys):
 
 
 @pytest.fixture
-def refused(heed):
+def refused(heedful):
     """Run the command, which must be a user's mistake: exit code 2, one message, no traceback."""
 
     def run(*arguments):
-        code, output, errors = heed(*arguments)
+        code, output, errors = heedful(*arguments)
         assert (code, output) == (2, "")
         assert "Traceback" not in errors
-        messages = [line for line in errors.splitlines() if line.startswith("heed: ")]
+        messages = [line for line in errors.splitlines() if line.startswith("heedful: ")]
         assert len(messages) == 1
-        return errors[errors.index("heed: ") :].strip()
+        return errors[errors.index("heedful: ") :].strip()
 
     return run
 
@@ -138,28 +138,28 @@ def test_the_published_folder_is_complete(model):
 SENTENCES = [pair["ko"] for pair in korean_english_pairs("test", 5)]
 
 
-def test_translations_keep_the_order_from_arguments_and_from_a_pipe(model, heed):
-    code, output, _ = heed("translate", model, *SENTENCES)
+def test_translations_keep_the_order_from_arguments_and_from_a_pipe(model, heedful):
+    code, output, _ = heedful("translate", model, *SENTENCES)
     assert code == 0
-    alone = [heed("translate", model, sentence)[1].strip() for sentence in SENTENCES]
+    alone = [heedful("translate", model, sentence)[1].strip() for sentence in SENTENCES]
     assert output.splitlines() == alone
     assert len(set(alone)) > 2
     piped = process("translate", model, input="\n".join([*SENTENCES, ""]))
     assert piped.returncode == 0
     assert piped.stdout.splitlines() == alone
-    assert heed("translate", model, stdin="\n".join(SENTENCES))[1].splitlines() == alone
+    assert heedful("translate", model, stdin="\n".join(SENTENCES))[1].splitlines() == alone
 
 
-def test_an_empty_line_stays_one(model, heed):
-    code, output, _ = heed("translate", model, stdin=f"\n{SENTENCES[0]}\n\n")
+def test_an_empty_line_stays_one(model, heedful):
+    code, output, _ = heedful("translate", model, stdin=f"\n{SENTENCES[0]}\n\n")
     lines = output.split("\n")
     assert (code, len(lines)) == (0, 4)
     assert [bool(line) for line in lines] == [False, True, False, False]
 
 
-def test_the_n_best_come_with_their_scores_best_first(model, heed):
+def test_the_n_best_come_with_their_scores_best_first(model, heedful):
     arguments = ["translate", model, "--num-beams", 4, "--n-best", 3, "--scores"]
-    code, output, _ = heed(*arguments, *SENTENCES[:2])
+    code, output, _ = heedful(*arguments, *SENTENCES[:2])
     rows = [line.split("\t") for line in output.splitlines()]
     assert (code, len(rows)) == (0, 6)
     scores = [float(score) for score, _ in rows]
@@ -169,9 +169,11 @@ def test_the_n_best_come_with_their_scores_best_first(model, heed):
     assert len({text for _, text in rows[:3]}) == 3
 
 
-def test_evaluation_as_json_is_what_training_measured(model, heed, tmp_path):
+def test_evaluation_as_json_is_what_training_measured(model, heedful, tmp_path):
     data = ["--data", "builtin:test:20", "--source", "ko", "--target", "en"]
-    code, output, _ = heed("evaluate", model, *data, "--bootstrap", 0, "--json", "--predictions", tmp_path / "out.txt")
+    code, output, _ = heedful(
+        "evaluate", model, *data, "--bootstrap", 0, "--json", "--predictions", tmp_path / "out.txt"
+    )
     scores = json.loads(output)
     measured = json.loads((model / "metrics.json").read_text())["unseen"]
     assert code == 0
@@ -179,12 +181,12 @@ def test_evaluation_as_json_is_what_training_measured(model, heed, tmp_path):
     assert len((tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()) == 20
 
 
-def test_evaluation_for_people_has_every_score_with_its_interval(model, heed, tmp_path):
+def test_evaluation_for_people_has_every_score_with_its_interval(model, heedful, tmp_path):
     for name, key in (("a.ko", "ko"), ("a.en", "en")):
         lines = [pair[key] + "\n" for pair in korean_english_pairs("test", 6)]
         (tmp_path / name).write_text("".join(lines), encoding="utf-8")
     data = ["--data", tmp_path / "a.ko", "--data", tmp_path / "a.en"]
-    code, output, _ = heed("evaluate", model, *data, "--bootstrap", 40)
+    code, output, _ = heedful("evaluate", model, *data, "--bootstrap", 40)
     lines = output.splitlines()
     assert code == 0
     assert lines[0] == "6 pairs"
@@ -194,9 +196,9 @@ def test_evaluation_for_people_has_every_score_with_its_interval(model, heed, tm
 
 
 @pytest.mark.parametrize("kind", ["cross", "encoder"])
-def test_attention_is_drawn(model, heed, tmp_path, kind):
+def test_attention_is_drawn(model, heedful, tmp_path, kind):
     path = tmp_path / "map.png"
-    code, output, _ = heed("attention", model, SENTENCES[0], "-o", path, "--kind", kind)
+    code, output, _ = heedful("attention", model, SENTENCES[0], "-o", path, "--kind", kind)
     assert code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 2000
@@ -205,9 +207,8 @@ def test_attention_is_drawn(model, heed, tmp_path, kind):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; sys.argv = ['heed', '--help']\nfrom heed.cli import main\ntry: main()\nexcept SystemExit as e:\n"
-    )
-    code += (
+        "import sys; sys.argv = ['heedful', '--help']\n"
+        "from heedful.cli import main\ntry: main()\nexcept SystemExit as e:\n"
         " assert not e.code\nprint([n for n in ('torch', 'transformers', 'numpy', 'datasets') if n in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -216,17 +217,17 @@ def test_help_imports_nothing_heavy():
         assert command in finished.stdout
 
 
-def test_the_versions_are_told(heed):
-    code, output, _ = heed("version")
+def test_the_versions_are_told(heedful):
+    code, output, _ = heedful("version")
     assert code == 0
-    assert [line.split()[0] for line in output.splitlines()][:3] == ["heed", "transformers", "torch"]
+    assert [line.split()[0] for line in output.splitlines()][:3] == ["heedful", "transformers", "torch"]
 
 
 def test_a_missing_recipe_through_the_real_process(tmp_path):
     finished = process("train", tmp_path / "nowhere.yaml")
     assert (finished.returncode, finished.stdout) == (2, "")
     # Other libraries may have said something while they were imported.
-    assert finished.stderr.splitlines()[-1] == f"heed: The recipe {tmp_path / 'nowhere.yaml'} does not exist."
+    assert finished.stderr.splitlines()[-1] == f"heedful: The recipe {tmp_path / 'nowhere.yaml'} does not exist."
     assert "Traceback" not in finished.stderr
 
 
@@ -238,7 +239,7 @@ def table(path, rows, header="ko\ten"):
 def test_an_unknown_key_is_refused(refused, tmp_path):
     message = refused("train", write_recipe(tmp_path, {"optimization.max_update": 5}))
     assert message == (
-        "heed: `optimization.max_update` is not a key of a recipe; did you mean `optimization.max_updates`?"
+        "heedful: `optimization.max_update` is not a key of a recipe; did you mean `optimization.max_updates`?"
     )
 
 
@@ -379,19 +380,19 @@ def test_a_picture_of_an_unknown_kind_is_refused(refused, model, tmp_path):
         (ImportError("pip install"), 2),
     ],
 )
-def test_every_kind_of_end_has_its_exit_code(monkeypatch, heed, tmp_path, error, code):
+def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, error, code):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("heed.training.recipe.read_recipe", fail)
-    ended, _, errors = heed("train", tmp_path / "recipe.yaml")
+    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    ended, _, errors = heedful("train", tmp_path / "recipe.yaml")
     assert ended == code
     assert "Traceback" not in errors
     assert str(error) in errors
 
 
-def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heed, tmp_path):
-    from heed.training.loop import TrainingLoop
+def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heedful, tmp_path):
+    from heedful.training.loop import TrainingLoop
 
     step = TrainingLoop._step
 
@@ -401,16 +402,16 @@ def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatc
             loop._note_signal(2, None)
 
     monkeypatch.setattr(TrainingLoop, "_step", step_and_be_told)
-    code, output, errors = heed("train", write_recipe(tmp_path))
+    code, output, errors = heedful("train", write_recipe(tmp_path))
     assert (code, output) == (130, "")
-    assert "heed: stopped after update 2; continue with resume=true" in errors
+    assert "heedful: stopped after update 2; continue with resume=true" in errors
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("heed.training.recipe.read_recipe", fail)
-    monkeypatch.setattr(sys, "argv", ["heed", "train", str(tmp_path)])
+    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
     with pytest.raises(KeyError, match="ours"):
         cli.main()

@@ -1,4 +1,4 @@
-"""The `heed` command in several processes does what it does in one."""
+"""The `heedful` command in several processes does what it does in one."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
 from helpers import shake
 
 pytestmark = pytest.mark.multiprocess
@@ -35,7 +35,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def evaluate(model: Path, processes: int, folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """Run `heed evaluate` on 11 pairs, which two processes cannot share evenly."""
+    """Run `heedful evaluate` on 11 pairs, which two processes cannot share evenly."""
     folder.mkdir()
     start = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] if processes > 1 else []

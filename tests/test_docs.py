@@ -8,11 +8,11 @@ import pytest
 import typer
 from transformers.utils import logging as transformers_logging
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.cli import app
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
-from heed.training.recipe import read_recipe
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.cli import app
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
+from heedful.training.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ COMMANDS = sorted(
         line.strip().removeprefix("$ ")
         for document in DOCUMENTS
         for line in document.read_text(encoding="utf-8").splitlines()
-        if re.match(r"(\$ )?(heed |accelerate launch |python scripts/)", line.strip())
+        if re.match(r"(\$ )?(heedful |accelerate launch |python scripts/)", line.strip())
     }
 )
 
@@ -55,7 +55,7 @@ def test_the_python_of_the_readme_runs(quickstart_model, capsys):
 def test_every_command_of_the_documents_has_known_options_and_recipes(command):
     words = shlex.split(re.split(r" [<>|] ", command)[0])
     if words[0] == "accelerate":
-        words = ["heed", "train", *words[words.index("scripts/train.py") + 1 :]]
+        words = ["heedful", "train", *words[words.index("scripts/train.py") + 1 :]]
     if words[0] == "python":
         assert (ROOT / words[1]).is_file()
         return

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import heed
+import heedful
 
-PACKAGE = Path(heed.__file__).parent
+PACKAGE = Path(heedful.__file__).parent
 SCRIPTS = PACKAGE.parents[1] / "scripts"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top; a room may import those before it and itself.
 ORDER = [
+    "files",
     "configuration",
     "pipeline",
     "modeling",
@@ -44,7 +45,7 @@ def imports_of(path: Path) -> set[str]:
             base = ".".join(path.relative_to(PACKAGE.parent).parts[: -node.level])
             found |= {f"{base}.{node.module or alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # `from heed.data import batching` imports a module, `from heed.data.batching import x` does not.
+            # `from heedful.data import batching` imports a module, `from heedful.data.batching import x` does not.
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
     return found
 
@@ -52,9 +53,9 @@ def imports_of(path: Path) -> set[str]:
 def room_of(name: str) -> str | None:
     """Return the room of a dotted name, or `None` for the package itself and everything outside."""
     parts = name.split(".")
-    if parts[0] != "heed" or len(parts) == 1:
+    if parts[0] != "heedful" or len(parts) == 1:
         return None
-    public_home = heed._HOMES.get(parts[1])
+    public_home = heedful._HOMES.get(parts[1])
     return room_of(public_home) if public_home else parts[1].split("_")[0]
 
 
@@ -77,7 +78,7 @@ def test_imports_go_downwards_only(path):
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("modeling_*.py")), ids=name_of)
 def test_a_model_file_imports_its_own_configuration_the_pipeline_and_no_other_model(path):
     own = name_of(path).replace("modeling_", "configuration_")
-    assert {name for name in imports_of(path) if name.startswith("heed")} == {own, "heed.pipeline_heed"}
+    assert {name for name in imports_of(path) if name.startswith("heedful")} == {own, "heedful.pipeline_heed"}
 
 
 def test_imports_inside_the_package_have_no_circle():
@@ -99,13 +100,13 @@ def uses(path: Path, function: str) -> bool:
 
 
 def test_only_the_command_line_prints():
-    assert {name_of(path) for path in FILES if uses(path, "print")} <= {"heed.cli"}
+    assert {name_of(path) for path in FILES if uses(path, "print")} <= {"heedful.cli"}
 
 
 def test_only_the_command_line_parses_arguments():
     parsers = {"argparse", "typer", "click"}
     found = {name_of(path) for path in FILES if {name.split(".")[0] for name in imports_of(path)} & parsers}
-    assert found <= {"heed.cli"}
+    assert found <= {"heedful.cli"}
 
 
 def test_no_script_is_imported_by_the_package():
@@ -119,18 +120,18 @@ def test_room_docstrings_are_all_that_room_files_hold():
 
 
 def test_importing_heed_imports_neither_torch_nor_transformers():
-    script = "import sys, heed; dir(heed); print(sorted({'torch', 'transformers', 'yaml'} & sys.modules.keys()))"
+    script = "import sys, heedful; dir(heedful); print(sorted({'torch', 'transformers', 'yaml'} & sys.modules.keys()))"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(set(heed._HOMES)))
+@pytest.mark.parametrize("name", sorted(set(heedful._HOMES)))
 def test_every_public_name_has_a_file_that_defines_it(name):
-    path = PACKAGE.parent / (heed._HOMES[name].replace(".", "/") + ".py")
+    path = PACKAGE.parent / (heedful._HOMES[name].replace(".", "/") + ".py")
     tree = ast.parse(path.read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
 def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="HeedTransformer"):
-        _ = heed.HeedTransformer
+        _ = heedful.HeedTransformer

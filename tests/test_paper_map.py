@@ -12,11 +12,11 @@ import pytest
 import typer
 from huggingface_hub.errors import StrictDataclassError
 
-import heed
-from heed import HeedConfig
-from heed.cli import app
-from heed.studies.catalogue import NAMES as STUDIES
-from heed.training.recipe import Recipe
+import heedful
+from heedful import HeedConfig
+from heedful.cli import app
+from heedful.studies.catalogue import NAMES as STUDIES
+from heedful.training.recipe import Recipe
 from test_paper_presets import BIGS_VOCABULARIES, LARGEST_VOCABULARY, PUBLISHED, ROWS, SMALLEST_VOCABULARY, count_with
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def check_recipe_key(name: str) -> None:
 
 def check_python_name(name: str) -> None:
     module, _, attribute = name.rpartition(".")
-    assert hasattr(heed if module == "heed" else import_module(module), attribute)
+    assert hasattr(heedful if module == "heedful" else import_module(module), attribute)
 
 
 def check(name: str) -> None:
@@ -81,9 +81,9 @@ def check(name: str) -> None:
         check_config_call(name)
     elif name.startswith("HeedConfig."):
         assert name.removeprefix("HeedConfig.") in HeedConfig.__dataclass_fields__
-    elif name.startswith("heed "):
-        assert name.removeprefix("heed ") in typer.main.get_command(app).commands
-    elif name.startswith("heed."):
+    elif name.startswith("heedful "):
+        assert name.removeprefix("heedful ") in typer.main.get_command(app).commands
+    elif name.startswith("heedful."):
         check_python_name(name)
     elif "/" in name:
         assert (ROOT / name).exists()
@@ -105,8 +105,8 @@ def test_what_the_map_names_exists(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("heed.modeling_heed.HeedAttentoin", "heed.modelling.X", "HeedConfig.d_q", 'HeedConfig(dropuot="0.1")'),
-        *('HeedConfig(attention_scoring="cosine")', "heed complexitty", "configuration/models/paper-F"),
+        *("heedful.modeling_heed.HeedAttentoin", "heedful.modelling.X", "HeedConfig.d_q", 'HeedConfig(dropuot="0.1")'),
+        *('HeedConfig(attention_scoring="cosine")', "heedful complexitty", "configuration/models/paper-F"),
         *("optimization.beta3", "optimizer.beta1", "word"),
     ],
 )

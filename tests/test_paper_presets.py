@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.inference.translation import Translator
-from heed.training.checkpoints import list_checkpoints
-from heed.training.recipe import read_recipe
-from heed.training.run import train
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.inference.translation import Translator
+from heedful.training.checkpoints import list_checkpoints
+from heedful.training.recipe import read_recipe
+from heedful.training.run import train
 from tiny_runs import SIZES, logged
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"

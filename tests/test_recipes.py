@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-from heed.training.preparation import KINDS, read_config
-from heed.training.recipe import Recipe, make_recipe, read_recipe
+from heedful.training.preparation import KINDS, read_config
+from heedful.training.recipe import Recipe, make_recipe, read_recipe
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -71,7 +71,7 @@ def test_every_recipe_is_one(path):
 def test_the_model_of_every_recipe_can_be_built(path):
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    import heed  # noqa: F401
+    import heedful  # noqa: F401
 
     settings = read_recipe(path).model
     options = read_config(CONFIGURATION.parent / settings.config) if settings.config else {}
@@ -87,7 +87,7 @@ def test_the_model_of_every_recipe_can_be_built(path):
 def test_every_model_config_loads_and_builds(path):
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    import heed  # noqa: F401
+    import heedful  # noqa: F401
 
     config = AutoConfig.from_pretrained(path.parent)
     with torch.device("meta"):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
-from heed.training.recipe import read_recipe
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
+from heedful.training.recipe import read_recipe
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -76,7 +76,7 @@ def test_the_train_script_is_the_train_command(monkeypatch, capsys):
 def test_the_quickstart_does_not_begin_when_it_is_asked_for_help(monkeypatch):
     quickstart = load("quickstart")
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
-    monkeypatch.setattr(quickstart, "heed", lambda *arguments: pytest.fail("It trains."))
+    monkeypatch.setattr(quickstart, "heedful", lambda *arguments: pytest.fail("It trains."))
     with pytest.raises(SystemExit, match="It takes no arguments"):
         quickstart.main()
 

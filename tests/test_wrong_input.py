@@ -20,7 +20,7 @@ from transformers import (
     pipeline,
 )
 
-from heed import (
+from heedful import (
     BeamSearch,
     ContrastiveSearch,
     HeedConfig,
@@ -32,10 +32,10 @@ from heed import (
     Translator,
     cli,
 )
-from heed.data.tokenization import TARGET_FOLDER, train_tokenizers
-from heed.inference.loading import load_model
-from heed.pipeline_heed import TASK
-from heed.publishing.hub import check_folder
+from heedful.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heedful.inference.loading import load_model
+from heedful.pipeline_heed import TASK
+from heedful.publishing.hub import check_folder
 from helpers import SHARINGS, padded, sentences, tiny_model
 from memorised import PAIRS
 
@@ -115,7 +115,7 @@ def test_weights_that_are_not_the_models_are_named_by_every_road(folder, road, d
 
 WITHOUT_HEED = """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 from transformers import AutoModelForSeq2SeqLM, pipeline
 for load in (AutoModelForSeq2SeqLM.from_pretrained, lambda folder, **trust: pipeline(model=folder, **trust)):
     try:
@@ -152,7 +152,7 @@ def test_a_command_names_them_in_one_line(folder, capsys, command):
         cli.run(lambda: cli.app([command, str(folder), *COMMANDS[command]], standalone_mode=False))
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert [WEIGHT in line for line in told.splitlines() if line.startswith("heed: ")] == [True]
+    assert [WEIGHT in line for line in told.splitlines() if line.startswith("heedful: ")] == [True]
     assert "Traceback" not in told
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from heed.training.recipe import Recipe, make_recipe
+from heedful.training.recipe import Recipe, make_recipe
 
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from heed import HeedForConditionalGeneration, TokenizerPair, Translator
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
+from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
 from helpers import tiny_config, tiny_model
 
 PAIRS = list(korean_english_pairs("train", 200))

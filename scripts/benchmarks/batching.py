@@ -41,15 +41,15 @@ from peers import make_heed, make_marian, write_rows
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging
 
-from heed import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heed.data.batching import UpdateBatches, collate, padding_share
-from heed.data.encoding import EncodedPairs
-from heed.inference.memory import keep_freed_memory
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import Corpus, prepare_corpus
-from heed.training.recipe import Recipe, make_recipe
-from heed.training.validation import validation_loss
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.data.batching import UpdateBatches, collate, padding_share
+from heedful.data.encoding import EncodedPairs
+from heedful.inference.memory import keep_freed_memory
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.recipe import Recipe, make_recipe
+from heedful.training.validation import validation_loss
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed

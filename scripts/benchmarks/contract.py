@@ -32,18 +32,18 @@ from transformers import (
     TrainerCallback,
 )
 
-from heed import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
-from heed.data.batching import UpdateBatches, collate
-from heed.data.encoding import EncodedPairs
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
-from heed.evaluation.metrics import score_translations
-from heed.training.checkpoints import checkpoint_path
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import prepare_corpus
-from heed.training.recipe import make_recipe
-from heed.training.validation import translate_spread, validation_loss
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
+from heedful.data.batching import UpdateBatches, collate
+from heedful.data.encoding import EncodedPairs
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
+from heedful.evaluation.metrics import score_translations
+from heedful.training.checkpoints import checkpoint_path
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe import make_recipe
+from heedful.training.validation import translate_spread, validation_loss
 
 PAIRS, EVALUATION_PAIRS = 48, 21
 EVALUATION_SIZES = (1, 8, 48)

@@ -16,7 +16,7 @@ import typer
 from peers import CTranslate2, interleaved_seconds, make_heed, make_marian, make_sources, write_rows
 from transformers.utils import logging
 
-from heed import NativeDecoder, prepare_for_inference
+from heedful import NativeDecoder, prepare_for_inference
 
 
 def compare(size: str, batch: int, beams: int, source_length: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from peers import make_heed, make_marian, make_sources, write_rows
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
-from heed import NativeDecoder
+from heedful import NativeDecoder
 
 SMOOTHING = 0.1
 LENGTH = 32  # tokens of each pair's source and target, in training

@@ -12,9 +12,9 @@ import ctranslate2
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heed.inference.ctranslate2.specification import make_specification
-from heed.modeling_heed import sinusoids
-from heed.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
+from heedful.inference.ctranslate2.specification import make_specification
+from heedful.modeling_heed import sinusoids
+from heedful.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
 SIZES = {
     "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from heed import NativeDecoder
-from heed.inference.memory import keep_freed_memory
+from heedful import NativeDecoder
+from heedful.inference.memory import keep_freed_memory
 
 WHOLE = "what is profiled"
 # Parts of the names of operators, and of what calls them. The first row that fits counts.

@@ -1,11 +1,11 @@
-"""How long it takes until something can be done: imports, `heed --help`, and loading a model, beside transformers.
+"""How long it takes until something can be done: imports, `heedful --help`, and loading a model, beside transformers.
 
     python scripts/benchmarks/startup.py
     python scripts/benchmarks/startup.py --cases load --sizes base --rounds 15
 
 `import` and `process` are fresh processes, timed inside from their first line on (`process` imports the class and
-loads the model); `help` is a whole `heed --help`; `load` is `from_pretrained` again and again in one process. What is
-compared takes turns, and medians are compared. Ratios of CPU seconds stand beside those of the clock, since other
+loads the model); `help` is a whole `heedful --help`; `load` is `from_pretrained` again and again in one process. What
+is compared takes turns, and medians are compared. Ratios of CPU seconds stand beside those of the clock, since other
 processes disturb them less.
 """
 
@@ -24,10 +24,10 @@ from peers import make_heed, make_marian, write_rows
 from transformers import MarianMTModel
 from transformers.utils import logging
 
-from heed import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration
 
 CLASSES = {"marian": MarianMTModel, "heed": HeedForConditionalGeneration}
-MODULES = {"marian": "transformers", "heed": "heed"}
+MODULES = {"marian": "transformers", "heed": "heedful"}
 
 Seconds = tuple[float, float]  # of the clock, and of the CPU
 
@@ -42,9 +42,9 @@ def process_seconds(statement: str) -> Seconds:
 
 
 def help_seconds() -> Seconds:
-    """Run `heed --help` and return the seconds of the whole process; of the CPU they are not known."""
+    """Run `heedful --help` and return the seconds of the whole process; of the CPU they are not known."""
     start = time.perf_counter()
-    subprocess.run([Path(sys.executable).with_name("heed"), "--help"], capture_output=True, check=True)
+    subprocess.run([Path(sys.executable).with_name("heedful"), "--help"], capture_output=True, check=True)
     return time.perf_counter() - start, float("nan")
 
 

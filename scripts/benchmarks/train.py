@@ -14,7 +14,7 @@ import torch
 import typer
 from peers import interleaved_seconds, make_heed, make_marian, make_sources, write_rows
 
-from heed.inference.memory import keep_freed_memory
+from heedful.inference.memory import keep_freed_memory
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}

@@ -19,9 +19,9 @@ from peers import CTranslate2, interleaved_seconds, marian_like, write_rows
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
-from heed import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
-from heed.data.sources import read_pairs
-from heed.evaluation.metrics import score_translations
+from heedful import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
+from heedful.data.sources import read_pairs
+from heedful.evaluation.metrics import score_translations
 
 Rows = list[list[int]]
 

@@ -3,7 +3,7 @@
 The tests are in the source distribution of transformers on PyPI. The one of the installed version is fetched with pip
 into `.cache/conformance/`, what it lacks and what ties it to our models is added from `suite/`, and pytest runs it
 against tiny models: Heed, its recurrent models, and Marian, BART and T5 through the same glue. The report is printed;
-`--write` also puts it into docs/conformance.md. The exit status is 1 if a test of Heed fails, or is skipped where
+`--write` also puts it into docs/conformance.md. The exit status is 1 if a test of Heedful fails, or is skipped where
 Marian's is not.
 
     python scripts/conformance/run.py --models heed marian -k "not fsdp"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.complexity.counts import (
+from heedful.complexity.counts import (
     count,
     least_power,
     operations,
@@ -14,8 +14,8 @@ from heed.complexity.counts import (
     sequential_steps,
     term_of_table_1,
 )
-from heed.complexity.measurement import KINDS, make_layer
-from heed.complexity.settings import ComplexitySettings
+from heedful.complexity.measurement import KINDS, make_layer
+from heedful.complexity.settings import ComplexitySettings
 
 SMALL = {"d_model": 24, "heads": 3, "neighbourhood": 5, "kernel_width": 3}
 OTHERS = [{}, {"neighbourhood": 20, "kernel_width": 7}, {"d_model": 40, "heads": 1, "cell": "gru"}, {"cell": "rnn"}]

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.complexity.layers import (
+from heedful.complexity.layers import (
     ConvolutionalDecoderLayer,
     ConvolutionalEncoderLayer,
     GatedConvolution,
     RecurrentLayer,
     SelfAttentionLayer,
 )
-from heed.complexity.reach import reached
+from heedful.complexity.reach import reached
 from helpers import assert_near, padded, sentences, shake, tiny_model
 
 WIDTH = 8

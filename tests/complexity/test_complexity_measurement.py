@@ -5,9 +5,9 @@ import statistics
 import pytest
 import torch
 
-from heed.complexity import measurement
-from heed.complexity.measurement import KINDS, HeldBytes, exponent, held_bytes, machine, make_layer, measure
-from heed.complexity.settings import ComplexitySettings, numbers_of
+from heedful.complexity import measurement
+from heedful.complexity.measurement import KINDS, HeldBytes, exponent, held_bytes, machine, make_layer, measure
+from heedful.complexity.settings import ComplexitySettings, numbers_of
 
 TINY = {"d_model": 16, "heads": 2, "neighbourhood": 16, "lengths": (8, 16, 32), "rounds": 3}
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heed.complexity import reach
-from heed.complexity.counts import path_length
-from heed.complexity.reach import (
+from heedful.complexity import reach
+from heedful.complexity.counts import path_length
+from heedful.complexity.reach import (
     KINDS,
     WIDTH,
     cells_between_ends,
@@ -16,7 +16,7 @@ from heed.complexity.reach import (
     measure_reach,
     reached,
 )
-from heed.complexity.settings import ComplexitySettings
+from heedful.complexity.settings import ComplexitySettings
 
 LENGTH = 12
 DISTANCE = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)  # from input to output

@@ -1,4 +1,4 @@
-"""`heed complexity` and what it writes, and the page of the documents that shows it."""
+"""`heedful complexity` and what it writes, and the page of the documents that shows it."""
 
 import json
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from heed import cli
-from heed.complexity import report as reports
-from heed.complexity.counts import operations
-from heed.complexity.figure import REACH_STYLES, STYLES, draw
-from heed.complexity.measurement import KINDS, exponent
-from heed.complexity.report import FORMULAS, PAPER, tables
-from heed.complexity.settings import ComplexitySettings
+from heedful import cli
+from heedful.complexity import report as reports
+from heedful.complexity.counts import operations
+from heedful.complexity.figure import REACH_STYLES, STYLES, draw
+from heedful.complexity.measurement import KINDS, exponent
+from heedful.complexity.report import FORMULAS, PAPER, tables
+from heedful.complexity.settings import ComplexitySettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIZES = ["--d-model=16", "--heads=2", "--neighbourhood=4"]
@@ -20,11 +20,11 @@ OPTIONS = [*SIZES, "--lengths=8,16,32", "--reach-lengths=5,9", "--rounds=1"]
 
 
 @pytest.fixture
-def heed(monkeypatch, capsys):
+def heedful(monkeypatch, capsys):
     """Run the command in this process; return its exit code, output and errors."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heed", "complexity", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["heedful", "complexity", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         output = capsys.readouterr()
@@ -33,8 +33,8 @@ def heed(monkeypatch, capsys):
     return run
 
 
-def test_the_command_prints_the_tables_and_writes_figure_tables_and_json(heed, tmp_path):
-    code, output, errors = heed(*OPTIONS, "--output", tmp_path / "new" / "folder")
+def test_the_command_prints_the_tables_and_writes_figure_tables_and_json(heedful, tmp_path):
+    code, output, errors = heedful(*OPTIONS, "--output", tmp_path / "new" / "folder")
     assert code == 0, errors
     folder = tmp_path / "new" / "folder"
     assert sorted(path.name for path in folder.iterdir()) == ["complexity.json", "complexity.md", "complexity.png"]
@@ -44,8 +44,8 @@ def test_the_command_prints_the_tables_and_writes_figure_tables_and_json(heed, t
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder"]
 
 
-def test_json_holds_every_figure_by_length(heed):
-    code, output, errors = heed(*OPTIONS, "--json", "--cell", "gru", "--kernel-width", "5")
+def test_json_holds_every_figure_by_length(heedful):
+    code, output, errors = heedful(*OPTIONS, "--json", "--cell", "gru", "--kernel-width", "5")
     assert code == 0, errors
     found = json.loads(output)
     assert found["settings"]["cell"] == "gru"
@@ -68,8 +68,8 @@ def test_json_holds_every_figure_by_length(heed):
         (("--rounds", 0), "`rounds` must be at least 1, but is 0 instead."),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments, message, heed):
-    code, output, errors = heed(*arguments)
+def test_a_mistake_is_told_in_one_line(arguments, message, heedful):
+    code, output, errors = heedful(*arguments)
     assert code == 2
     assert output == ""
     assert message in errors
@@ -80,38 +80,40 @@ def no_measuring(settings):
     raise AssertionError("must not be reached")
 
 
-def test_a_folder_that_is_there_is_an_error_before_anything_is_measured(heed, tmp_path, monkeypatch):
+def test_a_folder_that_is_there_is_an_error_before_anything_is_measured(heedful, tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "make_report", no_measuring)
-    code, _, errors = heed(*OPTIONS, "--output", tmp_path)
+    code, _, errors = heedful(*OPTIONS, "--output", tmp_path)
     assert code == 2
     assert f"`output` must be a folder that does not exist yet, but {tmp_path} does." in errors
 
 
-def test_a_folder_within_a_file_is_an_error_before_anything_is_measured(heed, tmp_path, monkeypatch):
+def test_a_folder_within_a_file_is_an_error_before_anything_is_measured(heedful, tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "make_report", no_measuring)
     (tmp_path / "file").touch()
-    code, _, errors = heed(*OPTIONS, "--output", tmp_path / "file" / "folder")
+    code, _, errors = heedful(*OPTIONS, "--output", tmp_path / "file" / "folder")
     assert code == 2
     assert "must lie in a folder" in errors
 
 
-def test_without_matplotlib_the_error_names_the_extra_and_tables_are_printed_all_the_same(heed, tmp_path, monkeypatch):
+def test_without_matplotlib_the_error_names_the_extra_and_tables_are_printed_all_the_same(
+    heedful, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with monkeypatch.context() as before_measuring:
         before_measuring.setattr(reports, "make_report", no_measuring)
-        code, _, errors = heed(*OPTIONS, "--output", tmp_path / "folder")
+        code, _, errors = heedful(*OPTIONS, "--output", tmp_path / "folder")
     assert code == 2
-    assert "pip install 'heed[plots]'" in errors
+    assert "pip install 'heedful[plots]'" in errors
     assert list(tmp_path.iterdir()) == []
-    assert heed(*OPTIONS)[0] == 0
+    assert heedful(*OPTIONS)[0] == 0
 
 
-def test_nothing_half_written_is_left_behind(heed, tmp_path, monkeypatch):
+def test_nothing_half_written_is_left_behind(heedful, tmp_path, monkeypatch):
     def fail(report, path):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(reports, "draw", fail)
-    code, output, errors = heed(*OPTIONS, "--output", tmp_path / "folder")
+    code, output, errors = heedful(*OPTIONS, "--output", tmp_path / "folder")
     assert (code, output) == (2, "")
     assert "No space left on device" in errors
     assert list(tmp_path.iterdir()) == []

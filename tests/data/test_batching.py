@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.data.batching import (
+from heedful.data.batching import (
     UpdateBatches,
     collate,
     divide_update,

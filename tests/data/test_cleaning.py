@@ -3,7 +3,7 @@ from datasets import Dataset, IterableDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.cleaning import CleaningRules, clean_pairs
 
 EVERYTHING = CleaningRules(max_characters=20, max_ratio=3, drop_duplicates=True, drop_identical=True)
 

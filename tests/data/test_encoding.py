@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.data import encoding
-from heed.data.encoding import EncodedPairs, PairEncoder
-from heed.data.tokenization import train_tokenizers
+from heedful.data import encoding
+from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.tokenization import train_tokenizers
 
 PAIRS = [
     {"source": "고양이가 잔다.", "target": "The cat sleeps."},

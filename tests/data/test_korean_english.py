@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data import korean_english as corpus
-from heed.data import korean_english_conjugation as conjugation
-from heed.data.korean_english import BUILTIN_SPLITS, LARGEST_COUNTS, count_pairs, is_held_out, korean_english_pairs
-from heed.data.korean_english_inflection import add_ed, add_ing, add_s
-from heed.data.korean_english_patterns import patterns
-from heed.data.korean_english_phrases import PLAIN, POLITE, copula_forms, korean_forms, lexicon
+from heedful.data import korean_english as corpus
+from heedful.data import korean_english_conjugation as conjugation
+from heedful.data.korean_english import BUILTIN_SPLITS, LARGEST_COUNTS, count_pairs, is_held_out, korean_english_pairs
+from heedful.data.korean_english_inflection import add_ed, add_ing, add_s
+from heedful.data.korean_english_patterns import patterns
+from heedful.data.korean_english_phrases import PLAIN, POLITE, copula_forms, korean_forms, lexicon
 
 NOUNS, VERBS, ADJECTIVES = lexicon()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heed.data.sources import read_pairs
+from heedful.data.sources import read_pairs
 
 ROWS = [
     {"source": "NA", "target": 'a "quoted" \'word'},

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 
-from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
 
 
 def sentences(stems, endings, count=400):

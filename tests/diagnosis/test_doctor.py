@@ -1,4 +1,4 @@
-"""`heed doctor` on recipes that are sound, and on recipes with one thing wrong."""
+"""`heedful doctor` on recipes that are sound, and on recipes with one thing wrong."""
 
 import json
 import sys
@@ -8,12 +8,12 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from heed import cli
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
-from heed.diagnosis.doctor import Diagnosis, diagnose
-from heed.diagnosis.findings import SEVERITIES, Finding, graded, in_order, percent
-from heed.training.recipe import read_recipe
+from heedful import cli
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
+from heedful.diagnosis.doctor import Diagnosis, diagnose
+from heedful.diagnosis.findings import SEVERITIES, Finding, graded, in_order, percent
+from heedful.training.recipe import read_recipe
 from helpers import tiny_config
 from test_recipes import CONFIGURATION
 from tiny_runs import tiny_recipe, tiny_tree
@@ -49,11 +49,11 @@ def severe(tmp_path):
 
 
 @pytest.fixture
-def heed(monkeypatch, capsys):
+def heedful(monkeypatch, capsys):
     """Run the command in this process; return its exit code, output and errors."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -158,7 +158,7 @@ def test_a_given_tokenizer_that_does_not_know_the_words_is_an_error(severe, tmp_
 
 
 def test_a_model_to_start_from_is_checked_with_its_tokenizer(severe, tmp_path):
-    from heed import HeedForConditionalGeneration
+    from heedful import HeedForConditionalGeneration
 
     sources, targets = zip(*PAIRS, strict=True)
     train_tokenizers(sources, targets, vocab_size=300).save_pretrained(tmp_path / "model")
@@ -244,34 +244,34 @@ def recipe_file(folder, changes=None):
     return path
 
 
-def test_the_command_ends_with_0_without_and_with_1_with_errors(heed, tmp_path):
+def test_the_command_ends_with_0_without_and_with_1_with_errors(heedful, tmp_path):
     path = recipe_file(tmp_path)
-    code, output, _ = heed("doctor", path)
+    code, output, _ = heedful("doctor", path)
     assert code == 0
     assert output.splitlines()[-1].startswith("0 errors, ")
-    code, output, errors = heed("doctor", path, "optimization.warmup_updates=4000")
+    code, output, errors = heedful("doctor", path, "optimization.warmup_updates=4000")
     assert code == 1
     assert output.splitlines()[0] == "error    optimization.warmup_updates  [schedule]"
     assert "Traceback" not in errors
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_prints_json(heed, tmp_path):
-    code, output, _ = heed("doctor", recipe_file(tmp_path), "optimization.warmup_updates=4000", "--json")
+def test_the_command_prints_json(heedful, tmp_path):
+    code, output, _ = heedful("doctor", recipe_file(tmp_path), "optimization.warmup_updates=4000", "--json")
     answer = json.loads(output)
     assert (code, answer["has_errors"], answer["looked_at"]) == (1, True, 300)
     assert answer["findings"][0]["where"] == "optimization.warmup_updates"
 
 
 @pytest.mark.parametrize("override", ["optimisation.seed=1", "data.train=nowhere.jsonl", "tokenizer.path=/nowhere"])
-def test_an_unusable_recipe_ends_with_2_and_one_line(heed, tmp_path, override):
-    code, output, errors = heed("doctor", recipe_file(tmp_path), override)
+def test_an_unusable_recipe_ends_with_2_and_one_line(heedful, tmp_path, override):
+    code, output, errors = heedful("doctor", recipe_file(tmp_path), override)
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
 
 
-def test_pairs_must_be_a_number_of_pairs(heed, tmp_path):
-    code, _, errors = heed("doctor", recipe_file(tmp_path), "--pairs", "0")
+def test_pairs_must_be_a_number_of_pairs(heedful, tmp_path):
+    code, _, errors = heedful("doctor", recipe_file(tmp_path), "--pairs", "0")
     assert code == 2
     assert "`--pairs` must be at least 1, but is 0 instead." in errors
 

@@ -1,4 +1,4 @@
-"""`heed train --dry-run`: its figures are those of the run, and it leaves nothing behind."""
+"""`heedful train --dry-run`: its figures are those of the run, and it leaves nothing behind."""
 
 import copy
 import os
@@ -11,9 +11,9 @@ import yaml
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from heed import cli
-from heed.data.batching import padding_share
-from heed.diagnosis.estimate import (
+from heedful import cli
+from heedful.data.batching import padding_share
+from heedful.diagnosis.estimate import (
     LiveMemory,
     Trial,
     count_parameters,
@@ -22,9 +22,9 @@ from heed.diagnosis.estimate import (
     split_rows,
     state_memory,
 )
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import make_model, prepare_corpus
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import make_model, prepare_corpus
 from tiny_runs import tiny_recipe, tiny_tree
 
 
@@ -71,7 +71,7 @@ def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):
 def test_updates_beyond_those_looked_at_are_counted(corpus, tmp_path, monkeypatch):
     recipe = tiny_recipe(tmp_path / "run")
     whole = plan_batches(recipe, corpus).updates_per_epoch
-    monkeypatch.setattr("heed.diagnosis.estimate.LOOKED_AT_UPDATES", 2)
+    monkeypatch.setattr("heedful.diagnosis.estimate.LOOKED_AT_UPDATES", 2)
     plan = plan_batches(recipe, corpus)
     assert (plan.looked_at, plan.updates_per_epoch) == (2, whole)
     assert whole > 3
@@ -210,7 +210,7 @@ def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
 def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsys):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["heed", "train", str(path), "seed=7", "--dry-run"])
+    monkeypatch.setattr(sys, "argv", ["heedful", "train", str(path), "seed=7", "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     output = capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_two_processes_print_one_estimate_for_two(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "heed.cli", "train", str(path), "--dry-run"]
+    command += ["-m", "heedful.cli", "train", str(path), "--dry-run"]
     finished = subprocess.run(
         command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200
     )

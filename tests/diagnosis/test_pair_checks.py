@@ -4,10 +4,10 @@ import unicodedata
 
 import pytest
 
-from heed.data.cleaning import CleaningRules
-from heed.data.korean_english import korean_english_pairs
-from heed.diagnosis.findings import Pairs
-from heed.diagnosis.pair_checks import (
+from heedful.data.cleaning import CleaningRules
+from heedful.data.korean_english import korean_english_pairs
+from heedful.diagnosis.findings import Pairs
+from heedful.diagnosis.pair_checks import (
     DEFECTS,
     check_cleaning,
     check_length_ratios,

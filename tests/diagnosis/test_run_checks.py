@@ -2,7 +2,7 @@
 
 import pytest
 
-from heed.diagnosis.run_checks import RunPlan, check_epochs, check_intervals, check_schedule
+from heedful.diagnosis.run_checks import RunPlan, check_epochs, check_intervals, check_schedule
 from tiny_runs import tiny_recipe
 
 # 1,000 updates of which 100 make an epoch, with validations and checkpoints on the way.

@@ -8,12 +8,12 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.encoding import PairEncoder
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.diagnosis import tokenizer_checks as checks
-from heed.diagnosis.findings import Pairs
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.encoding import PairEncoder
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.diagnosis import tokenizer_checks as checks
+from heedful.diagnosis.findings import Pairs
 from helpers import tiny_config
 from tiny_runs import tiny_recipe
 

@@ -1,4 +1,4 @@
-"""`heed verify`: a sound model passes every check, and each planted defect fails the check that is meant for it."""
+"""`heedful verify`: a sound model passes every check, and each planted defect fails the check that is meant for it."""
 
 import json
 import re
@@ -21,12 +21,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from heed import HeedForConditionalGeneration, cli, modeling_heed
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.diagnosis.trials import make_sample
-from heed.diagnosis.verdicts import Verdict
-from heed.diagnosis.verification import (
+from heedful import HeedForConditionalGeneration, cli, modeling_heed
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.diagnosis.trials import make_sample
+from heedful.diagnosis.verdicts import Verdict
+from heedful.diagnosis.verification import (
     check_attentions,
     check_batch,
     check_cache,
@@ -90,14 +90,14 @@ def folder(tmp_path, tokenizers):
 
 
 @pytest.fixture
-def heed(monkeypatch, capsys):
-    """Run `heed verify` in this process; return its exit code, output and errors."""
+def heedful(monkeypatch, capsys):
+    """Run `heedful verify` in this process; return its exit code, output and errors."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heed", "verify", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["heedful", "verify", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -113,8 +113,8 @@ def heed(monkeypatch, capsys):
 # Sound models
 
 
-def test_a_sound_model_passes_every_check(heed, folder):
-    code, output, _ = heed(folder)
+def test_a_sound_model_passes_every_check(heedful, folder):
+    code, output, _ = heedful(folder)
     assert code == 0, output
     lines = output.splitlines()
     table = lines[lines.index("") + 1 :]
@@ -351,7 +351,7 @@ def test_a_model_that_loads_in_another_way_than_it_was_saved_is_caught(model):
     assert "fc1.bias" in verdict.told
 
 
-def test_a_tensor_missing_from_the_file_is_told_by_name(heed, folder):
+def test_a_tensor_missing_from_the_file_is_told_by_name(heedful, folder):
     tensors = load_file(folder / "model.safetensors")
     lost = "model.decoder.layers.1.cross_attn.q_proj.weight"
     del tensors[lost]
@@ -359,7 +359,7 @@ def test_a_tensor_missing_from_the_file_is_told_by_name(heed, folder):
     verdict = check_weights(folder)
     assert verdict.figure == 2
     assert verdict.told == f"missing: {lost}; unknown: extra"
-    code, output, errors = heed(folder)
+    code, output, errors = heedful(folder)
     assert (code, "Traceback" in errors) == (1, False)
     assert any(line.startswith("weights complete") and lost in line for line in output.splitlines())
 
@@ -381,11 +381,11 @@ def test_special_ids_of_the_config_that_differ_are_told(tokenizers, changes, tol
     assert told in check_special_ids(model, tokenizers).told
 
 
-def test_a_tokenizer_with_another_padding_id_is_caught(heed, folder):
+def test_a_tokenizer_with_another_padding_id_is_caught(heedful, folder):
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "pad_token": "<unk>"}))
-    code, output, _ = heed(folder)
+    code, output, _ = heedful(folder)
     assert code == 1
     assert "pad_token_id: 0 in the config, 0 in the generation config, 3 in the tokenizer" in output
 
@@ -471,19 +471,19 @@ def test_code_that_computes_something_else_is_caught(folder):
 
 def test_code_that_needs_the_package_is_caught(folder):
     path = folder / "modeling_heed.py"
-    path.write_text(path.read_text().replace("from .configuration_heed", "from heed.configuration_heed"))
+    path.write_text(path.read_text().replace("from .configuration_heed", "from heedful.configuration_heed"))
     model = HeedForConditionalGeneration.from_pretrained(folder).eval()
     verdict = check_remote_code(folder, model, trust_remote_code=True)
     assert verdict.result == "FAIL"
-    assert "import of heed halted" in verdict.told
+    assert "import of heedful halted" in verdict.told
 
 
 # The command
 
 
-def test_the_results_are_json_on_demand(heed, tmp_path):
+def test_the_results_are_json_on_demand(heedful, tmp_path):
     marian().save_pretrained(tmp_path)
-    code, output, _ = heed(tmp_path, "--json", "--device", "cpu")
+    code, output, _ = heedful(tmp_path, "--json", "--device", "cpu")
     report = json.loads(output)
     assert code == 1
     assert report["passed"] is False
@@ -493,33 +493,33 @@ def test_the_results_are_json_on_demand(heed, tmp_path):
     ).items()
 
 
-def test_texts_of_the_user_are_tried(heed, folder, tmp_path):
+def test_texts_of_the_user_are_tried(heedful, folder, tmp_path):
     (tmp_path / "texts.txt").write_text("one\n\ntwo  three\n", encoding="utf-8")
-    code, output, _ = heed(folder, "--text", "zero", "--data", tmp_path / "texts.txt")
+    code, output, _ = heedful(folder, "--text", "zero", "--data", tmp_path / "texts.txt")
     assert code == 0
     assert "3 texts encoded and decoded" in output
 
 
-def refused(heed, *arguments):
-    code, output, errors = heed(*arguments)
+def refused(heedful, *arguments):
+    code, output, errors = heedful(*arguments)
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
-    (message,) = (line for line in errors.splitlines() if line.startswith("heed: "))
+    (message,) = (line for line in errors.splitlines() if line.startswith("heedful: "))
     return message
 
 
-def test_a_user_mistake_is_told_in_one_line(heed, folder, tmp_path):
-    assert "must be a folder with a model, but does not exist" in refused(heed, tmp_path / "nothing")
-    assert "has no config.json" in refused(heed, tmp_path)
+def test_a_user_mistake_is_told_in_one_line(heedful, folder, tmp_path):
+    assert "must be a folder with a model, but does not exist" in refused(heedful, tmp_path / "nothing")
+    assert "has no config.json" in refused(heedful, tmp_path)
     GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path / "gpt2")
-    assert "an encoder-decoder is needed, but 'gpt2' is none" in refused(heed, tmp_path / "gpt2")
+    assert "an encoder-decoder is needed, but 'gpt2' is none" in refused(heedful, tmp_path / "gpt2")
     (tmp_path / "empty.txt").write_text("\n")
-    assert "has none" in refused(heed, folder, "--data", tmp_path / "empty.txt")
-    assert "`device`" in refused(heed, folder, "--device", "cuda:99")
+    assert "has none" in refused(heedful, folder, "--data", tmp_path / "empty.txt")
+    assert "`device`" in refused(heedful, folder, "--device", "cuda:99")
     (folder / "model.safetensors").write_bytes(b"123")
-    assert "cannot be loaded" in refused(heed, folder)
+    assert "cannot be loaded" in refused(heedful, folder)
     marian().save_pretrained(tmp_path / "marian")
-    assert "nothing can encode them" in refused(heed, tmp_path / "marian", "--text", "x")
+    assert "nothing can encode them" in refused(heedful, tmp_path / "marian", "--text", "x")
 
 
 def test_a_model_with_few_positions_gets_short_sentences():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from heed.evaluation.metrics import METRICS, score_against_references, score_translations, wilson_interval
+from heedful.evaluation.metrics import METRICS, score_against_references, score_translations, wilson_interval
 
 PREDICTIONS = [
     "The cat sat on the mat.",
@@ -162,7 +162,7 @@ def test_a_missing_korean_tokenizer_is_named_with_its_package(monkeypatch):
 
 def test_missing_sacrebleu_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(ImportError, match=r"heed\[train\]"):
+    with pytest.raises(ImportError, match=r"heedful\[train\]"):
         score_translations(["a"], ["a"])
 
 
@@ -182,7 +182,7 @@ def test_wilsons_interval_has_the_published_width():
 
 def test_the_function_does_without_the_evaluate_library():
     code = (
-        "import sys; import heed.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
+        "import sys; import heedful.evaluation.metrics as m; m.score_translations(['a'], ['a']);"
         " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

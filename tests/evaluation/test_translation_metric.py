@@ -4,8 +4,8 @@ import multiprocessing
 
 import pytest
 
-from heed.evaluation.metrics import score_against_references, score_translations
-from heed.evaluation.translation_metric import TranslationMetric
+from heedful.evaluation.metrics import score_against_references, score_translations
+from heedful.evaluation.translation_metric import TranslationMetric
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이가 매트 위에 앉았다."]
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "고양이는 매트에 앉았다."]

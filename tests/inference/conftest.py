@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from heed.configuration_heed import HeedConfig
-from heed.data.batching import collate
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.modeling_heed import HeedForConditionalGeneration
+from heedful.configuration_heed import HeedConfig
+from heedful.data.batching import collate
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.modeling_heed import HeedForConditionalGeneration
 
 PAIRS = {
     "고양이가 잔다.": "The cat sleeps.",

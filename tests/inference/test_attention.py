@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from matplotlib import font_manager, image
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heed.data.tokenization import train_tokenizers
-from heed.inference.attention import drawing
-from heed.inference.attention.drawing import draw_attention, draw_attention_grid
-from heed.inference.attention.labels import token_labels
-from heed.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_of_ids
-from heed.inference.translation import Translator
+from heedful.data.tokenization import train_tokenizers
+from heedful.inference.attention import drawing
+from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
+from heedful.inference.attention.labels import token_labels
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_of_ids
+from heedful.inference.translation import Translator
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 
@@ -231,7 +231,7 @@ def test_letters_without_any_font_name_the_extra(small_map, tmp_path, monkeypatc
     messages = drawn_warnings(small_map, tmp_path / "map.png")
     assert len(messages) == 1
     assert "3 of the letters to draw (고양이)" in messages[0]
-    assert "heed[plots]" in messages[0]
+    assert "heedful[plots]" in messages[0]
 
 
 def test_drawing_leaves_matplotlib_as_it_was(small_map, tmp_path):
@@ -245,8 +245,8 @@ def test_drawing_imports_neither_pyplot_nor_the_font_package(tmp_path):
     code = f"""
 import sys
 import numpy as np
-from heed.inference.attention.drawing import draw_attention, draw_attention_grid
-from heed.inference.attention.maps import AttentionMap
+from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
+from heedful.inference.attention.maps import AttentionMap
 assert "matplotlib" not in sys.modules
 draw_attention(AttentionMap(["고"], ["a"], np.ones((1, 1), dtype=np.float32)), {str(tmp_path / "map.png")!r})
 assert "matplotlib.pyplot" not in sys.modules
@@ -267,7 +267,7 @@ def test_wrong_paths_are_named(small_map, tmp_path):
 
 def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"heed\[plots\]"):
+    with pytest.raises(ImportError, match=r"heedful\[plots\]"):
         draw_attention(small_map, tmp_path / "map.png")
 
 

@@ -1,4 +1,4 @@
-"""`heed attention`: pictures, pages, alignments and numbers, and what does not go together."""
+"""`heedful attention`: pictures, pages, alignments and numbers, and what does not go together."""
 
 import json
 import sys
@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from heed import attention_entropy, attention_map, attention_maps, attention_rollout, cli, word_alignment
-from heed.inference.attention.measures import write_links
+from heedful import attention_entropy, attention_map, attention_maps, attention_rollout, cli, word_alignment
+from heedful.inference.attention.measures import write_links
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 
@@ -25,7 +25,7 @@ def attention(monkeypatch, capsys, folder):
     """Run the command in this process; return its exit code, output and errors."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heed", "attention", str(folder), *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["heedful", "attention", str(folder), *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -204,8 +204,8 @@ def test_links_of_words_that_there_are_not_are_refused(refused, tmp_path, target
 
 def test_a_picture_without_matplotlib_is_refused_before_the_model_is_loaded(refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr("heed.inference.translation.Translator.from_pretrained", None)
-    assert "pip install 'heed[plots]'" in refused(SOURCE, "-o", tmp_path / "map.png")
+    monkeypatch.setattr("heedful.inference.translation.Translator.from_pretrained", None)
+    assert "pip install 'heedful[plots]'" in refused(SOURCE, "-o", tmp_path / "map.png")
 
 
 def test_a_translation_of_the_models_own_is_followed(told, model, tokenizers):

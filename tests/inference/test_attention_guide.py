@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from heed import cli
+from heedful import cli
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
 FOLDER = "runs/quickstart/model"
-COMMANDS = re.findall(r"^heed (.*)$", GUIDE, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^heedful (.*)$", GUIDE, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_every_command_of_the_guide_runs(place, monkeypatch, capsys):
     printed = {}
     for command in COMMANDS:
         arguments = shlex.split(command)
-        monkeypatch.setattr(sys, "argv", ["heed", *arguments])
+        monkeypatch.setattr(sys, "argv", ["heedful", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code, command
@@ -54,9 +54,9 @@ def test_the_python_of_the_guide_runs(place, capsys):
 
 
 def test_every_public_name_of_the_room_is_in_the_guide():
-    import heed
+    import heedful
 
-    names = [name for name, home in heed._HOMES.items() if home.startswith("heed.inference.attention")]
+    names = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.attention")]
     assert len(names) >= 9
     shown = {name for name in names if name in GUIDE}
     assert set(names) - shown <= {"draw_attention", "alignment_errors"}

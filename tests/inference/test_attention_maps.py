@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from heed import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
-from heed.configuration_heed_rnn import HeedRNNConfig
-from heed.data.tokenization import train_tokenizers
-from heed.inference.attention import recording
-from heed.inference.attention.labels import token_words
-from heed.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
-from heed.inference.attention.measures import attention_entropy
-from heed.inference.attention.requests import View, Wanted, answer_request
-from heed.modeling_heed import HeedAttention
-from heed.modeling_heed_rnn import HeedRNNForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful.configuration_heed_rnn import HeedRNNConfig
+from heedful.data.tokenization import train_tokenizers
+from heedful.inference.attention import recording
+from heedful.inference.attention.labels import token_words
+from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
+from heedful.inference.attention.measures import attention_entropy
+from heedful.inference.attention.requests import View, Wanted, answer_request
+from heedful.modeling_heed import HeedAttention
+from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 KINDS = ["cross", "encoder", "decoder"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from heed import attention_maps
-from heed.inference.attention.maps import AttentionMap, AttentionMaps
-from heed.inference.attention.measures import (
+from heedful import attention_maps
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps
+from heedful.inference.attention.measures import (
     GoldAlignment,
     alignment_errors,
     attention_entropy,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from chromium import EXECUTABLE, Chromium
-from heed.inference.attention.maps import AttentionMaps
-from heed.inference.attention.measures import attention_rollout
-from heed.inference.attention.report import write_attention_report
+from heedful.inference.attention.maps import AttentionMaps
+from heedful.inference.attention.measures import attention_rollout
+from heedful.inference.attention.report import write_attention_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SOURCE = ["القطة", "▁صغيرة", HOSTILE, "</s>"]

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from heed.inference.loading import load_model, resolve_device
-from heed.inference.translation import Translator
+from heedful.inference.loading import load_model, resolve_device
+from heedful.inference.translation import Translator
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.inference.native.decoder import NativeDecoder
-from heed.inference.native.packing import int8_engine
-from heed.inference.native.search import best_tokens
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.native.packing import int8_engine
+from heedful.inference.native.search import best_tokens
 
 TINY = {
     **{"vocab_size": 90, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64},

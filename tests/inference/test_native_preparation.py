@@ -16,8 +16,8 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-from heed import HeedForConditionalGeneration, prepare_for_inference
-from heed.inference.native.network import NativeNetwork
+from heedful import HeedForConditionalGeneration, prepare_for_inference
+from heedful.inference.native.network import NativeNetwork
 
 
 @pytest.fixture

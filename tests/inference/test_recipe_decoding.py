@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from heed import BeamSearch, HeedConfig
-from heed.inference.translation import Translator, pad_sources
-from heed.training.recipe import DecodingRecipe
-from heed.training.run import set_decoding
+from heedful import BeamSearch, HeedConfig
+from heedful.inference.translation import Translator, pad_sources
+from heedful.training.recipe import DecodingRecipe
+from heedful.training.run import set_decoding
 
 PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
 
@@ -74,7 +74,7 @@ def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers,
 
 
 def test_ctranslate2_refuses_the_settings():
-    from heed.inference.ctranslate2.engine import refusal
+    from heedful.inference.ctranslate2.engine import refusal
 
     config = GenerationConfig(eos_token_id=2, num_beams=4)
     assert refusal(config) is None

@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heed import BeamSearch
-from heed.inference.strategies.constraints import ForcedWords, read_constraints
+from heedful import BeamSearch
+from heedful.inference.strategies.constraints import ForcedWords, read_constraints
 from helpers import ENDS, padded, sentences, tiny_model
 from plain_strategies import (
     KINDS,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed import ContrastiveSearch
-from heed.inference.strategies.contrastive import choose
+from heedful import ContrastiveSearch
+from heedful.inference.strategies.contrastive import choose
 from helpers import ENDS, START, assert_near, padded, sentences, tiny_model
 from plain_strategies import KINDS, contrastive_search, model_of, without_padding
 

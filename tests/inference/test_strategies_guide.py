@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "decoding.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
@@ -56,9 +56,9 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
 
 
 def test_every_strategy_of_the_package_is_in_the_guide():
-    import heed
+    import heedful
 
-    homes = [name for name, home in heed._HOMES.items() if home.startswith("heed.inference.strategies")]
+    homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]
     assert len(homes) == 3
     assert all(name in BLOCKS[0] for name in homes)
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu import sentence_chrf
 
-from heed import BeamSearch, MinimumBayesRisk
-from heed.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
+from heedful import BeamSearch, MinimumBayesRisk
+from heedful.inference.strategies.minimum_bayes_risk import character_f_score, expected_utilities
 from helpers import assert_near, padded, sentences
 from plain_strategies import KINDS, model_of, without_padding
 
@@ -139,5 +139,5 @@ def test_settings_that_leave_no_choice_are_refused(keep, count, message):
 
 def test_without_sacrebleu_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics", None)
-    with pytest.raises(ImportError, match=r"heed\[train\]"):
+    with pytest.raises(ImportError, match=r"heedful\[train\]"):
         character_f_score()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heed.inference.translation import Translation, Translator, pad_sources, position_limit, token_batches
+from heedful.inference.translation import Translation, Translator, pad_sources, position_limit, token_batches
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_greedy_search_has_scores_too(translator, model, tokenizers):
 
 def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
     whole = translator.translate(list(pairs))
-    monkeypatch.setattr("heed.inference.translation.LOGITS_BUDGET", 1)
+    monkeypatch.setattr("heedful.inference.translation.LOGITS_BUDGET", 1)
     for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
 

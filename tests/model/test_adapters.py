@@ -26,12 +26,12 @@ from transformers import (
     pipeline,
 )
 
-from heed import HeedForConditionalGeneration
-from heed.data.batching import collate
-from heed.data.tokenization import train_tokenizers
-from heed.inference.loading import load_model
-from heed.inference.translation import Translator
-from heed.training.trainer import HeedSeq2SeqTrainer
+from heedful import HeedForConditionalGeneration
+from heedful.data.batching import collate
+from heedful.data.tokenization import train_tokenizers
+from heedful.inference.loading import load_model
+from heedful.inference.translation import Translator
+from heedful.training.trainer import HeedSeq2SeqTrainer
 from helpers import PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
@@ -411,13 +411,13 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):
         load_model(tmp_path / "prompt")
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ImportError, match=r"needs peft: pip install 'heed\[adapters\]'"):
+    with pytest.raises(ImportError, match=r"needs peft: pip install 'heedful\[adapters\]'"):
         load_model(folders / "adapter")
 
 
 WITHOUT_HEED = """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, pipeline

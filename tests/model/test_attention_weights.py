@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from heed import HeedForConditionalGeneration
-from heed.modeling_heed import HeedAttention
+from heedful import HeedForConditionalGeneration
+from heedful.modeling_heed import HeedAttention
 from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 KERNELS = ["eager", "sdpa", "flex_attention"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from heed import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
 from helpers import tiny_config
 
 JOINT_VOCABULARY = 37000

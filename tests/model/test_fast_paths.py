@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from heed import HeedConfig, HeedForConditionalGeneration, modeling_heed
-from heed.modeling_heed import HeedDropout, HeedLinear, Packing, linear, needed_targets, project_together
+from heedful import HeedConfig, HeedForConditionalGeneration, modeling_heed
+from heedful.modeling_heed import HeedDropout, HeedLinear, Packing, linear, needed_targets, project_together
 
 SIZES = {
     **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},

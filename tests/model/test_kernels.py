@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from heed import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_config, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])

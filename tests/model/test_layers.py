@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from heed import HeedForConditionalGeneration
-from heed.modeling_heed import HeedFeedForward, HeedResidual
+from heedful import HeedForConditionalGeneration
+from heedful.modeling_heed import HeedFeedForward, HeedResidual
 from helpers import assert_near, shake, tiny_config, tiny_model
 
 STATES = torch.linspace(-2, 2, 3 * 32).sin().view(1, 3, 32)

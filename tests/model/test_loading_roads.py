@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.configuration_heed import FORMAT_VERSION
-from heed.inference.loading import load_model
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.configuration_heed import FORMAT_VERSION
+from heedful.inference.loading import load_model
 from helpers import SHARINGS, tiny_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
@@ -95,7 +95,7 @@ def changed_config(folder, tmp_path, **changes):
 def test_a_model_of_a_newer_heed_is_refused_by_every_road(folder, tmp_path):
     assert json.loads((folder / "config.json").read_text())["format_version"] == FORMAT_VERSION
     newer = changed_config(folder, tmp_path, format_version=FORMAT_VERSION + 1, norm_of_tomorrow=True)
-    message = f"`format_version` must be at most {FORMAT_VERSION}, but is {FORMAT_VERSION + 1} .*newer Heed"
+    message = f"`format_version` must be at most {FORMAT_VERSION}, but is {FORMAT_VERSION + 1} .*newer Heedful"
     for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, HeedConfig.from_pretrained):
         with pytest.raises(ValueError, match=message):
             load(newer)
@@ -120,7 +120,7 @@ def test_a_kernel_that_would_compute_something_else_is_refused(tmp_path):
 
 WITHOUT_HEED = """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 from transformers import AutoModelForSeq2SeqLM, pipeline
 for name in sys.argv[2:]:
     folder = f"{sys.argv[1]}/without_{name}"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heed import NativeDecoder, modeling_heed
-from heed.modeling_heed import WindowedMask
+from heedful import NativeDecoder, modeling_heed
+from heedful.modeling_heed import WindowedMask
 from helpers import PAD, VARIANTS, assert_near, padded, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from heed import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_config, tiny_model
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}

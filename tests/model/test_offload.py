@@ -7,7 +7,7 @@ import torch
 from accelerate import cpu_offload, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
 from transformers import AutoModelForSeq2SeqLM
 
-from heed import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration
 from helpers import SHARINGS, VARIANTS, padded, sentences, tiny_model
 
 torch.manual_seed(0)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from heed.modeling_heed import HeedAttention, HeedFeedForward, sinusoids
+from heedful.modeling_heed import HeedAttention, HeedFeedForward, sinusoids
 from helpers import assert_near, shake, tiny_config, tiny_model
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from heed import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration
 from helpers import ENDS, PAD, assert_near, padded, sentences, shake, tiny_config
 
 # Marian's names on the left, in the order in which they are replaced.

@@ -12,7 +12,7 @@ from transformers import (
     MBartForConditionalGeneration,
 )
 
-from heed.publishing.conversion import convert_model
+from heedful.publishing.conversion import convert_model
 from helpers import ENDS, assert_near, padded, sentences
 from pretrained_checkpoints import SIZES, randomized
 

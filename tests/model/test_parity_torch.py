@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from heed import HeedModel
-from heed.modeling_heed import HeedAttention, HeedDecoderLayer, HeedEncoderLayer
+from heedful import HeedModel
+from heedful.modeling_heed import HeedAttention, HeedDecoderLayer, HeedEncoderLayer
 from helpers import assert_near, padded, shake, tiny_config
 
 KERNELS = ["eager", "sdpa"]

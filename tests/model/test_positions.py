@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed import HeedEncoder
-from heed.modeling_heed import HeedAttention, positions_of, sinusoids
+from heedful import HeedEncoder
+from heedful.modeling_heed import HeedAttention, positions_of, sinusoids
 from helpers import assert_near, padded, sentences, tiny_config, tiny_model
 
 

@@ -18,10 +18,10 @@ from torchao.quantization import (
 )
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
-from heed import HeedForConditionalGeneration
-from heed.data.batching import collate
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.inference.translation import Translator
+from heedful import HeedForConditionalGeneration
+from heedful.data.batching import collate
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.inference.translation import Translator
 from helpers import tiny_model
 from memorised import PAIRS, memorised_model
 
@@ -116,7 +116,7 @@ def test_a_quantized_model_is_small_on_the_disk_and_the_same_when_loaded(folder,
 
 WITHOUT_HEED = """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 from torchao.quantization import Int8WeightOnlyConfig
 settings = {"trust_remote_code": True}

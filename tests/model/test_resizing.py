@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
-from heed import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
-from heed.data.batching import collate
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.diagnosis.verification import check_special_ids
-from heed.inference.translation import Translator
+from heedful import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
+from heedful.data.batching import collate
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.diagnosis.verification import check_special_ids
+from heedful.inference.translation import Translator
 from helpers import SHARINGS, assert_near, tiny_config, tiny_model
 from memorised import PAIRS, memorised_model
 

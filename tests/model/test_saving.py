@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-import heed
-from heed import HeedConfig, HeedForConditionalGeneration, HeedModel
+import heedful
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedModel
 from helpers import SHARINGS, VARIANTS, assert_near, tiny_config, tiny_model
 
-SHELF = sorted(Path(heed.__file__).parent.glob("*_heed*.py"))
+SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 
 
@@ -141,7 +141,7 @@ def test_the_saved_folder_holds_exactly_the_three_files_of_code(folder):
     }
 
 
-# Here heed was imported first, and its models before the Auto classes; new processes try the other orders.
+# Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
 def test_auto_classes_know_heed_without_remote_code(folder):
     assert type(AutoConfig.for_model("heed")) is HeedConfig
     assert type(AutoConfig.from_pretrained(folder)) is HeedConfig
@@ -160,16 +160,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 LOAD = """
 config = AutoConfig.from_pretrained(sys.argv[1])
 model = AutoModelForSeq2SeqLM.from_config(config)
-assert type(model).__module__ == "heed.modeling_heed", type(model)
+assert type(model).__module__ == "heedful.modeling_heed", type(model)
 assert type(AutoModel.from_config(config)).__name__ == "HeedModel"
 """
 SCRIPTS = {
-    "heed_is_imported_before_transformers": "import sys, heed" + AUTO_CLASSES + LOAD,
-    "heed_is_imported_after_transformers": "import sys" + AUTO_CLASSES + "import heed" + LOAD,
+    "heed_is_imported_before_transformers": "import sys, heedful" + AUTO_CLASSES + LOAD,
+    "heed_is_imported_after_transformers": "import sys" + AUTO_CLASSES + "import heedful" + LOAD,
     # `None` makes the import fail.
     "heed_is_not_installed": """
 import sys
-sys.modules["heed"] = None
+sys.modules["heedful"] = None
 """
     + AUTO_CLASSES
     + """

@@ -2,7 +2,7 @@
 
 import torch
 
-from heed import HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
 from helpers import ENDS, shake
 
 CELLS = ("rnn", "lstm", "gru")

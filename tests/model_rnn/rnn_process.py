@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import prepare_corpus
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe
 
 OPTIONS = {"model_type": "heed_rnn", "embedding_size": 16, "hidden_size": 24, "dropout": 0.0}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from heed.training.recipe import read_recipe
+from heedful.training.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "recurrent.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def test_the_guide_prints_what_it_says_it_prints(capsys):
 
 
 def test_the_options_of_the_guide_are_fields_and_its_configs_exist():
-    from heed import HeedRNNConfig
+    from heedful import HeedRNNConfig
 
     options = re.findall(r"^\| `(\w+)` \|", GUIDE, flags=re.MULTILINE)
     assert len(options) == 7
@@ -35,9 +35,9 @@ def test_the_options_of_the_guide_are_fields_and_its_configs_exist():
 def test_the_command_of_the_guide_makes_a_recurrent_model():
     import shlex
 
-    from heed.training.preparation import read_config
+    from heedful.training.preparation import read_config
 
-    (command,) = re.findall(r"^heed train (.*)$", GUIDE, flags=re.MULTILINE)
+    (command,) = re.findall(r"^heedful train (.*)$", GUIDE, flags=re.MULTILINE)
     path, *changes = shlex.split(command)
     recipe = read_recipe(ROOT / path, changes)
     assert recipe.model.options == {}

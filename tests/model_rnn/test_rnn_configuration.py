@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from rnn_models import SUTSKEVER, tiny_rnn_config
 from transformers import AutoConfig
 
-from heed import HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
 
 MODELS = Path(__file__).parents[2] / "configuration" / "models"
 WRONG = [

@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rnn_models import ATTENTIONS, SEPARATE, SUTSKEVER, VARIANTS, tiny_rnn
 
-from heed import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
-from heed.modeling_heed_rnn import RecurrentCache
+from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
+from heedful.modeling_heed_rnn import RecurrentCache
 from helpers import ENDS, FIRST_WORD, START, assert_near, padded, sentences, tiny_model
 
 STRATEGIES = {

@@ -6,15 +6,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from rnn_models import SUTSKEVER, tiny_rnn, tiny_rnn_config
 from transformers import pipeline
 
-from heed import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
-from heed.data.korean_english import korean_english_pairs
-from heed.data.tokenization import train_tokenizers
-from heed.diagnosis.model_checks import check_attentions, check_cache, check_tied_weights
-from heed.diagnosis.verification import check_special_ids
-from heed.inference.loading import load_model
-from heed.publishing.conversion import convert
-from heed.publishing.export_ctranslate2 import export_ctranslate2
-from heed.publishing.export_onnx import export_onnx
+from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful.data.korean_english import korean_english_pairs
+from heedful.data.tokenization import train_tokenizers
+from heedful.diagnosis.model_checks import check_attentions, check_cache, check_tied_weights
+from heedful.diagnosis.verification import check_special_ids
+from heedful.inference.loading import load_model
+from heedful.publishing.conversion import convert
+from heedful.publishing.export_ctranslate2 import export_ctranslate2
+from heedful.publishing.export_onnx import export_onnx
 from helpers import assert_near, shake
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
@@ -90,7 +90,7 @@ def test_the_pipeline_finds_both_tokenizers(folder):
 
 
 def test_the_checks_of_a_model_pass(folder):
-    from heed.data.tokenization import TokenizerPair
+    from heedful.data.tokenization import TokenizerPair
 
     model = load_model(folder)
     check_special_ids(model, TokenizerPair.from_pretrained(folder)).assert_passed()
@@ -107,7 +107,7 @@ def test_the_check_of_attention_is_skipped_where_there_is_none():
 
 
 def test_special_ids_of_another_vocabulary_fail_the_check():
-    from heed.data.tokenization import TokenizerPair
+    from heedful.data.tokenization import TokenizerPair
 
     pairs = list(korean_english_pairs("train", 50))
     tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=280)

@@ -5,7 +5,7 @@ import torch
 from rnn_models import ATTENTIONS, CELLS, tiny_rnn, tiny_rnn_config
 from torch import nn
 
-from heed.modeling_heed_rnn import HeedRNNAttention
+from heedful.modeling_heed_rnn import HeedRNNAttention
 from helpers import assert_near, padded, sentences, shake
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}

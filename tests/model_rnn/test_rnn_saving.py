@@ -11,7 +11,7 @@ from rnn_models import SEPARATE, SUTSKEVER, VARIANTS, tiny_rnn, tiny_rnn_config
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
-from heed import HeedRNNConfig, HeedRNNForConditionalGeneration, HeedRNNModel
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, HeedRNNModel
 from helpers import assert_near
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
@@ -134,14 +134,14 @@ SCRIPTS = {
     "only_the_model_is_imported": """
 import sys
 from pathlib import Path
-from heed import HeedRNNForConditionalGeneration
+from heedful import HeedRNNForConditionalGeneration
 HeedRNNForConditionalGeneration.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[3])
 files = sorted(path.name for path in Path(sys.argv[3]).glob("*.py"))
 assert files == ["configuration_heed_rnn.py", "modeling_heed_rnn.py", "pipeline_heed.py"], files
 """,
     "heed_is_not_installed": """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])

@@ -14,13 +14,13 @@ from rnn_models import SUTSKEVER, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
 
-from heed import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
-from heed.publishing.run_card import write_run_card
-from heed.training.checkpoints import checkpoint_path, load_state
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import make_model, prepare_corpus
-from heed.training.run import train
+from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.publishing.run_card import write_run_card
+from heedful.training.checkpoints import checkpoint_path, load_state
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

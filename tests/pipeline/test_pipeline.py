@@ -29,12 +29,12 @@ from transformers import (
 )
 from transformers.pipelines.pt_utils import KeyDataset
 
-from heed import pipeline_heed
-from heed.configuration_heed import HeedConfig
-from heed.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, train_tokenizers
-from heed.inference.translation import Translator
-from heed.modeling_heed import HeedForConditionalGeneration
-from heed.pipeline_heed import (
+from heedful import pipeline_heed
+from heedful.configuration_heed import HeedConfig
+from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, train_tokenizers
+from heedful.inference.translation import Translator
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.pipeline_heed import (
     CUSTOM_PIPELINES,
     TASK,
     HeedTranslationPipeline,
@@ -551,7 +551,7 @@ def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp
 
 SCRIPT = """
 import sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 from transformers import pipeline
 texts, folders, again = eval(sys.argv[1])
 for folder in folders:

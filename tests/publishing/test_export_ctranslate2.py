@@ -15,17 +15,17 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from heed import HeedConfig, HeedForConditionalGeneration
-from heed.cli import app
-from heed.data.tokenization import train_tokenizers
-from heed.inference.attention.maps import attention_map
-from heed.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
-from heed.inference.ctranslate2.specification import TABLE_ROWS
-from heed.inference.translation import Translator
-from heed.publishing import export_ctranslate2 as exporter
-from heed.publishing.export_check import compare
-from heed.publishing.export_ctranslate2 import export_ctranslate2
-from heed.publishing.new_folder import new_folder
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.cli import app
+from heedful.data.tokenization import train_tokenizers
+from heedful.files import new_folder
+from heedful.inference.attention.maps import attention_map
+from heedful.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
+from heedful.inference.ctranslate2.specification import TABLE_ROWS
+from heedful.inference.translation import Translator
+from heedful.publishing import export_ctranslate2 as exporter
+from heedful.publishing.export_check import compare
+from heedful.publishing.export_ctranslate2 import export_ctranslate2
 from helpers import shake
 from memorised import PAIRS, memorised_model
 
@@ -514,7 +514,7 @@ def test_a_folder_of_another_version_is_refused(exported, tmp_path):
     with pytest.raises(ValueError, match=r"`format_version` of .* must be 1, but is 9 instead: .*by Heed 7\.0"):
         Translator.from_pretrained(folder, device="cpu")
     path.unlink()
-    with pytest.raises(ValueError, match="must be written by `heed export ctranslate2`"):
+    with pytest.raises(ValueError, match="must be written by `heedful export ctranslate2`"):
         Translator.from_pretrained(folder, device="cpu")
 
 
@@ -539,7 +539,7 @@ def test_the_engine_that_is_not_installed_names_the_extra(memorised, exported, m
         lambda: Translator.from_pretrained(exported, device="cpu"),
         lambda: export_ctranslate2(tmp_path, tmp_path / "out", ["a"]),
     ):
-        with pytest.raises(ImportError, match=r"pip install 'heed\[ctranslate2\]'"):
+        with pytest.raises(ImportError, match=r"pip install 'heedful\[ctranslate2\]'"):
             attempt()
 
 

@@ -12,14 +12,14 @@ from transformers import MarianConfig, MarianMTModel
 from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
-from heed import HeedConfig, TokenizerPair
-from heed.cli import app
-from heed.configuration_heed import GATED_ACTIVATIONS
-from heed.data.tokenization import TARGET_FOLDER, train_tokenizers
-from heed.publishing import export_onnx as exporter
-from heed.publishing.export_check import sentences_to_compare
-from heed.publishing.export_onnx import check_exportable, export_onnx, write_onnx
-from heed.publishing.onnx_decoding import ONNX_FILES, OnnxModel
+from heedful import HeedConfig, TokenizerPair
+from heedful.cli import app
+from heedful.configuration_heed import GATED_ACTIVATIONS
+from heedful.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heedful.publishing import export_onnx as exporter
+from heedful.publishing.export_check import sentences_to_compare
+from heedful.publishing.export_onnx import check_exportable, export_onnx, write_onnx
+from heedful.publishing.onnx_decoding import ONNX_FILES, OnnxModel
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
@@ -390,7 +390,7 @@ def test_a_model_of_another_kind_is_named(saved, tmp_path):
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxscript", "onnx"])
 def test_a_missing_library_names_the_extra(saved, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'heed[onnx]'" in refused(saved, tmp_path)
+    assert "pip install 'heedful[onnx]'" in refused(saved, tmp_path)
 
 
 def test_adapters_and_quantized_weights_are_refused():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_model_card import FACTS
 
-from heed.data.tokenization import train_tokenizers
-from heed.publishing.model_card import write_model_card
+from heedful.data.tokenization import train_tokenizers
+from heedful.publishing.model_card import write_model_card
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 

@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import EvalResult, ModelCardData
 from test_model_card import FACTS
 
-from heed.data.tokenization import train_tokenizers
-from heed.publishing import hub
-from heed.publishing.hub import check_folder, push, read_card
-from heed.publishing.model_card import write_model_card
+from heedful.data.tokenization import train_tokenizers
+from heedful.publishing import hub
+from heedful.publishing.hub import check_folder, push, read_card
+from heedful.publishing.model_card import write_model_card
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -26,9 +26,9 @@ CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
 
 PUSH = """
 import json, sys
-from heed import HeedForConditionalGeneration
-from heed.data.tokenization import TokenizerPair
-from heed.publishing.hub import push
+from heedful import HeedForConditionalGeneration
+from heedful.data.tokenization import TokenizerPair
+from heedful.publishing.hub import push
 folders = json.loads(sys.argv[1])
 # A second commit, with tokenizers of its own for each side; a third, in shards, on a branch; a fourth like the first.
 pushed = [push(folders["separate"], "me/tiny"), push(folders["sharded"], "me/tiny", revision="next")]
@@ -47,7 +47,7 @@ print(json.dumps([one.commit for one in pushed]))
 
 LOAD = """
 import json, sys
-sys.modules["heed"] = None  # makes the import fail
+sys.modules["heedful"] = None  # makes the import fail
 import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 texts, expected, loud, revisions, ids = json.loads(sys.argv[1])
@@ -76,13 +76,13 @@ print("done")
 
 PRIVATE = """
 import json, sys
-if sys.argv[2] == "without heed":
-    sys.modules["heed"] = None  # makes the import fail
+if sys.argv[2] == "without heedful":
+    sys.modules["heedful"] = None  # makes the import fail
 else:
-    import heed
+    import heedful
 from transformers import pipeline
 texts, _, loud, revisions, _ = json.loads(sys.argv[1])
-task = {"trust_remote_code": True} if sys.argv[2] == "without heed" else {"task": "heed-translation"}
+task = {"trust_remote_code": True} if sys.argv[2] == "without heedful" else {"task": "heed-translation"}
 translate = pipeline(model="me/tiny", revision=revisions[1], device="cpu", token="hf_mine", **task)
 assert translate.target_tokenizer is not translate.tokenizer
 assert [one["translation_text"] for one in translate(texts)] == loud
@@ -98,14 +98,14 @@ print("done")
 WITH_HEED = """
 import json, sys
 from transformers import pipeline
-from heed import Translator
-from heed.inference.loading import load_model
+from heedful import Translator
+from heedful.inference.loading import load_model
 texts, expected, loud, revisions, _ = json.loads(sys.argv[1])
 for revision, answers in zip([*revisions, "next", None], (expected, loud, expected, expected, expected, expected)):
     translator = Translator.from_pretrained("me/tiny", device="cpu", revision=revision)
     assert [one[0].text for one in translator.translate(texts)] == answers, revision
 translate = pipeline("heed-translation", model="me/tiny", revision=revisions[1], device="cpu")
-assert type(translate).__module__ == "heed.pipeline_heed"
+assert type(translate).__module__ == "heedful.pipeline_heed"
 assert [one["translation_text"] for one in translate(texts)] == loud
 for place, message in ((("me/none", None), "me/none must be"), (("me/tiny", "v9"), "me/tiny at revision v9 must be")):
     try:
@@ -155,7 +155,7 @@ def pushed(folders, tmp_path_factory):
     caches = tmp_path_factory.mktemp("caches")
     with HubStandIn() as stand_in:
         sender = stand_in.environment(caches / "sender")
-        told = run(sender, "-m", "heed.cli", "push", str(place / "joint"), "me/tiny", "--private")
+        told = run(sender, "-m", "heedful.cli", "push", str(place / "joint"), "me/tiny", "--private")
         first = told[0].removeprefix("me/tiny at revision ")
         requests = list(stand_in.requests)
         paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}
@@ -166,7 +166,7 @@ def pushed(folders, tmp_path_factory):
         loaded = run(receiver, "-c", LOAD, answers)
         with_heed = run(stand_in.environment(caches / "heed"), "-c", WITH_HEED, answers)
         stand_in.token, private = "hf_mine", []
-        for kind in ("with heed", "without heed"):
+        for kind in ("with heedful", "without heedful"):
             nobody = stand_in.environment(caches / kind) | {"HF_TOKEN": ""}
             private += run(nobody, "-c", PRIVATE, answers, kind)[-1:]
     offline = receiver | {"HF_HUB_OFFLINE": "1"}

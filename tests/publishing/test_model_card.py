@@ -9,9 +9,9 @@ import jinja2
 import pytest
 from huggingface_hub import ModelCard
 
-from heed.data.tokenization import train_tokenizers
-from heed.evaluation.metrics import score_translations
-from heed.publishing.model_card import (
+from heedful.data.tokenization import train_tokenizers
+from heedful.evaluation.metrics import score_translations
+from heedful.publishing.model_card import (
     RunFacts,
     card_metadata,
     render_model_card,
@@ -47,7 +47,7 @@ FACTS = {
         "news": score_translations(PREDICTIONS[:5], REFERENCES[:5], metrics=("chrf",)),
     },
     "validation_loss": 1.2345,
-    "versions": {"heed": "0.1.0", "transformers": "5.23.0", "torch": "2.13.0"},
+    "versions": {"heedful": "0.1.0", "transformers": "5.23.0", "torch": "2.13.0"},
     "example_source": '그는 "네"라고 한다.',
     "example_translation": 'He says "yes".',
 }
@@ -69,7 +69,7 @@ def body_of(card: str) -> str:
         *("| train | 98,765 |", "| validation | 432 |", "kept 98,765", "| empty | 31 |", "| overlap | 7 |"),
         *("| learning_rate | 0.0007 |", "| schedule.name | inverse_sqrt |", r"| note | a\|b c |"),
         *("20,000", "3,456,789", "2 h 3 min", "2 CPU cores", "1.2345 (perplexity 3.44)"),
-        *("heed 0.1.0, transformers 5.23.0, torch 2.13.0", 'He says "yes".'),
+        *("heedful 0.1.0, transformers 5.23.0, torch 2.13.0", 'He says "yes".'),
     ],
 )
 def test_every_fact_is_in_the_card(fact):
@@ -82,7 +82,7 @@ def test_every_field_changes_the_card():
         **{"pairs": {"train": 5}, "cleaning": {"kept": 5}, "parameters": 7, "architecture": "Other."},
         **{"vocabulary": "other", "joint_vocabulary": False, "recipe": {"other": 1}, "updates": 3},
         **{"target_tokens": 9, "seconds": 4.0, "hardware": "other", "scores": {"other": {"count": 1, "bleu": 2.0}}},
-        **{"validation_loss": 2.0, "versions": {"heed": "9", "transformers": "9", "torch": "9"}},
+        **{"validation_loss": 2.0, "versions": {"heedful": "9", "transformers": "9", "torch": "9"}},
         **{"example_source": "other", "example_translation": "other", "repository": "other/other"},
         "example_language": "fr",
         **{"description": "Other.", "intended_use": "Other.", "limits": ["Other."], "citation": "Other."},
@@ -106,7 +106,7 @@ def test_nothing_is_left_to_fill_in():
 def test_a_name_that_only_the_template_knows_is_an_error(tmp_path, monkeypatch):
     template = tmp_path / "template.md"
     template.write_text("{{ unheard_of }}", encoding="utf-8")
-    monkeypatch.setattr("heed.publishing.model_card.TEMPLATE", template)
+    monkeypatch.setattr("heedful.publishing.model_card.TEMPLATE", template)
     with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
         render_model_card(FACTS)
 
@@ -195,7 +195,7 @@ def test_a_missing_fact_is_named(name):
         ({"updates": 0}, "`updates` must be a number above 0, but is 0"),
         ({"parameters": "many"}, "`parameters` must be a number above 0, but is 'many'"),
         ({"validation_loss": float("nan")}, "`validation_loss` must be a number above 0, but is nan"),
-        ({"versions": {"heed": "1", "torch": "2"}}, "`versions` must have `transformers`"),
+        ({"versions": {"heedful": "1", "torch": "2"}}, "`versions` must have `transformers`"),
         ({"cleaning": {"dropped": {}}}, "`cleaning` must have `kept`"),
         ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`"),
     ],
@@ -218,7 +218,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def test_the_template_at_the_top_of_the_repository_is_the_packages_own():
-    packaged = resources.files("heed.publishing").joinpath("model_card_template.md").read_text(encoding="utf-8")
+    packaged = resources.files("heedful.publishing").joinpath("model_card_template.md").read_text(encoding="utf-8")
     assert (ROOT / "model_card.md").read_text(encoding="utf-8") == packaged
 
 

@@ -6,9 +6,9 @@ from importlib.metadata import version
 import pytest
 from huggingface_hub import ModelCard
 
-from heed.publishing.run_card import facts_of, write_run_card
-from heed.training.recipe import CardRecipe
-from heed.training.run import train
+from heedful.publishing.run_card import facts_of, write_run_card
+from heedful.training.recipe import CardRecipe
+from heedful.training.run import train
 from tiny_runs import tiny_recipe
 
 CHANGES = {
@@ -62,7 +62,7 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
             *(f"| Updates | {progress.update} |", f"| Target tokens seen | {progress.target_tokens:,} |"),
             *(f"| Time | {round(progress.seconds)} s |", f"| Hardware | {result.hardware} |"),
             f"{result.metrics['validation']['loss']:.4f} (perplexity",
-            *(f"{name} {version(name)}" for name in ("heed", "transformers", "torch")),
+            *(f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")),
             *("| optimization.learning_rate | 0.003 |", "| model.options.d_model | 32 |"),
         ],
         "Evaluation": [
@@ -99,11 +99,11 @@ def test_facts_are_the_runs(result):
     assert facts.recipe["optimization"]["max_updates"] == 2
     assert {"output", "card", "resume", "overwrite"}.isdisjoint(facts.recipe)
     assert "folder" not in facts.recipe["data"]
-    assert set(facts.versions) == {"heed", "transformers", "torch"}
+    assert set(facts.versions) == {"heedful", "transformers", "torch"}
 
 
 def test_the_example_is_what_the_published_model_says(result):
-    from heed.inference.translation import Translator
+    from heedful.inference.translation import Translator
 
     facts = facts_of(result)
     assert (

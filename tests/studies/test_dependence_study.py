@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from heed.studies import dependence
-from heed.studies.study import Lab, run_study
+from heedful.studies import dependence
+from heedful.studies.study import Lab, run_study
 
 
 @pytest.fixture(scope="module")

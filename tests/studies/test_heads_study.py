@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heed.data.batching import collate
-from heed.data.encoding import EncodedPairs
-from heed.studies import comparison, heads
-from heed.studies.head_pruning import Head, attention_modules, head_importance, heads_of, without_heads
-from heed.studies.study import Lab, run_study
+from heedful.data.batching import collate
+from heedful.data.encoding import EncodedPairs
+from heedful.studies import comparison, heads
+from heedful.studies.head_pruning import Head, attention_modules, head_importance, heads_of, without_heads
+from heedful.studies.study import Lab, run_study
 from helpers import sentences, tiny_model
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from heed.data.sources import read_pairs
-from heed.studies import ladder
-from heed.studies.study import Lab, run_study
+from heedful.data.sources import read_pairs
+from heedful.studies import ladder
+from heedful.studies.study import Lab, run_study
 
 
 @pytest.fixture(scope="module")

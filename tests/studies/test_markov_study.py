@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from heed.data.batching import collate
-from heed.studies import comparison, markov
-from heed.studies.study import Lab, run_study
+from heedful.data.batching import collate
+from heedful.studies import comparison, markov
+from heedful.studies.study import Lab, run_study
 
 TEST = "builtin:test:12"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.studies.ngrams import NgramModel
+from heedful.studies.ngrams import NgramModel
 
 START, END, VOCABULARY = 1, 2, 12
 TOKENS = st.integers(0, VOCABULARY - 1)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heed.modeling_heed import sinusoids
-from heed.studies import positions
-from heed.studies.study import Lab, run_study
+from heedful.modeling_heed import sinusoids
+from heedful.studies import positions
+from heedful.studies.study import Lab, run_study
 
 
 @settings(deadline=None)

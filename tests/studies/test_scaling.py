@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from heed.studies import scaling
-from heed.studies.study import Lab, run_study
+from heedful.studies import scaling
+from heedful.studies.study import Lab, run_study
 
 
 @pytest.mark.parametrize("d_k", [16, 256])
@@ -65,8 +65,8 @@ def test_the_study_trains_every_scoring_at_every_width(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scoring", scaling.SCORINGS)
 def test_the_trained_models_have_queries_of_the_width_and_of_variance_one(scoring, d_k):
     """Fresh ones, at inputs of variance 1: so that q·k has variance d_k."""
-    from heed import HeedConfig
-    from heed.modeling_heed import HeedForConditionalGeneration
+    from heedful import HeedConfig
+    from heedful.modeling_heed import HeedForConditionalGeneration
 
     torch.manual_seed(0)
     heads = scaling.D_MODEL // d_k

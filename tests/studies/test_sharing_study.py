@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from heed.studies import sharing
-from heed.studies.study import Lab, run_study
+from heedful.studies import sharing
+from heedful.studies.study import Lab, run_study
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def test_each_way_to_share_is_another_training(results):
 def test_what_is_saved_is_the_share_of_the_parameters(results):
     values = results["values"]
     assert values["saved"] == pytest.approx((values["each"] - values["one"]) / values["each"])
-    assert results["command"] == "heed study sharing --seed 1 --updates 10 --data builtin:train:400"
+    assert results["command"] == "heedful study sharing --seed 1 --updates 10 --data builtin:train:400"
 
 
 def test_several_seeds_are_several_trainings(monkeypatch):
-    from heed.studies import comparison
+    from heedful.studies import comparison
 
     asked = []
     monkeypatch.setattr(Lab, "train", lambda lab, name, changes=None: asked.append((name, lab.seed, changes)))

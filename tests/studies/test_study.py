@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.cli import app
-from heed.studies.catalogue import NAMES, find_study
-from heed.studies.figures import bar_chart, line_chart, save_figure
-from heed.studies.study import Figure, Lab, Outcome, Study, Table, render_report, run_study, told_findings
-from heed.studies.training import checksum_of, study_recipe, train_model, write_pairs
+from heedful.cli import app
+from heedful.studies.catalogue import NAMES, find_study
+from heedful.studies.figures import bar_chart, line_chart, save_figure
+from heedful.studies.study import Figure, Lab, Outcome, Study, Table, render_report, run_study, told_findings
+from heedful.studies.training import checksum_of, study_recipe, train_model, write_pairs
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -61,7 +61,7 @@ def test_a_study_leaves_results_a_report_and_its_figures(tmp_path):
     assert "| 3 | 1.50 |" in report
     assert "- Half of 3 is 1.50." in report
     assert "![line](plain-line.svg)\n\nA line.\n" in report
-    assert "heed study plain --seed 1\n" in report
+    assert "heedful study plain --seed 1\n" in report
 
 
 def test_the_report_tells_versions_and_what_differs_between_trainings(results):
@@ -131,7 +131,7 @@ def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch)
     def trains(recipe, summary):
         raise AssertionError
 
-    monkeypatch.setattr("heed.studies.training._train", trains)
+    monkeypatch.setattr("heedful.studies.training._train", trains)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     told = results["trainings"][1]
     assert (again.seconds, again.metrics, again.parameters) == (told["seconds"], told["metrics"], told["parameters"])
@@ -141,7 +141,7 @@ def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch)
 
 def test_a_training_that_was_interrupted_goes_on(trainings, results, monkeypatch):
     """The same losses as without the interruption."""
-    from heed.training import run
+    from heedful.training import run
 
     changes = {**TINY, "seed": 6, "checkpoints.every_updates": 1, "logging.every_updates": 1}
     publish = run.publish_weights
@@ -179,7 +179,7 @@ def test_another_seed_option_or_file_is_another_training(tmp_path):
 
 
 def test_generated_pairs_are_written_once_and_named_by_what_is_in_them(tmp_path):
-    from heed.data.sources import read_pairs
+    from heedful.data.sources import read_pairs
 
     pairs = [("a\u2028b", "나"), ("c", "다")]
     path = write_pairs(pairs, tmp_path)
@@ -190,13 +190,13 @@ def test_generated_pairs_are_written_once_and_named_by_what_is_in_them(tmp_path)
 
 def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training_makes(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("heed.studies.study.train_model", lambda name, changes, folder: seen.append(changes))
+    monkeypatch.setattr("heedful.studies.study.train_model", lambda name, changes, folder: seen.append(changes))
     lab = Lab(Study("s", "?", found, {"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
     lab.train("plain")
     lab.train("own", {"data.train": "own.jsonl"})
     assert seen[0] == {"optimization.max_updates": 7, "seed": 3, "data.train": "builtin:train:50"}
     assert seen[1]["data.train"] == "own.jsonl"
-    assert lab.command() == "heed study s --seed 3 --updates 7 --data builtin:train:50"
+    assert lab.command() == "heedful study s --seed 3 --updates 7 --data builtin:train:50"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_the_command_lists_the_studies(capsys):
 
 
 def test_the_command_runs_a_study(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("heed.studies.catalogue.find_study", lambda name: PLAIN)
+    monkeypatch.setattr("heedful.studies.catalogue.find_study", lambda name: PLAIN)
     app(["study", "plain", "--output", str(tmp_path / "out"), "--seed", "4"], standalone_mode=False)
     assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.md")
     assert json.loads((tmp_path / "out" / "results.json").read_text())["seed"] == 4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from heed.studies.catalogue import NAMES, find_study
-from heed.studies.study import figure_file, render_report
+from heedful.studies.catalogue import NAMES, find_study
+from heedful.studies.study import figure_file, render_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 RESULTS = sorted(FOLDER.glob("*.json"))
@@ -47,7 +47,7 @@ def test_results_are_those_of_the_study_as_it_is(path):
     results = results_of(path)
     study = find_study(path.stem)
     assert (results["study"], results["question"]) == (study.name, study.question)
-    assert results["command"].startswith(f"heed study {study.name} --seed {results['seed']}")
+    assert results["command"].startswith(f"heedful study {study.name} --seed {results['seed']}")
     for one in results["trainings"]:
         assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
 

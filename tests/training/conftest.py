@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from heed.training.checkpoints import checkpoint_path
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import prepare_corpus
+from heedful.training.checkpoints import checkpoint_path
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import prepare_corpus
 from tiny_runs import tiny_recipe
 
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from heed.training.loop import TrainingInterrupted, TrainingLoop
-from heed.training.run import train
+from heedful.training.loop import TrainingInterrupted, TrainingLoop
+from heedful.training.run import train
 from tiny_runs import tiny_recipe
 
 CHANGES = {"optimization.max_updates": 30, "optimization.token_budget": 800, "logging.every_updates": 3}

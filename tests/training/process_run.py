@@ -12,12 +12,12 @@ from accelerate import Accelerator
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import NO_DROPOUT, all_checks, make_loop
 
-from heed.inference.translation import Translator
-from heed.training.devices import make_accelerator
-from heed.training.loop import TrainingLoop
-from heed.training.preparation import prepare_corpus
-from heed.training.run import train
-from heed.training.validation import translate_spread, validation_loss
+from heedful.inference.translation import Translator
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import TrainingLoop
+from heedful.training.preparation import prepare_corpus
+from heedful.training.run import train
+from heedful.training.validation import translate_spread, validation_loss
 from tiny_runs import logged, tiny_recipe
 
 # With this budget an update is several micro-batches.

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from full_disk import FileTooLarge
-from heed.data.tokenization import TokenizerPair, train_tokenizers
-from heed.modeling_heed import HeedForConditionalGeneration
-from heed.training import checkpoints
-from heed.training.averaging import average_weights
-from heed.training.checkpoints import (
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.training import checkpoints
+from heedful.training.averaging import average_weights
+from heedful.training.checkpoints import (
     MANIFEST,
     Progress,
     TrainingState,
@@ -124,7 +124,7 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, caplog, kind):
     damage, description = DAMAGE[kind]
     damage(checkpoint_path(folder, 20))
-    with caplog.at_level(logging.WARNING, logger="heed"):
+    with caplog.at_level(logging.WARNING, logger="heedful"):
         assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
     assert "update-00000020 is damaged" in caplog.text
     damage(checkpoint_path(folder, 7))
@@ -211,7 +211,7 @@ def test_a_newer_format_is_refused(folder):
     file = checkpoint_path(folder, 7) / "training_state/progress.json"
     state = json.loads(file.read_text())
     file.write_text(json.dumps({**state, "format": checkpoints.FORMAT + 1, "unheard_of": 1}))
-    with pytest.raises(ValueError, match=r"has format 3; this Heed reads 2: upgrade it"):
+    with pytest.raises(ValueError, match=r"has format 3; this Heedful reads 2: upgrade it"):
         load_progress(checkpoint_path(folder, 7))
 
 

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import FileTooLarge
-from heed.training import loop as loop_module
-from heed.training.checkpoints import checkpoint_path, find_damage
-from heed.training.watch import Watch
+from heedful.training import loop as loop_module
+from heedful.training.checkpoints import checkpoint_path, find_damage
+from heedful.training.watch import Watch
 from tiny_runs import logged, tiny_recipe
 
 HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypat
     changes = {"checkpoints.every_updates": 2}
     make_loop(changes, tmp_path / "straight").run()
     fill_the_disk_at(monkeypatch, {4})
-    with caplog.at_level(logging.WARNING, logger="heed"):
+    with caplog.at_level(logging.WARNING, logger="heedful"):
         make_loop(changes).run()
     assert "update-00000004 could not be written: " in caplog.text
     assert "Earlier checkpoints are unharmed, and training goes on." in caplog.text
@@ -310,7 +310,7 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
         for process in processes:
             process.kill()
     assert processes[0].returncode == 1
-    assert "heed: Another process of this run has ended, so this one ends too" in told
+    assert "heedful: Another process of this run has ended, so this one ends too" in told
     assert "Traceback" not in told
     # Another number of processes goes on from the same place.
     loop = make_loop({**changes, "resume": True})
@@ -332,7 +332,7 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, 
             process.kill()
     assert processes[1 - lost].returncode == 1
     what = "has ended" if kind == signal.SIGKILL else "has given no sign of life for 3 seconds"
-    assert f"heed: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
+    assert f"heedful: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
 
 
 def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
@@ -358,4 +358,4 @@ def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
         for process in processes:
             process.kill()
     assert processes[0].returncode == 1
-    assert "heed: Process 1 of this run has given no sign of life for 30 seconds" in told
+    assert "heedful: Process 1 of this run has given no sign of life for 30 seconds" in told

@@ -8,9 +8,9 @@ import torch
 import torch.distributed
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from heed.training import devices
-from heed.training.devices import complete_deepspeed, join_processes, keep_exchange_exact, make_accelerator
-from heed.training.recipe import OptimizationRecipe
+from heedful.training import devices
+from heedful.training.devices import complete_deepspeed, join_processes, keep_exchange_exact, make_accelerator
+from heedful.training.recipe import OptimizationRecipe
 from tiny_runs import tiny_recipe
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}

@@ -8,7 +8,7 @@ import torch
 from trainer_runs import joint_tokenizers
 from transformers.utils import logging as transformers_logging
 
-from heed import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
 from memorised import PAIRS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "finetune.md"
@@ -45,7 +45,7 @@ def test_the_guide_prints_what_it_says_it_prints(place, capsys):
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]  # Trainer's log
         assert "\n".join(lines) + "\n" == expected
     names["trainer"].create_model_card(language=["ko", "en"], license="apache-2.0")
-    from heed.publishing.hub import check_folder
+    from heedful.publishing.hub import check_folder
 
     check_folder(place / "runs" / "finetuned")
 

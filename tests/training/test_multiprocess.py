@@ -13,9 +13,9 @@ from process_checks import NO_DROPOUT, STREAM, make_loop
 from process_run import measure
 from safetensors.torch import load_file
 
-from heed.training.devices import make_accelerator
-from heed.training.loop import seed_of_update
-from heed.training.preparation import prepare_corpus
+from heedful.training.devices import make_accelerator
+from heedful.training.loop import seed_of_update
+from heedful.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess

@@ -4,8 +4,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from heed.data.tokenization import TokenizerPair
-from heed.training.preparation import make_model, prepare_corpus, read_config
+from heedful.data.tokenization import TokenizerPair
+from heedful.training.preparation import make_model, prepare_corpus, read_config
 from tiny_runs import tiny_recipe
 
 
@@ -146,8 +146,8 @@ def test_options_stand_above_the_config_file(corpus, tmp_path):
     ("text", "message"),
     [
         ("{", "must be JSON, but is not"),
-        ("[1]", "must be of type heed or heed_rnn, but is of list instead"),
-        ('{"model_type": "marian"}', "must be of type heed or heed_rnn, but is of marian instead"),
+        ("[1]", "must be of type heedful or heed_rnn, but is of list instead"),
+        ('{"model_type": "marian"}', "must be of type heedful or heed_rnn, but is of marian instead"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path, text, message):

@@ -3,8 +3,8 @@ import re
 import pytest
 import yaml
 
-from heed.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heed.training.recipe import make_recipe, read_recipe
+from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
+from heedful.training.recipe import make_recipe, read_recipe
 from tiny_runs import tiny_tree
 
 SMALLEST = """

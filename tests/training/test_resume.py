@@ -12,17 +12,17 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heed.training.checkpoints import (
+from heedful.training.checkpoints import (
     _write_manifest,
     checkpoint_path,
     load_progress,
     load_state,
     published_checkpoints,
 )
-from heed.training.devices import make_accelerator
-from heed.training.folder import changed_keys, check_output_folder
-from heed.training.loop import TrainingInterrupted, TrainingLoop, seed_of_update
-from heed.training.preparation import prepare_corpus
+from heedful.training.devices import make_accelerator
+from heedful.training.folder import changed_keys, check_output_folder
+from heedful.training.loop import TrainingInterrupted, TrainingLoop, seed_of_update
+from heedful.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9
@@ -148,7 +148,7 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop
         pytest.fail("the run went on")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heed.training.loop.validation_loss", be_told_to_stop)
+        patch.setattr("heedful.training.loop.validation_loss", be_told_to_stop)
         with pytest.raises(TrainingInterrupted, match="after update 3;"):
             loop.run()
     assert load_progress(checkpoint_path(loop.checkpoints, 3)).validated_update == 0
@@ -351,7 +351,7 @@ def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tm
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
     _write_manifest(state.parent)
-    with pytest.raises(ValueError, match="has format 9; this Heed reads 2: upgrade it"):
+    with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         check_output_folder(tiny_recipe(tmp_path / "run", {"resume": True}))
 
 
@@ -370,7 +370,7 @@ def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
 
 def test_a_finished_run_says_that_nothing_is_left(make_loop, caplog):
     make_loop().run()
-    with caplog.at_level(logging.INFO, logger="heed"):
+    with caplog.at_level(logging.INFO, logger="heedful"):
         make_loop({"resume": True}).run()
     assert "nothing is left to train: the run has come to its end, after 6 updates" in caplog.text
 
@@ -407,5 +407,5 @@ def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_pa
     text = (path / "training_state/progress.json").read_text().replace('"format": 2', '"format": 9')
     (path / "training_state/progress.json").write_text(text)
     _write_manifest(path)
-    with pytest.raises(ValueError, match="has format 9; this Heed reads 2: upgrade it"):
+    with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         make_loop({"resume": True})

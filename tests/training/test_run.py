@@ -6,13 +6,13 @@ import yaml
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-from heed.evaluation.metrics import score_translations
-from heed.inference.translation import Translator
-from heed.training.checkpoints import checkpoint_path, list_checkpoints
-from heed.training.devices import make_accelerator
-from heed.training.folder import RUN_FILES, check_output_folder, folder_of_run
-from heed.training.recipe import make_recipe, read_recipe
-from heed.training.run import train
+from heedful.evaluation.metrics import score_translations
+from heedful.inference.translation import Translator
+from heedful.training.checkpoints import checkpoint_path, list_checkpoints
+from heedful.training.devices import make_accelerator
+from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run
+from heedful.training.recipe import make_recipe, read_recipe
+from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
 CHANGES = {
@@ -81,7 +81,7 @@ def test_the_published_weights_are_the_average_of_the_kept_checkpoints(finished)
 @pytest.mark.parametrize("publish", ["best", "last"])
 def test_the_best_or_the_last_weights_are_published_as_they_are(tmp_path, publish, monkeypatch):
     values = iter([1.0, 2.0])
-    monkeypatch.setattr("heed.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
     changes = {"checkpoints.publish": publish, "validation.every_updates": 2, "optimization.max_updates": 4}
     result = train(tiny_recipe(tmp_path / "run", changes))
     published = load_file(result.folder / "model.safetensors")

@@ -22,9 +22,9 @@ from trainer_runs import (
 from transformers import GenerationConfig, Seq2SeqTrainer
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from heed import HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heed.evaluation import translation_metric
-from heed.evaluation.translation_metric import TranslationMetric
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.evaluation import translation_metric
+from heedful.evaluation.translation_metric import TranslationMetric
 from memorised import PAIRS, memorised_model
 
 both = pytest.mark.parametrize("kind", TRAINERS)

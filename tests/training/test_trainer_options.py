@@ -20,8 +20,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from heed import HeedSeq2SeqTrainer
-from heed.modeling_heed import HeedFeedForward
+from heedful import HeedSeq2SeqTrainer
+from heedful.modeling_heed import HeedFeedForward
 
 both = pytest.mark.parametrize("kind", TRAINERS)
 

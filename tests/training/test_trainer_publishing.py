@@ -21,9 +21,9 @@ from trainer_runs import (
 )
 from transformers.utils import logging as transformers_logging
 
-from heed import HeedSeq2SeqTrainer, Translator
-from heed.data.tokenization import TokenizerPair
-from heed.publishing.hub import check_folder
+from heedful import HeedSeq2SeqTrainer, Translator
+from heedful.data.tokenization import TokenizerPair
+from heedful.publishing.hub import check_folder
 from hub_stand_in import HubStandIn
 
 both = pytest.mark.parametrize("kind", TRAINERS)

@@ -18,11 +18,11 @@ from accelerate.utils import DistributedType
 from process_checks import END, NO_DROPOUT, difference, make_loop, weights_of
 from zero_process import COMPARED, NAMES
 
-from heed.training.checkpoints import checkpoint_path, load_state
-from heed.training.devices import make_accelerator
-from heed.training.preparation import prepare_corpus
-from heed.training.recipe import OptimizationRecipe
-from heed.training.zero import make_engine
+from heedful.training.checkpoints import checkpoint_path, load_state
+from heedful.training.devices import make_accelerator
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe import OptimizationRecipe
+from heedful.training.zero import make_engine
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess

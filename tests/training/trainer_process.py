@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 import contract
 
-from heed import HeedSeq2SeqTrainer
+from heedful import HeedSeq2SeqTrainer
 
 
 class Stream(IterableDataset):
@@ -70,13 +70,16 @@ def stops_at_a_loss_that_is_not_finite(column, folder: Path) -> bool:
 def measure(folder: Path) -> dict:
     """Return all that must not depend on the number of processes."""
     found = contract.measure(folder, ["loop", "trainer"])
-    heed, world = contract.column("trainer", folder), found["world"]
-    found["losses"] = losses(heed, folder / f"across-{world}")
-    by_tokens = {"tokens_per_update": contract.tokens_per_update(heed.rows["training"]) // 3, "buckets_per_update": 2}
-    found["losses by tokens"] = losses(heed, folder / f"tokens-{world}", **by_tokens)
-    found["losses after one process"] = losses(heed, folder / "unused", folder / "across-1" / "checkpoint-4")
-    found["few"] = {count: evaluation_of_few(heed, count) for count in (1, 2)}
-    found["stops"] = stops_at_a_loss_that_is_not_finite(heed, folder / f"nan-{world}")
+    heedful, world = contract.column("trainer", folder), found["world"]
+    found["losses"] = losses(heedful, folder / f"across-{world}")
+    by_tokens = {
+        "tokens_per_update": contract.tokens_per_update(heedful.rows["training"]) // 3,
+        "buckets_per_update": 2,
+    }
+    found["losses by tokens"] = losses(heedful, folder / f"tokens-{world}", **by_tokens)
+    found["losses after one process"] = losses(heedful, folder / "unused", folder / "across-1" / "checkpoint-4")
+    found["few"] = {count: evaluation_of_few(heedful, count) for count in (1, 2)}
+    found["stops"] = stops_at_a_loss_that_is_not_finite(heedful, folder / f"nan-{world}")
     marian = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "marian")
     found["marian"] = {
         "updates": {

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from heed import HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heed.data.tokenization import TokenizerPair, train_tokenizers
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from helpers import tiny_config
 from memorised import PAIRS
 

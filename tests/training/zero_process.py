@@ -18,9 +18,9 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import END, NO_DROPOUT, make_loop, resumes, skips_together, weights_of
 
-from heed.training.devices import complete_deepspeed
-from heed.training.preparation import make_model, prepare_corpus
-from heed.training.run import train
+from heedful.training.devices import complete_deepspeed
+from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
 BF16 = {"optimization.mixed_precision": "bf16"}
@@ -141,9 +141,9 @@ def without_end():
 
 
 def whole_run(folder: Path) -> dict:
-    """Everything `heed train` does, from the corpus to the test and the published folder."""
+    """Everything `heedful train` does, from the corpus to the test and the published folder."""
     changes = {**BF16, **VALIDATED, "data.test": {"small": "builtin:test:7"}, "decoding.bootstrap": 40}
-    with patch("heed.training.run.make_accelerator", lambda _: zero_accelerator(changes)), without_end():
+    with patch("heedful.training.run.make_accelerator", lambda _: zero_accelerator(changes)), without_end():
         result = train(tiny_recipe(folder / "run", {"optimization.token_budget": 700, **changes}))
     return {"folder": str(result.folder), "count": result.metrics["small"]["count"], "processes": result.processes}
 

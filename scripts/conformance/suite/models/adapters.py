@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from heed import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 
 # The tests look a class's name up here to decide what it is and whether it gets `labels`: a class that is missing is
 # passed over in silence.

@@ -5,7 +5,7 @@ import unittest
 from tests.models.adapters import HeedContinuesATarget, HeedDecodesItsInputs
 from tests.models.common import SIZES, EncoderDecoderTests
 
-from heed import HeedConfig, HeedForConditionalGeneration, HeedModel
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedModel
 
 
 class HeedTest(EncoderDecoderTests, unittest.TestCase):

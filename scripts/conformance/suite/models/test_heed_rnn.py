@@ -5,7 +5,7 @@ import unittest
 from tests.models.adapters import HeedRNNContinuesATarget, HeedRNNDecodesItsInputs
 from tests.models.common import SIZES, EncoderDecoderTests
 
-from heed import HeedRNNConfig, HeedRNNForConditionalGeneration, HeedRNNModel
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, HeedRNNModel
 
 SHARED = ("vocab_size", "encoder_layers", "decoder_layers")
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")

@@ -1,0 +1,203 @@
+"""The layers that Table 1 compares, each a module that transforms `(batch, length, d_model)`.
+
+Self-attention is that of the model. The convolutional blocks are those of *Convolutional Sequence to Sequence
+Learning* (Gehring et al., 2017), with which *Attention Is All You Need* compares; they are layers and no model.
+
+Letters in shape comments: B batch, S source length, T target length, D = d_model.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.masking_utils import create_bidirectional_mask
+
+from heedful.complexity.settings import Cell
+from heedful.configuration_heed import HeedConfig
+from heedful.modeling_heed import HeedAttention, neighbourhood_mask, windowed_mask
+
+# Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
+HALF_VARIANCE = math.sqrt(0.5)
+CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class SelfAttentionLayer(nn.Module):
+    """Multi-head self-attention as in Heed's encoder (section 3.2), its mask included; no feed-forward network.
+
+    Args:
+        d_model: Width.
+        heads: Number of heads.
+        neighbourhood: How many positions away a query sees (restricted self-attention, section 4); `None` is all.
+        in_windows: Compute the neighbourhood in blocks, as Heed does it, and not by a mask of all pairs of positions.
+        kernel: `sdpa`, or `eager`, which is equation 1 as written.
+    """
+
+    def __init__(
+        self, d_model: int, heads: int, neighbourhood: int | None = None, in_windows: bool = True, kernel: str = "sdpa"
+    ):
+        super().__init__()
+        self.config = HeedConfig(
+            d_model=d_model,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_neighbourhood=neighbourhood,
+            position_encoding="none",
+        )
+        self.config._attn_implementation = kernel
+        self.kernel = kernel
+        self.in_windows = in_windows
+        self.attention = HeedAttention(self.config, "encoder")
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(batch, length, d_model)`."""
+        radius = self.config.encoder_neighbourhood
+        mask: Any = None
+        if radius is not None and self.in_windows:
+            tokens = torch.ones(states.shape[:2], device=states.device)
+            mask = windowed_mask(tokens, radius, False, torch.bool if self.kernel == "sdpa" else states.dtype)
+        elif radius is not None:
+            mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=states,
+                attention_mask=None,
+                and_mask_function=neighbourhood_mask(radius),
+            )
+        return self.attention(states, mask, positions=None, attn_implementation=self.kernel)[0]
+
+
+class RecurrentLayer(nn.Module):
+    """A recurrent layer that reads from left to right, by torch's own cells.
+
+    Args:
+        d_model: Width of input and state.
+        cell: `rnn`, `gru` or `lstm`.
+    """
+
+    def __init__(self, d_model: int, cell: Cell = "lstm"):
+        super().__init__()
+        self.cells = CELLS[cell](d_model, d_model, batch_first=True)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(batch, length, d_model)`."""
+        return self.step(states, None)[0]
+
+    def step(self, states: torch.Tensor, memory):
+        """Go on from the memory after the tokens before, `None` at the first; return the output and the memory."""
+        return self.cells(states, memory)
+
+
+def draw_weights(module: nn.Module, std: float) -> None:
+    """Draw matrices from a normal distribution, and set biases to zero."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=std) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+
+
+class GatedConvolution(nn.Module):
+    """A convolution over time and a gated linear unit: A ⊙ σ(B) of the two halves of what it computes.
+
+    Weights are drawn so that the variance stays, as in section 3.5 of Gehring et al.; the paper's weight normalization
+    is `torch.nn.utils.parametrizations.weight_norm` of `convolution`.
+
+    Args:
+        d_model: Width.
+        kernel_width: Number of positions that are looked at, k.
+        dilation: Distance between two of them.
+        is_causal: Look at a position and earlier ones, and not to both sides.
+        dropout: Share of the inputs that are dropped while training.
+
+    Raises:
+        ValueError: For an even `kernel_width` that would look further to one side, or a number below 1.
+    """
+
+    def __init__(
+        self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False, dropout: float = 0.0
+    ):
+        super().__init__()
+        for name, value in (("kernel_width", kernel_width), ("dilation", dilation)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+        if kernel_width % 2 == 0 and not is_causal:
+            raise ValueError(f"`kernel_width` must be odd to look to both sides, but is {kernel_width} instead.")
+        reach = dilation * (kernel_width - 1)
+        self.padding = (reach, 0) if is_causal else (reach // 2, reach // 2)
+        self.dropout = nn.Dropout(dropout)
+        self.convolution = nn.Conv1d(d_model, 2 * d_model, kernel_width, dilation=dilation)
+        draw_weights(self.convolution, math.sqrt(4 * (1 - dropout) / (kernel_width * d_model)))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(batch, length, d_model)`."""
+        channels = F.pad(self.dropout(states).transpose(1, 2), self.padding)  # (B, D, length + padding)
+        return F.glu(self.convolution(channels), dim=1).transpose(1, 2)
+
+
+class ConvolutionalEncoderLayer(nn.Module):
+    """A gated convolution in a residual connection: (x + GLU(conv(x)))·√0.5 (Gehring et al., sections 3.2, 3.5).
+
+    The arguments are those of `GatedConvolution`. Where a batch is padded, padding is read as zeros.
+    """
+
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, dropout: float = 0.0):
+        super().__init__()
+        self.convolution = GatedConvolution(d_model, kernel_width, dilation, dropout=dropout)
+
+    def forward(self, states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Transform `(batch, source_length, d_model)`; `mask` is `(batch, source_length)`, 0 at padding."""
+        if mask is not None:
+            states = states * mask[..., None]
+        return (states + self.convolution(states)) * HALF_VARIANCE
+
+
+class ConvolutionalDecoderLayer(nn.Module):
+    """A causal gated convolution and attention to the source (Gehring et al., section 3.3), without heads.
+
+    d = W h + b + g of the convolution's output h and the embedding g of the target token asks for d·z of the source
+    states z, and adds up z + e, with the embeddings e of the source tokens. As in the authors' code sums of two are
+    scaled by √0.5, and attention stands within the residual connection. With m source tokens its sum is scaled by √m
+    (section 3.5).
+
+    The arguments are those of `GatedConvolution`.
+    """
+
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, dropout: float = 0.0):
+        super().__init__()
+        self.convolution = GatedConvolution(d_model, kernel_width, dilation, is_causal=True, dropout=dropout)
+        self.query = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+        for projection in (self.query, self.output):
+            draw_weights(projection, d_model**-0.5)
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        target_embeddings: torch.Tensor,
+        source_states: torch.Tensor,
+        source_embeddings: torch.Tensor,
+        source_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Transform the target's states, looking at itself, earlier ones, and the source.
+
+        Args:
+            states: `(batch, target_length, d_model)`.
+            target_embeddings: What the first layer was given, of the same shape.
+            source_states: `(batch, source_length, d_model)`, of the last encoder layer.
+            source_embeddings: What the first encoder layer was given, of the same shape.
+            source_mask: `(batch, source_length)`, 0 at padding.
+
+        Returns:
+            The states, and the attention weights `(batch, target_length, source_length)`.
+        """
+        hidden = self.convolution(states)
+        query = (self.query(hidden) + target_embeddings) * HALF_VARIANCE
+        scores = query @ source_states.transpose(1, 2)  # (B, T, S)
+        tokens = torch.full((len(states), 1, 1), source_states.shape[1], device=states.device)
+        if source_mask is not None:
+            scores = scores.masked_fill(source_mask[:, None] == 0, torch.finfo(scores.dtype).min)
+            tokens = (source_mask != 0).sum(1)[:, None, None]
+        weights = scores.softmax(-1)
+        values = (source_states + source_embeddings) * HALF_VARIANCE
+        context = weights @ values * tokens.to(values.dtype).sqrt()
+        hidden = (hidden + self.output(context)) * HALF_VARIANCE
+        return (states + hidden) * HALF_VARIANCE, weights

@@ -1,0 +1,165 @@
+"""How the time and the memory of a layer grow with the length of what it reads, on this machine's CPU."""
+
+import math
+import os
+import platform
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from heedful.complexity.layers import ConvolutionalEncoderLayer, RecurrentLayer, SelfAttentionLayer
+from heedful.complexity.settings import ComplexitySettings
+
+# Those of Table 1, then two that compute attention with every pair of positions in memory.
+KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked")
+# Shorter calls are repeated, so that what is timed lasts so many seconds.
+SHORTEST_TIMING = 0.02
+
+
+def make_layer(
+    kind: str, settings: ComplexitySettings, device: Literal["cpu", "meta"] = "cpu", kernel: str = "sdpa"
+) -> nn.Module:
+    """Make a layer of `KINDS`, in evaluation mode; `kernel` computes attention where the kind does not say."""
+    width, heads, radius = settings.d_model, settings.heads, settings.neighbourhood
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "self_attention": lambda: SelfAttentionLayer(width, heads, kernel=kernel),
+        "restricted": lambda: SelfAttentionLayer(width, heads, radius, kernel=kernel),
+        "recurrent": lambda: RecurrentLayer(width, settings.cell),
+        "convolutional": lambda: ConvolutionalEncoderLayer(width, settings.kernel_width),
+        "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
+        "masked": lambda: SelfAttentionLayer(width, heads, radius, in_windows=False, kernel=kernel),
+    }
+    with torch.device(device):
+        return makers[kind]().eval()
+
+
+class HeldBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made within it and not freed yet.
+
+    It does not depend on the machine, and does not see what an operator needs for itself.
+
+    Attributes:
+        now: Bytes held at present.
+        peak: Most bytes held at once.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.held: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator and count what is new among its results: views and what is changed in place are not."""
+        result = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given:
+                self._hold(storage)
+        return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address not in self.held:
+            self.held.add(address)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._let_go, address, size)
+
+    def _let_go(self, address: int, size: int) -> None:
+        self.held.discard(address)
+        self.now -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+@torch.no_grad()
+def held_bytes(layer: nn.Module, states: torch.Tensor) -> int:
+    """Return the most bytes that a forward pass holds at once, beside weights and input."""
+    with HeldBytes() as memory:
+        layer(states)
+    return memory.peak
+
+
+@torch.no_grad()
+def seconds_of(layer: nn.Module, states: torch.Tensor) -> float:
+    """Return the CPU's seconds for one forward pass, the mean over as many as last long enough to be timed."""
+    calls, start = 0, time.process_time()
+    while calls == 0 or time.process_time() - start < SHORTEST_TIMING:
+        layer(states)
+        calls += 1
+    return (time.process_time() - start) / calls
+
+
+def exponent(lengths: Sequence[int], costs: Sequence[float]) -> float:
+    """Return the power of the length by which costs grow: the slope of a line through the logarithms.
+
+    Only the upper half of the lengths counts (the middle one included), where constant costs matter least.
+    """
+    points = [(math.log(n), math.log(cost)) for n, cost in zip(lengths, costs, strict=True)][len(lengths) // 2 :]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float]]]:
+    """Time every layer at every length, all in turns, and count the bytes it holds.
+
+    Everything is computed in float32 by one thread, without gradients, for one sequence. Seconds are the process's own
+    (CPU time), so that other processes disturb them through caches and clock rates alone.
+
+    Returns:
+        For each kind `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by length.
+    """
+    torch.manual_seed(settings.seed)
+    layers = {kind: make_layer(kind, settings) for kind in KINDS}
+    inputs = [torch.randn(1, length, settings.d_model) for length in settings.lengths]
+    seconds: dict[str, list[list[float]]] = {kind: [[] for _ in inputs] for kind in KINDS}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        held = {kind: [float(held_bytes(layer, states)) for states in inputs] for kind, layer in layers.items()}
+        for _ in range(settings.rounds):
+            for number, states in enumerate(inputs):
+                for kind, layer in layers.items():
+                    seconds[kind][number].append(seconds_of(layer, states))
+    finally:
+        torch.set_num_threads(threads)
+    summaries: dict[str, Callable[[list[float]], float]] = {
+        "milliseconds": statistics.median,
+        "fastest": min,
+        "slowest": max,
+    }
+    return {
+        kind: {
+            **{name: [1000 * of(each) for each in seconds[kind]] for name, of in summaries.items()},
+            "bytes": held[kind],
+        }
+        for kind in KINDS
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Tell what figures were measured on: processor, cores, how busy they are (where the system tells), torch."""
+    names = [line.partition(":")[2].strip() for line in _lines_of("/proc/cpuinfo") if line.startswith("model name")]
+    load = _lines_of("/proc/loadavg")
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": float(load[0].split()[0]) if load else None,
+        "torch": torch.__version__,
+    }
+
+
+def _lines_of(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

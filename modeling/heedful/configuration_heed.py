@@ -1,0 +1,359 @@
+"""The sizes and options of a Heed Transformer; the defaults are the base model of *Attention Is All You Need*."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
+from typing import Literal
+
+from transformers.configuration_utils import PreTrainedConfig, strict
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# Keys that transformers and its neighbours write into a config.json beside the fields.
+EXTRA_KEYS = (
+    "auto_map",
+    "custom_pipelines",
+    "model_type",
+    "name_or_path",
+    "quantization_config",
+    "torch_dtype",
+)
+FORMAT_VERSION = 1
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+
+_is_generating = ContextVar("_is_generating", default=False)
+
+
+@contextmanager
+def vocabulary_of_the_target() -> Iterator[None]:
+    """Let `HeedConfig.get_text_config()` tell the number of target tokens as `vocab_size`, in this thread."""
+    token = _is_generating.set(True)
+    try:
+        yield
+    finally:
+        _is_generating.reset(token)
+
+
+def check_one_kernel(attn_implementation: str | dict | None):
+    """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
+    if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
+        raise ValueError(
+            f"`attn_implementation` must be one name for encoder and decoder, but is {attn_implementation} instead."
+        )
+
+
+class OfferedPipelines(dict):
+    """The tasks that a folder brings code for, without those that the installed Heedful has: it wins over copied code.
+
+    `pipeline()` demands trust in the copied code for a task that it finds here, and looks among the registered ones
+    for any other.
+    """
+
+    def __contains__(self, task) -> bool:
+        """Tell whether the folder's code is needed for a task."""
+        from transformers.pipelines import PIPELINE_REGISTRY
+
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
+
+
+@strict
+class HeedConfig(PreTrainedConfig):
+    r"""Configuration of [`HeedModel`] and [`HeedForConditionalGeneration`].
+
+    `HeedConfig()` is the paper's base model (Vaswani et al., 2017, Table 3). Every argument is keyword-only.
+
+    Args:
+        vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
+            The paper shares one byte-pair vocabulary of about 37,000 tokens (section 5.1).
+        decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
+            vocabularies, as languages without common characters may want; `None` becomes `vocab_size`. Assigning
+            `vocab_size` sets both where source and target have one vocabulary: where both are equal and
+            `share_encoder_decoder_embeddings` is True.
+        d_model (`int`): Width of every layer's input and output (section 3.1).
+        encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
+            translates about as well and generates faster.
+        encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
+        encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads, each
+            serving a group of query heads (grouped-query attention); `None` gives every head its own. Fewer make
+            the cache of generation smaller.
+        d_k, d_v (`int`, *optional*): Width of a query and key, and of a value, of one head; `None` is
+            d_model / h. They are free of each other: Table 3, row B, changes d_k alone.
+        encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
+        activation_function (`str`): Name of a `transformers` activation, or `swiglu`, `geglu`, `reglu`, whose
+            gate multiplies the inner layer (Shazeer, 2020) and adds a third matrix.
+        attention_bias, feed_forward_bias (`bool`): Whether projections add a bias. The paper's projections are
+            plain matrices (section 3.2.2), its feed-forward networks have biases (equation 2).
+        attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive`
+            (Bahdanau et al., 2015; compared in section 3.2.1), which runs under the `eager` kernel only.
+        encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
+            positions away (restricted self-attention, section 4); `None` reaches everything.
+        position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
+            `max_position_embeddings`), `rotary` (Su et al., 2021; relative positions), or `none`.
+        sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
+            `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
+        position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
+            `pad_token_id` + 1, which is 2.
+        max_position_embeddings (`int`): Longest sequence of `learned` positions, and the default length limit
+            of `generate()`; the other positions extend to any length.
+        scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
+        norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
+            x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
+        embedding_norm (`bool`): Adds a norm after embeddings plus positions, before their dropout, in both stacks, as
+            BART has it.
+        norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
+        layer_norm_eps (`float`): Added to the variance in a norm.
+        depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
+            Transformer with Depth-Scaled Initialization and Merged Attention"; `transformer-depth-scaling` in
+            Marian). Post-norm stacks of 12 layers learn slowly or not at all without it. It changes fresh models
+            alone; the paper has none of it.
+        dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
+        attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
+            network; the paper has none there.
+        label_smoothing (`float`): ε_ls of the training loss (section 5.4). In evaluation mode the loss is the
+            plain cross-entropy, so that its exponential is the perplexity.
+        tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
+            `True` shares them as the next two say; both `True` is the paper's single matrix (section 3.4).
+        share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary, and unless
+            `tie_word_embeddings` is False their embeddings are one matrix.
+        tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
+        output_bias (`bool`): Adds a bias to the pre-softmax matrix, as Marian has it; the paper has none.
+        use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
+        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids. The decoder's
+            first input is `decoder_start_token_id`.
+        format_version (`int`): Raised by releases whose models an older Heedful would read wrongly.
+
+    Raises:
+        ValueError: If sizes do not divide, a value is out of range, options exclude each other, or a key looks
+            like a misspelt field; the message names the field.
+    """
+
+    model_type = "heed"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    # Empty, not None: the plans stand on the stacks and the head, see `HeedEncoder._tp_plan`.
+    base_model_tp_plan = {}
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_key_value_heads: int | None = None
+    decoder_key_value_heads: int | None = None
+    d_k: int | None = None
+    d_v: int | None = None
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    feed_forward_bias: bool = True
+    attention_scoring: Literal["scaled_dot", "dot", "additive"] = "scaled_dot"
+    encoder_neighbourhood: int | None = None
+    decoder_neighbourhood: int | None = None
+    position_encoding: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    position_offset: int = 0
+    max_position_embeddings: int = 512
+    scale_embedding: bool = True
+    norm_placement: Literal["post", "pre"] = "post"
+    embedding_norm: bool = False
+    norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
+    layer_norm_eps: float = 1e-5
+    depth_scaled_init: bool = False
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.1
+    tie_word_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool = True
+    tie_output_embeddings: bool = True
+    output_bias: bool = False
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self, **kwargs):
+        """Check the fields against each other, then let the base class take the remaining keys."""
+        if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
+            raise ValueError(
+                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
+                "was written by a newer Heedful. Install that one, or load the code that lies with the model (without "
+                "Heed, `trust_remote_code=True`)."
+            )
+        self._check_spelling(kwargs)
+        if "custom_pipelines" in kwargs:
+            kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
+        self._take_synonyms(kwargs)
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    def _take_synonyms(self, kwargs: dict):
+        """Set the fields that go by transformers' other names before they are checked; the base class would after."""
+        for synonym in self.attribute_map.keys() & kwargs.keys():
+            name, value = self.attribute_map[synonym], kwargs.pop(synonym)
+            if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
+                raise ValueError(
+                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
+                    f"and {getattr(self, name)} instead."
+                )
+            setattr(self, name, value)
+
+    def __setattr__(self, name, value):
+        if name == "_attn_implementation":
+            check_one_kernel(value)
+        moves_both = name == "vocab_size" and self.has_one_vocabulary
+        super().__setattr__(name, value)
+        if moves_both:
+            self.decoder_vocab_size = value
+
+    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
+        """Return the config of one side, as transformers does.
+
+        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
+        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
+        """
+        if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
+            config = copy.copy(self)
+            config.vocab_size = self.decoder_vocab_size or self.vocab_size
+            return config
+        return super().get_text_config(decoder=decoder, encoder=encoder)
+
+    @property
+    def has_one_vocabulary(self) -> bool:
+        """Whether source and target have the same tokens, be it in one embedding matrix or in two."""
+        return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
+
+    @property
+    def shares_source_and_target_embeddings(self) -> bool:
+        """Whether encoder and decoder read one embedding matrix."""
+        return self.tie_word_embeddings and self.share_encoder_decoder_embeddings
+
+    @property
+    def shares_target_and_output_embeddings(self) -> bool:
+        """Whether the decoder's embedding matrix is the pre-softmax matrix too."""
+        return self.tie_word_embeddings and self.tie_output_embeddings
+
+    def validate_architecture(self):
+        """Raise a `ValueError` that names the field if the model cannot be built; run when made and when saved."""
+        self._check_sizes()
+        self._check_heads("encoder")
+        self._check_heads("decoder")
+        self._check_embeddings()
+
+    def _check_sizes(self):
+        """Check each number against its range."""
+        positive = "vocab_size decoder_vocab_size d_model encoder_layers decoder_layers encoder_attention_heads "
+        positive += "decoder_attention_heads encoder_key_value_heads decoder_key_value_heads d_k d_v encoder_ffn_dim "
+        positive += "decoder_ffn_dim encoder_neighbourhood decoder_neighbourhood max_position_embeddings"
+        for name in positive.split():
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
+        self._check_positions()
+        if self.activation_function not in GATED_ACTIVATIONS:
+            from transformers.activations import ACT2FN
+
+            if self.activation_function not in ACT2FN:
+                nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
+                hint = f" (near it: {', '.join(nearest)})" if nearest else ""
+                raise ValueError(
+                    "`activation_function` must be a transformers activation or one of "
+                    f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
+                )
+
+    def _check_positions(self):
+        """Check what belongs to absolute positions."""
+        is_sinusoidal = self.position_encoding == "sinusoidal"
+        if is_sinusoidal and self.d_model % 2:
+            raise ValueError(f"`d_model` must be even for sinusoidal positions, but is {self.d_model} instead.")
+        if is_sinusoidal and self.sinusoid_layout == "tensor2tensor" and self.d_model < 4:
+            raise ValueError(f"`d_model` must be at least 4 for `tensor2tensor` sines, but is {self.d_model} instead.")
+        if self.position_offset < 0 or (self.position_offset and not is_sinusoidal):
+            raise ValueError(
+                "`position_offset` must be at least 0, and 0 unless `position_encoding` is sinusoidal, "
+                f"but is {self.position_offset} with {self.position_encoding} instead."
+            )
+
+    def _check_heads(self, stack: str):
+        """Check that the heads of one stack divide what they have to divide."""
+        heads = getattr(self, f"{stack}_attention_heads")
+        key_value_heads = getattr(self, f"{stack}_key_value_heads") or heads
+        for name in ("d_k", "d_v"):
+            if getattr(self, name) is None and self.d_model % heads:
+                raise ValueError(
+                    f"`d_model` must be divisible by `{stack}_attention_heads` unless `{name}` is given, "
+                    f"but they are {self.d_model} and {heads} instead."
+                )
+        if heads % key_value_heads:
+            raise ValueError(
+                f"`{stack}_attention_heads` must be divisible by `{stack}_key_value_heads`, "
+                f"but they are {heads} and {key_value_heads} instead."
+            )
+        d_k = self.d_k or self.d_model // heads
+        if self.position_encoding == "rotary" and d_k % 2:
+            raise ValueError(f"`d_k` must be even for rotary positions, but is {d_k} instead.")
+
+    def _check_embeddings(self):
+        """Check vocabularies, special ids and what is shared against each other."""
+        if self.shares_source_and_target_embeddings and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
+                f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
+            )
+        end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        target_size = self.decoder_vocab_size or self.vocab_size
+        limits = {
+            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, target_size)),
+            "bos_token_id": ([self.bos_token_id], target_size),
+            "eos_token_id": (end, target_size),
+            "decoder_start_token_id": ([self.decoder_start_token_id], target_size),
+        }
+        for name, (ids, limit) in limits.items():
+            for token_id in ids:
+                if token_id is not None and not 0 <= token_id < limit:
+                    raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
+
+    def _check_spelling(self, keys):
+        """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
+        from transformers import GenerationConfig
+
+        fields = list(type(self).__dataclass_fields__)
+        # Keys of other libraries (quantisation, pipelines) and generation defaults may stand in a config.json.
+        known = {
+            *self.attribute_map,
+            *GenerationConfig().to_dict(),
+            "attn_implementation",
+            "output_attentions",
+        }
+        for key in keys:
+            if key.startswith("_") or key in known or key in EXTRA_KEYS:
+                continue
+            nearest = get_close_matches(key, fields, n=1, cutoff=0.8)
+            if nearest:
+                raise ValueError(f"`{key}` is not a field of HeedConfig; did you mean `{nearest[0]}`?")
+            logger.warning_once(f"`{key}` is not a field of HeedConfig: it is kept, and Heed does not read it.")
+
+
+__all__ = ["HeedConfig"]

@@ -1,0 +1,354 @@
+"""Corpora of sentence pairs, wherever they lie, as rows {"source": …, "target": …}.
+
+Every form of corpus goes the same way: a reader yields its rows one by one together with where each one stands, a
+checker takes source and target out of them, and the pairs become a `Dataset` in memory or an `IterableDataset`.
+Nothing is cached on disk (what the Hub's own library downloads apart), so a changed file is always seen.
+"""
+
+import csv
+import glob
+import gzip
+import json
+import re
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features, IterableDataset
+
+Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
+
+ROWS_PER_CHUNK = 10_000
+HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
+
+
+def read_pairs(
+    location: str | Sequence[str], source: str, target: str, *, split: str = "train", streaming: bool = False
+) -> "Dataset | IterableDataset":
+    """Read a parallel corpus.
+
+    Args:
+        location: one of
+            "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
+            a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files in order of
+            their names). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of column
+            names; in TSV, quotes mean nothing and every line is a row;
+            two text files whose lines belong together, [source file, target file] (.gz allowed);
+            a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split".
+        source: the source's language inside a `translation` column, or its column.
+        target: the target's language or column.
+        split: the split of a Hub dataset whose location names none; nothing else has splits.
+        streaming: give an `IterableDataset` that reads while it is iterated. The checks then happen as rows pass.
+
+    Returns:
+        Rows with exactly the columns `source` and `target`, text in Unicode's form NFC.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if something in the corpus is not as it must be; names the file and the line or row.
+    """
+    from datasets import Features, IterableDataset, Value
+
+    features = Features({"source": Value("string"), "target": Value("string")})
+    rows, source, target = _locate(location, source, target, split, streaming)
+    if streaming:
+        arguments = {"rows": rows, "source": source, "target": target}
+        return cast(
+            "IterableDataset", IterableDataset.from_generator(_stream, features=features, gen_kwargs=arguments)
+        )
+    return _in_memory(rows, _PairChecker(source, target), features)
+
+
+def _locate(
+    location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
+) -> tuple[Callable[[], Iterator[Row]], str, str]:
+    """Find the reader for a location, and the column names that it will use.
+
+    Errors that need no row to be read are raised here, streaming or not.
+    """
+    if not isinstance(location, str):
+        if len(location) != 2:
+            raise ValueError(
+                f"`location` must be one string or two text files [source, target], but is {location!r} instead."
+            )
+        return partial(_aligned_lines, *map(_text_file, location)), "source", "target"
+    if location.startswith("builtin:"):
+        return _builtin(location, source, target), source, target
+    files = _local_files(location)
+    if files:
+        return partial(_file_rows, tuple(map(str, files))), source, target
+    return partial(_hub_rows, location, _hub_dataset(location, source, target, split, streaming)), source, target
+
+
+def _stream(rows: Callable[[], Iterator[Row]], source: str, target: str) -> Iterator[dict[str, str]]:
+    checker = _PairChecker(source, target)
+    for row in rows():
+        pair = checker.pair(row)
+        if pair is None:
+            checker.finish()
+        else:
+            yield pair
+
+
+def _in_memory(rows: Callable[[], Iterator[Row]], checker: "_PairChecker", features: "Features") -> "Dataset":
+    import pyarrow as pa
+    from datasets import Dataset, DatasetInfo
+
+    chunks: list[pa.Table] = []
+    pairs: list[dict[str, str]] = []
+    schema = pa.schema({"source": pa.string(), "target": pa.string()})
+    for row in rows():
+        pair = checker.pair(row)
+        if pair:
+            pairs.append(pair)
+        if len(pairs) == ROWS_PER_CHUNK:
+            chunks.append(pa.Table.from_pylist(pairs, schema=schema))
+            pairs = []
+    checker.finish()
+    chunks.append(pa.Table.from_pylist(pairs, schema=schema))
+    return Dataset(pa.concat_tables(chunks), info=DatasetInfo(features=features))
+
+
+class _PairChecker:
+    """Takes source and target out of rows, and remembers what is wrong with them.
+
+    That a language is missing is only known for certain, and told with numbers, once all rows have passed.
+    """
+
+    def __init__(self, source: str, target: str):
+        self.names = (source, target)
+        self.columns: dict[str, None] = {}  # seen in the rows that lack a name, in order
+        self.empty: dict[str, list[tuple[str, int]]] = {source: [], target: []}
+        self.found: set[str] = set()
+
+    def pair(self, row: Row) -> dict[str, str] | None:
+        file, number, cells = row
+        texts = []
+        for name in self.names:
+            column: Any = cells
+            translation = cells.get("translation")
+            if isinstance(translation, Mapping) and name not in cells:
+                column = translation
+            text = column.get(name)
+            if name in column:
+                self.found.add(name)
+            if isinstance(text, str):
+                texts.append(unicodedata.normalize("NFC", text))
+            elif text is None:
+                self.empty[name].append((file, number))
+                self.columns.update(dict.fromkeys(column))
+            else:
+                raise ValueError(f"`{name}` must be text, but is {text!r} instead in row {number} of {file}.")
+        return {"source": texts[0], "target": texts[1]} if len(texts) == 2 else None
+
+    def finish(self) -> None:
+        for name in self.names:
+            if not self.empty[name]:
+                continue
+            file, number = self.empty[name][0]
+            if name not in self.found:
+                columns = ", ".join(self.columns)
+                raise ValueError(f"{file} must have the language or column {name!r}, but has {columns} instead.")
+            count = len(self.empty[name])
+            raise ValueError(
+                f"`{name}` must be text in every row, but is None in row {number} of {file} instead"
+                + (f", and in {count - 1} more." if count > 1 else ".")
+            )
+
+
+def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
+    from heedful.data.korean_english import BUILTIN_SPLITS
+
+    _, split, count = ([*location.split(":"), "", ""])[:3]
+    if split not in BUILTIN_SPLITS or not re.fullmatch("[1-9][0-9]*", count) or location.count(":") != 2:
+        raise ValueError(
+            f"`location` must be builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at "
+            f"least 1, but is {location!r} instead."
+        )
+    for field, language in (("source", source), ("target", target)):
+        if language not in ("ko", "en"):
+            raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
+    return partial(_builtin_rows, location, split, int(count))
+
+
+def _builtin_rows(location: str, split: str, count: int) -> Iterator[Row]:
+    from heedful.data.korean_english import korean_english_pairs
+
+    for number, pair in enumerate(korean_english_pairs(split, count), start=1):
+        yield location, number, pair
+
+
+def _local_files(location: str) -> list[Path]:
+    """Return the files that a location means, in order; none if it is a name on the Hub."""
+    path = Path(location).expanduser()
+    suffixes = "(.jsonl, .csv or .tsv, each also with .gz, or .parquet)"
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        raise ValueError(f"`location` must be a file {suffixes} or a pattern, but is the folder {path} instead.")
+    elif glob.has_magic(location):
+        root = Path(path.anchor)
+        files = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
+        if not files:
+            raise FileNotFoundError(f"`location` must match at least one file, but {location} matches none.")
+    elif _kind(path) or location.startswith(("/", ".", "~")) or not HUB_LOCATION.fullmatch(location):
+        raise FileNotFoundError(f"`location` must be a file that exists, but {location} does not.")
+    else:
+        return []
+    for file in files:
+        if not _kind(file):
+            raise ValueError(f"`location` must be a file of a known kind {suffixes}, but is {file} instead.")
+    return files
+
+
+def _kind(path: Path) -> str | None:
+    match = re.search(r"\.(?:(jsonl|csv|tsv)(?:\.gz)?|(parquet))$", path.name)
+    return match[1] or match[2] if match else None
+
+
+def _text_file(location: str) -> str:
+    path = Path(location).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
+    if _kind(path):
+        raise ValueError(f"`location` must be two files of plain text, but has {location} instead.")
+    return str(path)
+
+
+def _lines(file: str) -> Iterator[tuple[int, str]]:
+    r"""Yield the lines of a text file with their numbers, each with its end.
+
+    Only \n ends a line: \x0b, \u2028 and others, at which Python likes to split text, stand inside sentences.
+    """
+    number = 0
+    try:
+        with gzip.open(file, "rb") if file.endswith(".gz") else Path(file).open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {error}.") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error
+
+
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
+    counts = [0, 0]
+    for lines in zip_longest(_lines(source_file), _lines(target_file)):
+        for side, line in enumerate(lines):
+            counts[side] += line is not None
+        if counts[0] == counts[1]:
+            source, target = (_without_end(line[1]) for line in lines if line)
+            yield source_file, counts[0], {"source": source, "target": target}
+    if not any(counts):
+        raise ValueError(f"{source_file} must hold at least one line, but is empty instead.")
+    if counts[0] != counts[1]:
+        shorter = (source_file, target_file)[counts[0] > counts[1]]
+        raise ValueError(
+            f"{source_file} and {target_file} must have the same number of lines, but have {counts[0]} and "
+            f"{counts[1]} instead: {shorter} ends at line {min(counts)}."
+        )
+
+
+def _file_rows(files: tuple[str, ...]) -> Iterator[Row]:
+    readers = {"jsonl": _json_rows, "csv": _csv_rows, "tsv": _tsv_rows, "parquet": _parquet_rows}
+    for file in files:
+        number = 0
+        for number, row in enumerate(readers[str(_kind(Path(file)))](file), start=1):
+            yield file, number, row
+        if not number:
+            raise ValueError(f"{file} must hold at least one row, but is empty instead.")
+
+
+def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if "\\ud" in line or "\\uD" in line:
+                json.dumps(row, ensure_ascii=False).encode("utf-8")  # half a surrogate pair can't be text
+        except ValueError as error:
+            what = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise ValueError(f"{file} must hold JSON, but line {number} is broken: {what}.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{file} must hold a JSON object in every line, but line {number} holds another value.")
+        yield row
+
+
+def _csv_rows(file: str) -> Iterator[Mapping[str, str]]:
+    reader = csv.reader((line for _, line in _lines(file)), strict=True)
+    try:
+        yield from _named_cells(file, ((reader.line_num, cells) for cells in reader if cells))
+    except csv.Error as error:
+        raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
+
+
+def _tsv_rows(file: str) -> Iterator[Mapping[str, str]]:
+    lines = ((number, _without_end(line)) for number, line in _lines(file))
+    return _named_cells(file, ((number, line.split("\t")) for number, line in lines if line))
+
+
+def _named_cells(file: str, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Mapping[str, str]]:
+    _, names = next(rows, (1, []))
+    if len(set(names)) < len(names):
+        raise ValueError(f"{file} must have different column names, but has {', '.join(names)} instead.")
+    for number, cells in rows:
+        if len(cells) != len(names):
+            raise ValueError(
+                f"{file} must have {len(names)} cells in every line, as the first has, but has {len(cells)} in line "
+                f"{number} instead."
+            )
+        yield dict(zip(names, cells, strict=True))
+
+
+def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=ROWS_PER_CHUNK):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{file} must be a whole Parquet file, but can't be read: {error}.") from error
+
+
+def _hub_dataset(location: str, source: str, target: str, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
+    import datasets
+
+    match = HUB_LOCATION.fullmatch(location)
+    if match is None:
+        raise ValueError(f"`location` must be name, name:config or name:config:split, but is {location!r} instead.")
+    name, config, chosen = match["name"], match["config"] or None, match["split"] or split
+    bars_shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        dataset = datasets.load_dataset(name, config, split=chosen, streaming=streaming)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(
+            f"`location` must be a dataset on the Hub with its config and split, but {name!r} with config {config!r} "
+            f"and split {chosen!r} can't be loaded: {error}"
+        ) from error
+    finally:
+        if bars_shown:
+            datasets.enable_progress_bars()
+    # Other columns may hold sound or pictures, which would be decoded for nothing.
+    wanted = [column for column in dataset.column_names or [] if column in (source, target, "translation")]
+    return dataset.select_columns(wanted) if wanted else dataset
+
+
+def _hub_rows(location: str, dataset: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    number = 0
+    for number, row in enumerate(dataset, start=1):
+        yield location, number, row
+    if not number:
+        raise ValueError(f"{location} must hold at least one row, but is empty instead.")

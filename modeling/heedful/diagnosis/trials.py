@@ -1,0 +1,274 @@
+"""Sentences to try a model with, and what the model makes of them: alone, in a batch, padded, step by step.
+
+Everything here works with any encoder-decoder of transformers. A row is one sentence as a tuple of token ids.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.inference.translation import position_limit
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+IGNORED_LABEL = -100
+Rows = Sequence[Sequence[int]]
+
+# Sentences of one script each, of very different lengths; in Unicode's form NFC.
+TEXTS = (
+    "Good morning!",
+    "The committee, which had met only twice since 3 May, agreed that prices would rise by 4.5 % (or €12.80) a year.",
+    "안녕하세요, 오늘은 날씨가 참 좋네요. 내일 오후 3시에 도서관 앞에서 만날까요?",
+    "Größere Straßen führen über Köln nach Brüssel; „ça va“, dit-elle.",
+    "В лесу родилась ёлочка, в лесу она росла.",
+    "我们明天上午九点开会。",
+    "今日は、元気ですか？",
+    "كيف حالك اليوم؟",
+    "हम कल सुबह मिलेंगे।",
+    "Emoji 🙂 and mathematics: x² ≤ ½, two  spaces, a_name and user@example.org.",
+)
+# Every model check sees all of these lengths at once, so that each row is padded differently.
+SOURCE_LENGTHS = (5, 32, 2, 20, 9, 27)
+TARGET_LENGTHS = (9, 4, 16, 1, 12, 7)
+EXTRA_PADDING = 5
+NEW_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sentences to try a model with.
+
+    Attributes:
+        sources: Rows of source tokens, of different lengths.
+        targets: As many rows of target tokens, without the decoder's start token: labels.
+
+    """
+
+    sources: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]
+
+    @property
+    def label_count(self) -> int:
+        """Number of target tokens."""
+        return sum(map(len, self.targets))
+
+
+def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
+    """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
+
+    Args:
+        model: The encoder-decoder to be tried.
+        tokenizers: Its tokenizers; the rows are then cut from `texts`. Without them, or where their ids do not
+            fit into the model's vocabulary, the tokens are drawn at random from those that are not special.
+        texts: Sentences of the user, filled up with built-in ones of several scripts.
+
+    Raises:
+        ValueError: When the model has room for fewer than ten positions.
+
+    """
+    longest = position_limit(model.config) or 10**6
+    if longest < 10:
+        raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")
+    # Room for the padding that a check adds, and for the start token.
+    share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
+    lengths = [
+        [max(1, int(length * share)) for length in side_lengths] for side_lengths in (SOURCE_LENGTHS, TARGET_LENGTHS)
+    ]
+    rows = None
+    if tokenizers is not None:
+        rows = _rows_of_texts(model, tokenizers, [*texts, *TEXTS], lengths)
+    sources, targets = rows or _random_rows(model, tokenizers, lengths)
+    return Sample(tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+
+
+def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], lengths: list[list[int]]):
+    """Cut rows of the given lengths out of encoded texts, or return None where the model does not know an id."""
+    texts = [text for text in texts if text.strip()]
+    language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
+    encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
+    sizes = vocabulary_sizes(model)
+    sides = []
+    for rows, wanted, size in zip(encoded, lengths, sizes, strict=True):
+        # A short text is followed by the next ones until the row has its length.
+        cut = [[id_ for row in rows[number:] + rows for id_ in row][:length] for number, length in enumerate(wanted)]
+        if not all(0 <= id_ < size for row in cut for id_ in row):
+            return None
+        sides.append(cut)
+    return sides
+
+
+def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[list[int]]):
+    """Draw rows of the given lengths from the tokens that are not special."""
+    special = {pad_token(model), start_token(model)}
+    for settings in (model.config, model.generation_config):
+        for name, value in settings.to_dict().items():
+            if name.endswith("token_id"):
+                special |= set(value if isinstance(value, list) else [value])
+    if tokenizers is not None:
+        special |= {*tokenizers.source.all_special_ids, *tokenizers.target.all_special_ids}
+    generator = torch.Generator().manual_seed(0)
+    sides = []
+    for wanted, size in zip(lengths, vocabulary_sizes(model), strict=True):
+        ordinary = torch.tensor([id_ for id_ in range(size) if id_ not in special] or [0])
+        drawn = [torch.randint(len(ordinary), (length,), generator=generator) for length in wanted]
+        sides.append([ordinary[indices].tolist() for indices in drawn])
+    return sides
+
+
+def vocabulary_sizes(model: Any) -> tuple[int, int]:
+    """Return the number of rows of the source's embeddings and of the output's."""
+    return model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0]
+
+
+def special_token(model: Any, name: str) -> Any:
+    """Return a special id (a list of them for some models' end token) from the generation config, else the config."""
+    value = getattr(model.generation_config, name, None)
+    return getattr(model.config, name, None) if value is None else value
+
+
+def pad_token(model: Any) -> int:
+    """Return the id that fills up a batch; any will do where the model has none, as it is masked."""
+    return next((id_ for id_ in (special_token(model, "pad_token_id"), start_token(model)) if id_ is not None), 0)
+
+
+def start_token(model: Any) -> int:
+    """Return the decoder's first input."""
+    names = ("decoder_start_token_id", "bos_token_id")
+    values = [special_token(model, name) for name in names] + [getattr(model.config, "pad_token_id", None)]
+    return next((value for value in values if value is not None), 0)
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Switch dropout and gradients off for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def padded(rows: Rows, fill: int, side: str = "right", extra: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stack rows to `(batch, longest + extra)` ids, padded on one side, and the mask that is 0 at padding."""
+    width = max(map(len, rows)) + extra
+    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
+    for number, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[number, place] = torch.tensor(row)
+        mask[number, place] = 1
+    return ids, mask
+
+
+def source_inputs(model: Any, sources: Rows, side: str = "right", extra: int = 0) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + extra)`, on the model's device."""
+    ids, mask = padded(sources, pad_token(model), side, extra)
+    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+def decoder_inputs(model: Any, targets: Rows) -> torch.Tensor:
+    """Return what the decoder reads to predict the targets: the start token and all but the last token."""
+    ids, _ = padded([(start_token(model), *row[:-1]) for row in targets], pad_token(model))
+    return ids.to(model.device)
+
+
+def labels_of(model: Any, targets: Rows, extra: int = 0) -> torch.Tensor:
+    """Return labels, `(batch, longest + extra)`, with -100 behind each row."""
+    ids, _ = padded(targets, IGNORED_LABEL, extra=extra)
+    return ids.to(model.device)
+
+
+def logits_of(model: Any, sources: Rows, targets: Rows, side: str = "right", extra: int = 0) -> list[torch.Tensor]:
+    """Compute each row's logits `(row's target length, vocabulary)` in one batch, padding left out."""
+    with evaluation_mode(model):
+        inputs = source_inputs(model, sources, side, extra)
+        logits = model(**inputs, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
+    return [row[: len(target)] for row, target in zip(logits, targets, strict=True)]
+
+
+def cached_logits_of(model: Any, sources: Rows, targets: Rows) -> list[torch.Tensor]:
+    """Compute each row's logits as `logits_of` does, but one target token at a time with a cache."""
+    with evaluation_mode(model):
+        inputs = source_inputs(model, sources)
+        encoder_outputs = model.get_encoder()(**inputs)
+        cache, steps = None, []
+        for token in decoder_inputs(model, targets).split(1, dim=1):
+            outputs = model(
+                encoder_outputs=encoder_outputs,
+                attention_mask=inputs["attention_mask"],
+                decoder_input_ids=token,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = outputs.past_key_values
+            steps.append(outputs.logits)
+    logits = torch.cat(steps, dim=1)
+    return [row[: len(target)] for row, target in zip(logits, targets, strict=True)]
+
+
+def generated(model: Any, sources: Rows, num_beams: int, use_cache: bool = True, side: str = "right") -> list[list]:
+    """Generate at most 12 tokens for each row of one batch, what follows the end token cut off.
+
+    The model's own generation config applies, without sampling, and no two tokens come twice in a row: otherwise
+    an untrained model repeats one token whatever it reads.
+    """
+    with evaluation_mode(model):
+        inputs = source_inputs(model, sources, side)
+        tokens = model.generate(**inputs, generation_config=_plain_settings(model, num_beams, use_cache))
+    end = special_token(model, "eos_token_id")
+    ends = set(end if isinstance(end, list) else [end])
+    # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0.
+    return [_up_to_end(row, ends) for row in tokens.tolist()]
+
+
+def _up_to_end(row: list[int], ends: set[int | None]) -> list[int]:
+    """Cut a generated row behind its end token; the start token, which may be the same, does not count."""
+    last = next((place for place, token in enumerate(row) if place and token in ends), len(row))
+    return row[: last + 1]
+
+
+def _plain_settings(model: Any, num_beams: int, use_cache: bool) -> "GenerationConfig":
+    settings = copy.deepcopy(model.generation_config)
+    longest = position_limit(model.config) or 10**6
+    settings.update(
+        do_sample=False,
+        num_beams=num_beams,
+        num_return_sequences=1,
+        max_length=None,
+        max_new_tokens=min(NEW_TOKENS, longest - 1),
+        no_repeat_ngram_size=2,
+        use_cache=use_cache,
+        return_dict_in_generate=False,
+        pad_token_id=pad_token(model),
+        decoder_start_token_id=start_token(model),
+    )
+    return settings
+
+
+def loss_of(model: Any, sources: Rows, labels: torch.Tensor, **settings: Any) -> float:
+    """Compute the loss of a batch in evaluation mode, with `-100` labels left out."""
+    with evaluation_mode(model):
+        return model(**source_inputs(model, sources), labels=labels, **settings).loss.item()
+
+
+def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference of two lists of tensors, relative to the largest number of the second.
+
+    Infinite where shapes differ or something is not a number.
+    """
+    if len(ours) != len(theirs) or any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
+        return float("inf")
+    # In float64, so that the comparison itself costs nothing.
+    pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(ours, theirs, strict=True)]
+    if not all(tensor.isfinite().all() for pair in pairs for tensor in pair):
+        return float("inf")
+    largest = max((b.abs().max().item() for _, b in pairs if b.numel()), default=0.0)
+    distance = max(((a - b).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
+    return distance / (largest or 1.0)

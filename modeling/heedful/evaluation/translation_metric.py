@@ -1,0 +1,122 @@
+"""The scores of `heedful.evaluation.metrics` as an `evaluate.Metric` that needs no network.
+
+A module of its own, for importing `evaluate` costs seconds: import it only where the class is used.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import evaluate
+
+from heedful.evaluation.metrics import METRICS, score_against_references
+
+CITATION = """\
+@inproceedings{post-2018-call,
+    title = "A Call for Clarity in Reporting {BLEU} Scores",
+    author = "Post, Matt",
+    booktitle = "Proceedings of the Third Conference on Machine Translation: Research Papers",
+    year = "2018",
+    pages = "186--191",
+}
+"""
+
+DESCRIPTION = "BLEU, chrF and TER of sacrebleu with their signatures, and exact match."
+
+INPUTS = """
+Args:
+    predictions: list of detokenized translations.
+    references: for each prediction its reference, or the list of its references.
+    tokenize: sacrebleu's tokenizer for BLEU ("13a" unless given).
+    lowercase: ignore case in BLEU, chrF and exact match.
+    bootstrap: number of bootstrap resamples for 95 % intervals, 0 for none.
+    metrics: which of "bleu", "chrf", "ter" and "exact_match" to compute.
+"""
+
+
+class TranslationMetric(evaluate.Metric):
+    """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
+
+    Unlike `evaluate.load("sacrebleu")` it needs no network. Several processes work as everywhere in
+    `evaluate`: each makes it with `num_process`, `process_id` and a common `experiment_id`, and only
+    process 0 gets the scores.
+
+        metric = TranslationMetric()
+        metric.add_batch(predictions=["A house."], references=["A house."])
+        metric.compute(tokenize="13a", bootstrap=1000)["bleu"]
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=DESCRIPTION,
+            citation=CITATION,
+            inputs_description=INPUTS,
+            features=datasets.Features(
+                {
+                    "predictions": datasets.Value("string"),
+                    "references": datasets.List(datasets.Value("string")),
+                }
+            ),
+            homepage="https://github.com/mjpost/sacrebleu",
+        )
+
+    def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
+        """Add one prediction and its reference or references.
+
+        Args:
+            prediction: A detokenized translation.
+            reference: Its reference, or a list of them.
+            **kwargs: None exist; an unknown name raises ValueError.
+
+        Raises:
+            ValueError: For inputs of another form.
+
+        """
+        self.add_batch(predictions=[prediction], references=[reference], **kwargs)
+
+    def add_batch(
+        self,
+        *,
+        predictions: Sequence[str],
+        references: Sequence[str | Sequence[str]],
+        **kwargs: Any,
+    ) -> None:
+        """Add predictions and their references.
+
+        Args:
+            predictions: Detokenized translations.
+            references: For each its reference, or the list of its references.
+            **kwargs: None exist; an unknown name raises ValueError.
+
+        Raises:
+            ValueError: For unequally many predictions and references, or inputs of another form.
+
+        """
+        if isinstance(predictions, str) or isinstance(references, str):
+            raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
+        if len(predictions) != len(references):
+            raise ValueError(
+                "`predictions` and `references` must be equally many, but are"
+                f" {len(predictions)} predictions and {len(references)} references instead."
+            )
+        nested = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
+        evaluate.Metric.add_batch(self, predictions=list(predictions), references=nested, **kwargs)
+
+    def _compute(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+        bootstrap: int = 0,
+        metrics: Sequence[str] = METRICS,
+    ) -> dict[str, Any]:
+        return score_against_references(
+            predictions,
+            references,
+            tokenize=tokenize,
+            lowercase=lowercase,
+            bootstrap=bootstrap,
+            metrics=metrics,
+        )

@@ -1,0 +1,108 @@
+"""Files and folders that appear whole or not at all, and lists and numbers in messages."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# What a file or folder is called while it is being written.
+PARTIAL = ".partial"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` to write a file or a folder to, which takes its place when all is written.
+
+    If writing fails or is interrupted, what was at `path` stays, and the partial file or folder is removed. What a
+    killed process left is overwritten. The name of the partial one ends in `.partial`.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    _remove(partial)
+    try:
+        yield partial
+        if partial.is_dir():
+            _remove(path)
+        partial.replace(path)
+        flush(path.parent)
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all, in place of an earlier one."""
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_folder(target: str | Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target`, which gets that name when all is in it, and is removed if that fails.
+
+    Raises:
+        ValueError: If `target` exists, or lies in a file.
+    """
+    target = Path(target)
+    check_is_new(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"`target` must lie in a folder, but {target.parent} lies in a file or is one.") from error
+    with written_whole(target) as partial:
+        partial.mkdir()
+        yield partial
+
+
+def check_is_new(target: Path) -> None:
+    """Raise a `ValueError` if there is something where a folder is to be made."""
+    if target.exists() or target.is_symlink():
+        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+
+
+def check_writable(path: str | Path, suffixes: Sequence[str]) -> Path:
+    """Return the path of a file to be written.
+
+    Raises:
+        ValueError: If it ends in another suffix than these, or is a folder.
+        FileNotFoundError: If its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"`path` must end in one of {', '.join(suffixes)}, but is {path} instead.")
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file to write, but {path} is a folder.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"`path` must lie in an existing folder, but {path.parent} does not exist.")
+    return path
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder (which Windows cannot be asked for)."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name the first three of some names in alphabetical order, and say how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def check_at_least(minimum: int, **numbers: float | None) -> None:
+    """Raise a `ValueError` that names the first of some numbers below a minimum; `None` is none."""
+    for name, number in numbers.items():
+        if number is not None and not number >= minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, but is {number} instead.")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,322 @@
+"""Attention maps: which tokens a model looks at, as numbers with readable labels.
+
+Section 3.2.3 of the paper names the three kinds: in "cross" attention every target position looks at the source, in
+"encoder" and "decoder" self-attention at its own sequence; the pictures of the paper's appendix are such maps.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.inference.attention.labels import token_labels, token_words
+from heedful.inference.attention.recording import KINDS, Kind, check_number, record_attention
+from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.translation import Translator, position_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """Attention weights between labelled tokens.
+
+    Attributes:
+        source_tokens: Labels of the columns, the tokens that are looked at: of the source, or for "decoder" those that
+            the decoder has been fed, <s> first.
+        target_tokens: Labels of the rows, the tokens that look: for "cross" and "decoder" the token that is
+            *predicted* at that step (row i holds the attention by which target token i was chosen), for "encoder" the
+            source's.
+        weights: float32 array (rows, columns); each row sums to 1.
+        kind: "cross", "encoder" or "decoder".
+
+    """
+
+    source_tokens: list[str]
+    target_tokens: list[str]
+    weights: np.ndarray
+    kind: Kind = "cross"
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """All attention weights of one pair: every kind that was asked, every layer and head.
+
+    Attributes:
+        source_tokens: Labels of the source's tokens.
+        target_tokens: Labels of the target's tokens, </s> included.
+        fed_tokens: Labels of what the decoder was fed, the start token first; token i was chosen after fed token i.
+        source_words: For each source token the number of its word, from 0, or None for control tokens and spaces.
+        target_words: The same of the target tokens.
+        weights: For each kind a float32 array (layers, heads, rows, columns), rows and columns as in `AttentionMap`.
+        neighbourhoods: How many positions away a row sees, for the kinds that are restricted (section 4).
+
+    """
+
+    source_tokens: list[str]
+    target_tokens: list[str]
+    fed_tokens: list[str]
+    source_words: list[int | None]
+    target_words: list[int | None]
+    weights: dict[Kind, np.ndarray]
+    neighbourhoods: dict[Kind, int] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that are here."""
+        return list(self.weights)
+
+    def layers(self, kind: Kind) -> int:
+        """Return the number of layers that attend so; a `ValueError` where the kind is not here."""
+        return self._of_kind(kind).shape[0]
+
+    def heads(self, kind: Kind) -> int:
+        """Return the number of heads of each layer; a `ValueError` where the kind is not here."""
+        return self._of_kind(kind).shape[1]
+
+    def layer_number(self, kind: Kind, layer: int) -> int:
+        """Return the number of a layer from 0 on, that may be counted from -1 for the last.
+
+        Raises:
+            ValueError: For a kind or layer that does not exist.
+
+        """
+        check_number("layer", layer, self.layers(kind), from_the_end=True)
+        return layer % self.layers(kind)
+
+    def map(self, kind: Kind = "cross", layer: int = -1, head: int | None = None) -> AttentionMap:
+        """Return one map.
+
+        Args:
+            kind: "cross", "encoder" or "decoder".
+            layer: Number of the layer, from 0, or from -1 for the last.
+            head: Number of the head, or None for the mean over all heads.
+
+        Raises:
+            ValueError: For a kind, layer or head that does not exist.
+
+        """
+        heads = self._of_kind(kind)[self.layer_number(kind, layer)]
+        if head is not None:
+            check_number("head", head, len(heads), from_the_end=False)
+        return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
+
+    def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
+        """Return weights (rows, columns) with the labels of a kind."""
+        rows = self.source_tokens if kind == "encoder" else self.target_tokens
+        columns = self.fed_tokens if kind == "decoder" else self.source_tokens
+        return AttentionMap(columns, rows, weights, kind)
+
+    def _of_kind(self, kind: Kind) -> np.ndarray:
+        if kind not in self.weights:
+            raise ValueError(f"`kind` must be one of {', '.join(self.weights)}, but is {kind!r} instead.")
+        return self.weights[kind]
+
+
+def attention_maps(
+    model: "PreTrainedModel | Translator | NativeDecoder",
+    tokenizers: TokenizerPair,
+    source: str,
+    target: str | None = None,
+    *,
+    kinds: Collection[Kind] | None = None,
+    target_language: str | None = None,
+) -> AttentionMaps:
+    """Compute the attention of every layer and head for one pair.
+
+    Args:
+        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or a `Translator` or
+            `NativeDecoder` of one. It may use any attention function, or be prepared for inference.
+        tokenizers: Its tokenizers.
+        source: A sentence.
+        target: A translation to follow (teacher forcing); None takes the model's own.
+        kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
+        target_language: Language to translate into, where the tokenizers know several.
+
+    Raises:
+        ValueError: For an empty source, a kind that the model does not have, a model that does not attend at all, or a
+            sentence beyond the model's learned positions.
+
+    """
+    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target, target_language)
+    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, kinds)
+
+
+def attention_maps_of_ids(
+    model: "PreTrainedModel | Translator | NativeDecoder",
+    tokenizers: TokenizerPair,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    kinds: Collection[Kind] | None = None,
+) -> AttentionMaps:
+    """Compute the attention of every layer and head for token ids.
+
+    Args:
+        model: As in `attention_maps`.
+        tokenizers: As in `attention_maps`.
+        source_ids: What `TokenizerPair.encode_source` gives for one sentence, language tag included.
+        target_ids: What `TokenizerPair.encode_target` or `Translation.token_ids` gives: no <s>, but </s>.
+        kinds: As in `attention_maps`.
+
+    Raises:
+        ValueError: As in `attention_maps`.
+
+    """
+    model = _plain_model(model)
+    found = _recorded(model, source_ids, target_ids, KINDS if kinds is None else _checked_kinds(kinds), None)
+    if kinds is not None:
+        for kind in kinds:
+            _check_has(model, found, kind)
+    source, target, fed = _labels(model, tokenizers, source_ids, target_ids)
+    weights = {kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found}
+    words = token_words(tokenizers.source, source_ids), token_words(tokenizers.target, target_ids)
+    return AttentionMaps(source, target, fed, *words, weights, _neighbourhoods(model))
+
+
+def attention_map(
+    model: "PreTrainedModel | Translator | NativeDecoder",
+    tokenizers: TokenizerPair,
+    source: str,
+    target: str | None = None,
+    layer: int = -1,
+    head: int | None = None,
+    kind: Kind = "cross",
+) -> AttentionMap:
+    """Compute the attention of one layer for one sentence, and of no other.
+
+    For a model of several target languages, whose sources begin with a tag, use `attention_maps`.
+
+    Args:
+        model: As in `attention_maps`.
+        tokenizers: Its tokenizers.
+        source: A sentence.
+        target: A translation to follow (teacher forcing); None takes the model's own.
+        layer: Number of the layer, from 0, or from -1 for the last.
+        head: Number of the head, or None for the mean over all heads.
+        kind: "cross", "encoder" or "decoder".
+
+    Raises:
+        ValueError: For an empty source, a layer, head or kind that does not exist, a sentence beyond the model's
+            learned positions, or a model that does not attend.
+
+    """
+    _checked_kinds([kind])
+    model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)
+    return attention_of_ids(model, tokenizers, source_ids, target_ids, layer, head, kind)
+
+
+def attention_of_ids(
+    model: "PreTrainedModel | Translator | NativeDecoder",
+    tokenizers: TokenizerPair,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    layer: int = -1,
+    head: int | None = None,
+    kind: Kind = "cross",
+) -> AttentionMap:
+    """Compute the attention of one layer for token ids.
+
+    Args:
+        model: As in `attention_maps`.
+        tokenizers: As in `attention_maps`.
+        source_ids: As in `attention_maps_of_ids`.
+        target_ids: As in `attention_maps_of_ids`.
+        layer: As in `attention_map`.
+        head: As in `attention_map`.
+        kind: As in `attention_map`.
+
+    Raises:
+        ValueError: As in `attention_map`.
+
+    """
+    model = _plain_model(model)
+    found = _recorded(model, source_ids, target_ids, _checked_kinds([kind]), layer)
+    _check_has(model, found, kind)
+    (heads,) = found[kind]  # (heads, rows, columns)
+    if head is not None:
+        check_number("head", head, len(heads), from_the_end=False)
+    weights = (heads.mean(dim=0) if head is None else heads[head]).numpy()
+    source, target, fed = _labels(model, tokenizers, source_ids, target_ids)
+    return AttentionMaps(source, target, fed, [], [], {}).labelled(weights, kind)
+
+
+def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
+    """Return the model itself, and the token ids of a source and its target, translated where there is none."""
+    if not source.strip():
+        raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
+    plain = _plain_model(model)
+    source_ids = tokenizers.encode_source([source], target_language)[0]
+    if target is not None:
+        return plain, source_ids, tokenizers.encode_target([target])[0]
+    translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
+    return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
+
+
+def _recorded(model: Any, source_ids, target_ids, kinds: Collection[Kind], layer: int | None):
+    _check_lengths(model, source_ids, target_ids)
+    if getattr(model.config, "attention", None) == "none":
+        raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
+    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
+    found = record_attention(model, source_ids, fed_ids, kinds, layer)
+    if not found and len(kinds) == len(KINDS):
+        raise ValueError("`model` must give its attention weights, but gives none.")
+    return found
+
+
+def _check_has(model: Any, found: dict[Kind, list[torch.Tensor]], kind: Kind) -> None:
+    if kind not in found:
+        raise ValueError(
+            f"`kind` must be one that the model has, but is {kind!r} instead: a {type(model).__name__} of this config "
+            f"gives no {kind} attention."
+        )
+
+
+def _labels(model: Any, tokenizers: TokenizerPair, source_ids, target_ids) -> tuple[list[str], list[str], list[str]]:
+    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
+    sequences = (tokenizers.source, source_ids), (tokenizers.target, target_ids), (tokenizers.target, fed_ids)
+    source, target, fed = (token_labels(tokenizer, ids) for tokenizer, ids in sequences)
+    return source, target, fed
+
+
+def _plain_model(model: Any) -> Any:
+    """Return the model of transformers behind what translates."""
+    if isinstance(model, Translator | NativeDecoder):
+        model = model.model
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(
+            "The model must be one of transformers to tell its attention weights, but was exported for another engine "
+            "instead."
+        )
+    return model
+
+
+def _neighbourhoods(model: Any) -> dict[Kind, int]:
+    """Return how far the self-attention of a model of ours sees, where that is restricted."""
+    kinds: tuple[Kind, Kind] = "encoder", "decoder"
+    radii = {kind: getattr(model.config, f"{kind}_neighbourhood", None) for kind in kinds}
+    return {kind: radius for kind, radius in radii.items() if radius is not None}
+
+
+def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
+    if not kinds:
+        raise ValueError("`kinds` must name at least one of cross, encoder and decoder, but is empty instead.")
+    return [kind for kind in KINDS if kind in kinds]
+
+
+def _check_lengths(model: "PreTrainedModel", source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+    limit = position_limit(model.config)
+    for name, ids in (("source", source_ids), ("target", target_ids)):
+        if not ids:
+            raise ValueError(f"The {name} must have at least one token, but has none.")
+        if limit is not None and len(ids) > limit:
+            raise ValueError(
+                f"The {name} must have at most {limit} tokens, the model's number of positions,"
+                f" but has {len(ids)} instead."
+            )

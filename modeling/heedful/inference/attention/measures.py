@@ -1,0 +1,236 @@
+"""Attention in numbers: rollout, entropy, alignments and their error rate."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
+
+Link = tuple[int, int]
+LINK = re.compile(r"(\d+)([-?p])(\d+)")
+
+
+class Entropy(NamedTuple):
+    """How widely heads look around.
+
+    Attributes:
+        nats: float array (layers, heads): −Σ a·ln a of each row, averaged over the rows.
+        share: float array (layers, heads): each row's entropy divided by ln n, n the number of positions that the row
+            may look at, averaged over the rows where n > 1: 0 looks at one position, 1 at all alike.
+
+    """
+
+    nats: np.ndarray
+    share: np.ndarray
+
+
+class AlignmentErrors(NamedTuple):
+    """How found links compare with given ones (Och and Ney, 2003).
+
+    Attributes:
+        error_rate: AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|).
+        precision: |A∩P| / |A|.
+        recall: |A∩S| / |S|.
+        links: |A|.
+
+    """
+
+    error_rate: float
+    precision: float
+    recall: float
+    links: int
+
+
+class GoldAlignment(NamedTuple):
+    """Links of one sentence pair that people gave.
+
+    Attributes:
+        sure: S, (source word, target word) from 0.
+        possible: P, which contains S.
+
+    """
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+
+def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
+    """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
+
+    With Ā_l the weights of layer l averaged over its heads, half of what a layer passes on comes by its residual
+    connection: Ã_l = 0.5·Ā_l + 0.5·I. Rollout is R = Ã_L · … · Ã_2 · Ã_1, for "encoder" and "decoder". For "cross" the
+    weights of one layer are led on through the encoder to the source tokens: C̄_layer · R_encoder. Every row sums to 1.
+
+    Args:
+        maps: With the encoder's attention for "cross".
+        kind: "cross", "encoder" or "decoder".
+        layer: Which layer's cross-attention, from 0 or from -1, None the last; for the other kinds the layer up to
+            which is followed, None all of them.
+
+    Raises:
+        ValueError: For a kind or layer that does not exist, or "cross" of a model whose encoder does not attend.
+
+    """
+    number = maps.layer_number(kind, -1 if layer is None else layer)
+    if kind != "cross":
+        return maps.labelled(_rolled(maps.weights[kind][: number + 1]), kind)
+    if "encoder" not in maps.weights:
+        raise ValueError("Rollout to the source must have the encoder's self-attention, but there is none here.")
+    across = maps.weights["cross"][number].mean(axis=0)
+    return maps.labelled(across @ _rolled(maps.weights["encoder"]), kind)
+
+
+def _rolled(layers: np.ndarray) -> np.ndarray:
+    product = np.eye(layers.shape[-1], dtype=layers.dtype)
+    for heads in layers:
+        product = (0.5 * heads.mean(axis=0) + 0.5 * np.eye(len(product), dtype=layers.dtype)) @ product
+    return product
+
+
+def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
+    """Measure how widely each head looks around.
+
+    Args:
+        maps: Attention of one pair.
+        kind: "cross", "encoder" or "decoder"; row i of the decoder may look at i + 1 positions, all others at all, but
+            where self-attention is restricted only at those of the neighbourhood.
+
+    Raises:
+        ValueError: For a kind that is not there.
+
+    """
+    maps.layers(kind)  # or the kind is named
+    weights = maps.weights[kind].astype(np.float64)
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
+    seen = _positions_seen(maps, kind)
+    choosing = seen > 1
+    shares = nats[..., choosing] / np.log(seen[choosing])
+    return Entropy(nats.mean(axis=-1), shares.mean(axis=-1) if choosing.any() else np.zeros(nats.shape[:2]))
+
+
+def _positions_seen(maps: AttentionMaps, kind: Kind) -> np.ndarray:
+    """Return how many positions each row may look at."""
+    rows, columns = maps.weights[kind].shape[-2:]
+    distance = np.arange(rows)[:, None] - np.arange(columns)
+    seen = np.ones((rows, columns), dtype=bool)
+    if kind == "decoder":
+        seen &= distance >= 0
+    if kind in maps.neighbourhoods:
+        seen &= np.abs(distance) <= maps.neighbourhoods[kind]
+    return seen.sum(axis=1)
+
+
+def token_alignment(attention: AttentionMap) -> list[Link]:
+    """Link each target token with the source token it looks at most: pairs (source, target), from 0."""
+    return [(int(column), row) for row, column in enumerate(attention.weights.argmax(axis=1))]
+
+
+def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
+    """Link each target word with the source word it looks at most.
+
+    A source word gets the sum of its tokens' weights, a target word those of all its tokens together; tokens that
+    belong to no word, such as </s>, take no part. Of equal words the first is taken.
+
+    Args:
+        maps: Attention of one pair.
+        attention: The cross-attention map or rollout to read; None takes the last layer's mean over heads.
+
+    Returns:
+        Pairs (source word, target word), from 0, sorted by target.
+
+    Raises:
+        ValueError: If the map is not of cross-attention.
+
+    """
+    attention = maps.map("cross") if attention is None else attention
+    if attention.kind != "cross":
+        raise ValueError(f"An alignment must be read from cross attention, but is from {attention.kind} instead.")
+    columns, rows = _membership(maps.source_words), _membership(maps.target_words)
+    if not columns.any():
+        return []
+    by_words = rows.T @ attention.weights @ columns  # (target words, source words), each row times its tokens
+    return [(int(column), row) for row, column in enumerate(by_words.argmax(axis=1)) if rows[:, row].any()]
+
+
+def _membership(words: Sequence[int | None]) -> np.ndarray:
+    """Return (tokens, words), 1 where a token belongs to a word."""
+    count = max((word for word in words if word is not None), default=-1) + 1
+    members = np.zeros((len(words), count), dtype=np.float32)
+    for token, word in enumerate(words):
+        if word is not None:
+            members[token, word] = 1
+    return members
+
+
+def write_links(links: Iterable[Link]) -> str:
+    """Write links in Pharaoh's format: `0-0 1-2`, source before target, sorted."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
+    """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0.
+
+    Raises:
+        FileNotFoundError: When the file does not exist.
+        ValueError: For anything else in a line, or what is no UTF-8.
+
+    """
+    if not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise FileNotFoundError(f"The gold alignments must be a file, but {path} {what}.")
+    found = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The gold alignments must be a text file in UTF-8, but {path} is not: {error}.") from None
+    for number, line in enumerate(lines, start=1):
+        sure, possible = set(), set()
+        for word in line.split():
+            match = LINK.fullmatch(word)
+            if match is None:
+                raise ValueError(
+                    f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, in line {number} of {path}."
+                )
+            link = int(match[1]), int(match[3])
+            possible.add(link)
+            if match[2] == "-":
+                sure.add(link)
+        found.append(GoldAlignment(frozenset(sure), frozenset(possible)))
+    return found
+
+
+def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
+    """Compare alignments with given ones over all sentences together: AER, precision, recall (Och and Ney, 2003).
+
+    AER = 1 − (|A∩S| + |A∩P|) / (|A| + |S|), A the links found, S the sure and P ⊇ S the possible ones; 0 is best.
+
+    Args:
+        found: Links of each sentence, (source word, target word).
+        gold: The given ones of the same sentences.
+
+    Raises:
+        ValueError: If there are not as many sentences in both, or no links at all.
+
+    """
+    if len(found) != len(gold):
+        raise ValueError(
+            f"`gold` must have {len(found)} sentences, as many as were aligned, but has {len(gold)} instead."
+        )
+    links = sure = sure_found = possible_found = 0
+    for own, given in zip(map(set, found), gold, strict=True):
+        links += len(own)
+        sure += len(given.sure)
+        sure_found += len(own & given.sure)
+        possible_found += len(own & (given.possible | given.sure))
+    if links + sure == 0:
+        raise ValueError("`gold` must have links to compare with, but neither it nor the alignments have any.")
+    return AlignmentErrors(
+        1 - (sure_found + possible_found) / (links + sure),
+        possible_found / links if links else 0.0,
+        sure_found / sure if sure else 0.0,
+        links,
+    )

@@ -1,0 +1,144 @@
+"""The attention weights of one forward pass, whatever computes attention otherwise.
+
+Only what is asked is computed again: of an encoder's weights no decoder is run, and of Heed's models the weights of
+other layers are dropped as soon as their layer is done.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+
+from heedful.modeling_heed import HeedPreTrainedModel
+
+Kind = Literal["cross", "encoder", "decoder"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+def record_attention(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
+) -> dict[Kind, list[torch.Tensor]]:
+    """Compute attention weights of one pair, in evaluation mode.
+
+    A model whose attention function returns none is set to `eager` for the duration.
+
+    Args:
+        model: An encoder-decoder of transformers.
+        source_ids: Token ids that the encoder reads.
+        fed_ids: Token ids that the decoder is fed, the start token first.
+        kinds: Which weights.
+        layer: The only layer to return, from 0, or from -1 for the last; None returns all.
+
+    Returns:
+        For each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
+
+    Raises:
+        ValueError: For a layer that does not exist.
+
+    """
+    with _evaluating(model), torch.inference_mode():
+        found = _run(model, source_ids, fed_ids, kinds, layer)
+        if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
+            with _eager(model):
+                found = _run(model, source_ids, fed_ids, kinds, layer)
+    return found
+
+
+def check_number(field: str, number: int, count: int, *, from_the_end: bool) -> None:
+    """Raise a `ValueError` where there is no layer or head of that number among `count`."""
+    least = -count if from_the_end else 0
+    if not least <= number < count:
+        raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
+
+
+def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
+    asked = {"output_attentions": True, "return_dict": True}
+    found: dict[Kind, list[torch.Tensor]] = {}
+    left = None if isinstance(model, HeedPreTrainedModel) else layer  # to choose among what has not been dropped
+    source = torch.tensor([list(source_ids)], device=model.device)
+    encoder = model.get_encoder()
+    if "encoder" in kinds:
+        with _dropping(model, {"encoder"}, layer):
+            encoded = encoder(input_ids=source, **asked)
+        _keep(found, "encoder", encoded.get("attentions"), left)
+    else:
+        encoded = encoder(input_ids=source, return_dict=True)
+    kinds_of_decoder = {kind for kind in kinds if kind != "encoder"}
+    if kinds_of_decoder:
+        fed = torch.tensor([list(fed_ids)], device=model.device)
+        with _dropping(model, kinds_of_decoder, layer):
+            outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
+        for kind in kinds_of_decoder:
+            _keep(found, kind, outputs.get(f"{kind}_attentions"), left)
+    return found
+
+
+def _keep(found: dict, kind: Kind, weights: Sequence[torch.Tensor | None] | None, layer: int | None) -> None:
+    layers = [tensor[0].float().cpu() for tensor in weights or () if tensor is not None]
+    if not layers:
+        return
+    if layer is not None:
+        check_number("layer", layer, len(layers), from_the_end=True)
+        layers = [layers[layer]]
+    found[kind] = layers
+
+
+@contextmanager
+def _dropping(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
+    """Let a Heed model's other layers drop their weights when they have used them: each is length² large.
+
+    The kinds are the encoder's, or some of the decoder's.
+    """
+    hooks = []
+    try:
+        for attention in _others(model, kinds, layer) if isinstance(model, HeedPreTrainedModel) else ():
+            # First, before transformers' own hook keeps them.
+            hooks.append(attention.register_forward_hook(_without_weights, prepend=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _others(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[torch.nn.Module]:
+    """Give the attentions of a Heed model that are not asked for, of the encoder or of the decoder."""
+    stack = model.get_encoder() if "encoder" in kinds else model.get_decoder()
+    if layer is not None:
+        check_number("layer", layer, len(stack.layers), from_the_end=True)
+    for number, part in enumerate(stack.layers):
+        is_asked = layer is None or number == layer % len(stack.layers)
+        attentions = {"encoder": part.self_attn}
+        if "encoder" not in kinds:
+            attentions = {"decoder": part.self_attn, "cross": part.cross_attn}
+        for kind, attention in attentions.items():
+            if not (is_asked and kind in kinds):
+                yield attention
+
+
+def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:
+    return outputs[0], None
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]  # some may not, such as a frozen encoder
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _eager(model: Any) -> Iterator[None]:
+    """Set the attention function that returns weights, and the former ones afterwards."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    former = [(config, config._attn_implementation) for config in configs.values()]
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, name in former:  # of the whole first, for it sets those of its parts too
+            config._attn_implementation = name

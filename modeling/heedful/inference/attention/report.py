@@ -1,0 +1,117 @@
+"""A page to hover over: one HTML file with all attention of one pair in it, which asks the network for nothing."""
+
+import base64
+import html
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.files import check_writable, written_whole
+from heedful.inference.attention.maps import AttentionMaps
+from heedful.inference.attention.measures import attention_rollout
+from heedful.inference.attention.recording import Kind, check_number
+
+REPORT_SUFFIXES = (".html",)
+TEMPLATE = Path(__file__).with_name("report.html")
+# Weights are kept as so many parts of 1: four digits.
+PARTS = 10_000
+CONTROL = re.compile(r"</?[^<>\s]*>")
+
+
+def write_attention_report(
+    maps: AttentionMaps,
+    path: str | Path,
+    title: str | None = None,
+    *,
+    kind: Kind | None = None,
+    layer: int = -1,
+    head: int | None = None,
+) -> Path:
+    """Write a page where hovering, focusing or tapping a word shows what it looks at.
+
+    Kind, layer, head, mean and rollout are chosen on the page, which holds style, script and the weights to four
+    digits, follows the system's light or dark setting, and can be read with the keyboard and aloud.
+
+    Args:
+        maps: What to show.
+        path: File to write: .html.
+        title: Heading of the page; None takes "Attention".
+        kind: What is shown first; None takes the first that is there, cross if it is.
+        layer: Its layer, from 0, or from -1 for the last.
+        head: Its head, or None for the mean over all heads.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: For another suffix, or a kind, layer or head that does not exist.
+        FileNotFoundError: When the folder of `path` does not exist.
+
+    """
+    path = check_writable(path, REPORT_SUFFIXES)
+    kind = maps.kinds[0] if kind is None else kind
+    number = maps.layer_number(kind, layer)
+    if head is not None:
+        check_number("head", head, maps.heads(kind), from_the_end=False)
+    title = title or "Attention"
+    data = {
+        "source": _sequence(maps.source_tokens),
+        "target": _sequence(maps.target_tokens),
+        "fed": _sequence(maps.fed_tokens),
+        "kinds": {name: _kind(maps, name) for name in maps.kinds},
+        "start": {"kind": kind, "layer": number, "head": head},
+    }
+    parts = {"{{title}}": html.escape(title), "{{data}}": _json_in_html(data)}
+    # In one pass, for what is put in may hold such marks itself.
+    page = re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], TEMPLATE.read_text(encoding="utf-8"))
+    with written_whole(path) as written:
+        written.write_text(page, encoding="utf-8")
+    return path
+
+
+def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
+    return {"tokens": list(tokens), "direction": _direction("".join(tokens[i] for i in _readable(tokens)))}
+
+
+def _readable(tokens: Sequence[str]) -> list[int]:
+    """Leave out control tokens, whose Latin letters say nothing about the script."""
+    return [number for number, token in enumerate(tokens) if not CONTROL.fullmatch(token)]
+
+
+def _direction(text: str) -> str:
+    """Return rtl or ltr by the first letter that has a direction, as browsers do for `dir=auto`."""
+    for letter in text:
+        direction = unicodedata.bidirectional(letter)
+        if direction in ("R", "AL"):
+            return "rtl"
+        if direction == "L":
+            return "ltr"
+    return "ltr"
+
+
+def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
+    layers, heads, rows, columns = maps.weights[kind].shape
+    can_roll = kind != "cross" or "encoder" in maps.weights
+    return {
+        **{"layers": layers, "heads": heads, "rows": rows, "columns": columns},
+        "weights": _packed(maps.weights[kind]),
+        "rollout": _packed(attention_rollout(maps, kind).weights) if can_roll else None,
+    }
+
+
+def _packed(weights: np.ndarray) -> str:
+    """Pack weights as little-endian 16-bit parts of 1 in base64, a third of what digits would take."""
+    return base64.b64encode(np.rint(weights.clip(0, 1) * PARTS).astype("<u2").tobytes()).decode("ascii")
+
+
+def _json_in_html(data: dict[str, Any]) -> str:
+    """Write JSON that no text in it can end the script element of."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text

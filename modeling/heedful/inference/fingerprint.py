@@ -1,0 +1,97 @@
+"""Whether a copy of a model's weights computes what the model does, and still does later."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from heedful.modeling_heed import HeedForConditionalGeneration
+
+# Numbers of each weight that are compared: a fused optimizer leaves no other trace.
+COMPARED = 4
+
+
+class Fingerprint:
+    """What a model's weights and hooks were when a copy was made.
+
+    Args:
+        model: Any module.
+
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model: Any = model
+        self._traces = _traces(model)
+        # Views of the weights, for what writes to `.data`, or is fused, changes no version.
+        flat = [parameter.detach().flatten() for parameter in model.parameters()]
+        self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
+        self._values = _bits(self._samples)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model has the same weights, with the same numbers, and no other hooks of others."""
+        # First where the weights lie: if elsewhere, the samples are of those before.
+        return _traces(self._model) == self._traces and torch.equal(_bits(self._samples), self._values)
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable]:
+    """Return what else is called with a module, but for transformers' own hooks, which only record what it returns.
+
+    accelerate's hooks are a `forward` of the module's own, in place of its class's.
+    """
+    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+    found = [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        found.append(own)
+    return found
+
+
+def foreign_part(model: nn.Module, engine: str) -> str | None:
+    """Return which part of a Heed model is not its own, so that copied weights would not compute the same.
+
+    Args:
+        model: The model.
+        engine: What would compute with the copies, for the message.
+
+    """
+    for name, module in model.named_modules():
+        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
+        is_ours = type(module).__module__ in (HeedForConditionalGeneration.__module__, "torch.nn.modules.container")
+        is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
+        if not is_ours and not is_plain and any(True for _ in module.parameters()):
+            return f"The model's modules must be Heed's for {engine}, but {name} is a {type(module)} instead."
+        if foreign_hooks(module):
+            return (
+                f"The model must have no forward hooks for {engine}, which would not call them, but "
+                f"{name or 'the model itself'} has one."
+            )
+    for name, parameter in model.named_parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+        if not is_plain or parameter.is_meta or not parameter.is_floating_point():
+            return (
+                f"The model's weights must be floating-point numbers in memory for {engine}, but {name} is a "
+                f"{type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            )
+    return None
+
+
+def _traces(model: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
+    found = []
+    for module in model.modules():
+        if module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__:
+            found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                version = 0 if parameter.is_inference() else parameter._version
+                found.append((parameter.data_ptr(), version))
+    return found
+
+
+def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
+    places = {(sample.dtype, sample.device) for sample in samples}
+    if len(places) > 1:
+        samples = [sample.float().cpu() for sample in samples]
+    return torch.cat(samples).float().view(torch.int32)  # NaN equals itself so

@@ -1,0 +1,236 @@
+"""A trained model from a folder or the Hub onto a device, with the user's mistakes told in one sentence each."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+from heedful.files import listed
+
+WEIGHT_FILES = (
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+ADAPTER_FILE = "adapter_config.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# What is fetched of a repository: no code, for the installed Heedful has its own, and no training state.
+FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
+IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
+
+
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """Find the device to run on.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
+
+    Raises:
+        ValueError: When the name is none of these, or this machine has no such device.
+
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
+    # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if resolved.type not in counts:
+        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.")
+    if (resolved.index or 0) >= counts[resolved.type]:
+        raise ValueError(
+            f"`device` must be one that this machine has, but is {str(device)!r} instead"
+            f" (there are {counts[resolved.type]} {resolved.type} devices here)."
+        )
+    return resolved
+
+
+def model_folder(model: str | Path, revision: str | None = None) -> Path:
+    """Find the folder of a model, after fetching it where it lies on the Hub.
+
+    Args:
+        model: A local folder, or an id on the Hub such as `name/model`; a folder of that name wins.
+        revision: Branch, tag or commit on the Hub; by default the newest of the main branch. A commit that was
+            fetched before needs no network.
+
+    Raises:
+        FileNotFoundError: When there is neither such a folder nor such a model or revision on the Hub, the Hub
+            cannot be reached and the model was not fetched before, or a file has that name.
+        ValueError: When a revision is given for a local folder.
+
+    """
+    folder = Path(model)
+    if folder.is_file():
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but is a file.")
+    if folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
+        return folder
+    if not HUB_ID.fullmatch(str(model)):
+        raise FileNotFoundError(
+            f"{folder} must be a folder with a model, or the id of a model on the Hub, but does not exist."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        fetched = snapshot_download(
+            str(model), revision=revision, allow_patterns=FETCHED_FILES, ignore_patterns=IGNORED_FILES
+        )
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+        place = f"{model} at revision {revision}" if revision else str(model)
+        raise FileNotFoundError(
+            f"{place} must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
+        ) from error
+    return Path(fetched)
+
+
+def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
+    """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
+
+    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses a folder of any encoder-decoder whose weights do
+    not match the model (there, missing ones become random numbers and unknown ones are dropped), weights that are no
+    numbers, and a broken generation_config.json, which transformers passes over.
+
+    Args:
+        folder: A local folder with config.json and weights, or an id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+
+    Raises:
+        FileNotFoundError: When the folder or repository, its config.json or its weights are missing.
+        ValueError: When the config or the weights cannot be used; the message has the folder and the reason.
+
+    """
+    folder = model_folder(folder, revision)
+    if is_adapter(folder):
+        return _merged(folder)
+    _check_files(folder)
+    # The classes of heedful must be known to transformers' Auto classes.
+    from transformers import AutoModelForSeq2SeqLM
+
+    import heedful  # noqa: F401
+    from heedful.pipeline_heed import weights_that_are_no_numbers
+
+    try:
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # Told below by their names, which transformers' own error leaves out.
+            ignore_mismatched_sizes=True,
+        )
+    # The libraries below raise whatever they like for a broken file, SafetensorError (an Exception) among
+    # them.
+    except Exception as error:
+        raise ValueError(f"The model in {folder} cannot be loaded: {first_line(error)}") from error
+    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
+        names = sorted(report[kind])
+        if names:
+            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
+    broken = list(weights_that_are_no_numbers(model))
+    if broken:
+        raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
+    return model.eval()
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds an adapter of peft and no model."""
+    return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
+
+
+def adapted_model(folder: Path) -> Path:
+    """Find the folder of the model that an adapter was trained on.
+
+    Args:
+        folder: The adapter's folder.
+
+    Raises:
+        FileNotFoundError: When it names no model, or one that is neither here nor on the Hub.
+        ValueError: When its settings are not JSON.
+
+    """
+    path = folder / ADAPTER_FILE
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    name = settings.get("base_model_name_or_path")
+    try:
+        return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
+            "neither a folder here nor a model on the Hub."
+        ) from error
+
+
+def _merged(folder: Path) -> "PreTrainedModel":
+    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise ImportError(f"The adapter in {folder} needs peft: pip install 'heedful[adapters]'") from error
+    model = load_model(adapted_model(folder))
+    try:
+        settings = PeftConfig.from_pretrained(str(folder))
+        is_part_of_the_weights = not settings.is_prompt_learning
+        adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
+    # As below: broken files raise whatever they like.
+    except Exception as error:
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {first_line(error)}") from error
+    if adapted is None:
+        raise ValueError(
+            f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
+            f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
+        )
+    return adapted.merge_and_unload().eval()
+
+
+def first_line(error: BaseException) -> str:
+    """Shorten an error of a library to the name of its class and its first line of text.
+
+    The name is left out where the text is one for users, of a `ValueError`; a first line that ends in a colon brings
+    the next.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    if not lines:
+        return name
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    return text if type(error) is ValueError else f"{name}: {text}"
+
+
+def _check_files(folder: Path) -> None:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
+    config = read_object(path)
+    if "model_type" not in config:
+        raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
+    read_object(folder / "generation_config.json")
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        names = ", ".join(WEIGHT_FILES)
+        raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of JSON, empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
+    return read

@@ -1,0 +1,459 @@
+"""A Heed model's weights and its decoding step, laid out for the CPU.
+
+What makes a step cheap:
+
+- Query, key and value come from one matrix product, the source's keys and values of all layers from another.
+- The source's keys and values exist once per sentence; its hypotheses ask them together.
+- Hypotheses never move. Each writes its newest key and value into a slot of its own, and sees the slots of its
+  ancestors through a mask. Beam search reorders that small mask, not the cache.
+
+Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
+tokens, t target tokens so far, H heads, D = d_model, V target tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from heedful.inference.fingerprint import foreign_part
+from heedful.inference.native.packing import Precision, packed_linear
+from heedful.modeling_heed import (
+    HeedAttention,
+    HeedFeedForward,
+    HeedForConditionalGeneration,
+    WindowedMask,
+    neighbourhood_attention,
+    pays_in_windows,
+    positions_of,
+    windowed_mask,
+)
+
+NEVER = float("-inf")
+FIRST_ROOM = 32  # target tokens; doubled whenever it is full
+
+Transformation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class NativeNetwork:
+    """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
+
+    Args:
+        model: A model on the CPU. Later changes of its weights do not reach the copies.
+        precision: `float32`, `bfloat16`, or `int8` weights with float32 between them.
+
+    Raises:
+        ValueError: If `obstacle` finds one, or there are no kernels for `precision`.
+
+    """
+
+    def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
+        reason = obstacle(model)
+        if reason is not None:
+            raise ValueError(reason)
+        config = model.config
+        self.config: Any = config
+        self.precision = precision
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        encoder, decoder = model.model.encoder, model.model.decoder
+        self.embed_source = _Embedding(encoder, self.dtype)
+        self.embed_target = _Embedding(decoder, self.dtype)
+        self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers]
+        self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers]
+        self.encoder_norm, self.decoder_norm = _norm(encoder.norm, self.dtype), _norm(decoder.norm, self.dtype)
+        cross = [layer.cross_attn for layer in decoder.layers]
+        self.project_source = _joined(
+            [projection for one in cross for projection in _key_value_projections(one)], precision
+        )
+        self.output = packed_linear(model.lm_head.weight, model.lm_head.bias, precision)
+
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Encode `(N, S)` source tokens with a mask that is 0 at padding: `(N, S, D)`."""
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None
+        positions = positions_of(input_ids.shape[1], 0, attention_mask, input_ids.device)
+        states = self.embed_source(input_ids, positions).flatten(0, 1)  # (N·S, D)
+        mask = self._encoder_mask(input_ids, attention_mask)
+        for layer in self.encoder_layers:
+            states = layer(states, input_ids.shape, mask, positions)
+        return self.encoder_norm(states).view(*input_ids.shape, -1)
+
+    def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
+        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows where that pays, or `None`."""
+        radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
+        if radius is not None and pays_in_windows(length, radius):
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            return windowed_mask(tokens, radius, False, self.dtype)
+        mask = _source_mask(attention_mask, self.dtype)
+        if radius is None:
+            return mask
+        places = torch.arange(length)
+        near = _additive((places[:, None] - places).abs() <= radius, self.dtype)
+        mask = near[None, None] if mask is None else mask + near
+        return mask.clamp(min=torch.finfo(self.dtype).min)  # a row that sees nothing must not be NaN
+
+    def start(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
+        """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each."""
+        count, length = source.shape[:2]
+        projected = self.project_source(source.to(self.dtype).flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
+        parts = projected.view(count, length, len(self.decoder_layers), -1)
+        keys, values = [], []
+        for number, layer in enumerate(self.decoder_layers):
+            heads, d_k = layer.cross_attn.heads, layer.cross_attn.d_k
+            key, value = parts[:, :, number].split([heads * d_k, heads * layer.cross_attn.d_v], dim=-1)
+            keys.append(_by_head(key, heads))
+            values.append(_by_head(value, heads))
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None
+        return DecodingState(self, beams, keys, values, _source_mask(attention_mask, self.dtype), count)
+
+    def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
+        """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
+        state.make_room()
+        states = self.embed_target(tokens, state.position)  # (R, D)
+        mask = state.self_attention_mask()
+        for number, layer in enumerate(self.decoder_layers):
+            states = layer(states, state, number, mask)
+        state.length += 1
+        return self.output(self.decoder_norm(states))
+
+
+def obstacle(model: Any) -> str | None:
+    """Return why the native decoder cannot take a model's place, or `None` where it can."""
+    if not isinstance(model, HeedForConditionalGeneration):
+        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
+    if model.config.attention_scoring == "additive":
+        return "`attention_scoring` must be scaled_dot or dot for the native decoder, but is additive instead."
+    reason = foreign_part(model, "the native decoder")
+    if reason is not None:
+        return reason
+    elsewhere = [(name, weight.device) for name, weight in model.named_parameters() if weight.device.type != "cpu"]
+    if elsewhere:
+        name, place = elsewhere[0]
+        return f"The model's weights must be on the CPU for the native decoder, but {name} is on {place} instead."
+    return None
+
+
+class DecodingState:
+    """What the decoder keeps of N sentences with K hypotheses each.
+
+    Attributes:
+        length: Number of target tokens read so far.
+        keys, values: Per layer `(N·H, T·K, d)`; slot p·K + i is what hypothesis i wrote at position p.
+        source_keys, source_values: Per layer `(N·H, S, d)`.
+        source_mask: `(N, 1, 1, S)`, added to the scores, or `None`.
+        ancestry: `(N, K, T·K)`, added to the scores: 0 at each hypothesis' ancestors, -inf elsewhere. Positions that
+            are not reached yet belong to the hypothesis itself. `None` for one hypothesis per sentence.
+
+    """
+
+    def __init__(self, network: NativeNetwork, beams: int, source_keys, source_values, source_mask, sentences: int):
+        self.network = network
+        self.beams = beams
+        self.sentences = sentences
+        self.length = 0
+        self.room = 0
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.source_keys: list[torch.Tensor] = source_keys
+        self.source_values: list[torch.Tensor] = source_values
+        self.source_mask: torch.Tensor | None = source_mask
+        self.ancestry: torch.Tensor | None = None
+
+    @property
+    def position(self) -> torch.Tensor:
+        """Position of the token that is read next, `(1)`."""
+        return torch.tensor([self.length])
+
+    def make_room(self) -> None:
+        """Make sure that the next token's keys and values fit in."""
+        if self.length < self.room:
+            return
+        self.room = max(FIRST_ROOM, 2 * self.room)
+        for number, layer in enumerate(self.network.decoder_layers):
+            attention = layer.self_attn
+            for kept, width in ((self.keys, attention.d_k), (self.values, attention.d_v)):
+                shape = self.sentences * attention.heads, self.room * self.beams, width
+                larger = torch.empty(shape, dtype=self.network.dtype)
+                if number < len(kept):
+                    larger[:, : kept[number].shape[1]] = kept[number]
+                    kept[number] = larger
+                else:
+                    kept.append(larger)
+        if self.beams > 1:
+            own = torch.full((self.beams, self.beams), NEVER, dtype=self.network.dtype).fill_diagonal_(0.0)
+            larger = own.repeat(self.sentences, 1, self.room)
+            if self.ancestry is not None:
+                larger[:, :, : self.ancestry.shape[-1]] = self.ancestry
+            self.ancestry = larger
+
+    def self_attention_mask(self) -> torch.Tensor | None:
+        """Return what is added to the scores of the next step, `(N, 1, K, (t + 1)·K)`, or `None`."""
+        if self.ancestry is None:
+            return None
+        return self.ancestry[:, None, :, self._first_seen() * self.beams : (self.length + 1) * self.beams]
+
+    def _first_seen(self) -> int:
+        radius = self.network.config.decoder_neighbourhood
+        return 0 if radius is None else max(0, self.length - radius)
+
+    def extend(self, number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's `(R, H, d)` newest keys and values, and return all that the next step sees."""
+        first, last = self.length * self.beams, (self.length + 1) * self.beams
+        written = []
+        for kept, newest in ((self.keys[number], key), (self.values[number], value)):
+            slots = kept.view(self.sentences, -1, *kept.shape[1:])  # (N, H, T·K, d)
+            if self.beams == 1:
+                slots.select(2, first).copy_(newest)
+            else:
+                by_sentence = newest.view(self.sentences, self.beams, *newest.shape[1:]).transpose(1, 2)
+                slots[:, :, first:last].copy_(by_sentence)  # (N, H, K, d)
+            written.append(kept[:, self._first_seen() * self.beams : last])
+        return written[0], written[1]
+
+    def follow(self, parents: torch.Tensor) -> None:
+        """Let hypothesis j of each sentence go on from hypothesis `parents[n, j]`; `(N, K)`."""
+        if self.ancestry is None:
+            return
+        seen = self.ancestry[:, :, : self.length * self.beams]
+        seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[-1])))
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Forget all sentences but those of the given numbers, `(n)`."""
+
+        def kept(states: torch.Tensor) -> torch.Tensor:
+            parted = states.view(self.sentences, -1, *states.shape[1:])  # (N, H, …)
+            return parted.index_select(0, sentences).flatten(0, 1)
+
+        for each in (self.keys, self.values, self.source_keys, self.source_values):
+            each[:] = [kept(states) for states in each]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask.index_select(0, sentences)
+        if self.ancestry is not None:
+            self.ancestry = self.ancestry.index_select(0, sentences)
+        self.sentences = len(sentences)
+
+
+class _Embedding:
+    """Token embeddings, scaled, plus positions (sections 3.4 and 3.5 of the paper)."""
+
+    def __init__(self, stack: Any, dtype: torch.dtype):
+        self.weight = stack.embed_tokens.weight.detach()
+        self.scale = stack.embedding_scale
+        self.norm = _norm(stack.embedding_norm, dtype)
+        self.dtype = dtype
+        self.encode_positions = stack.embed_positions
+        self.known_positions: torch.Tensor | None = None  # (number, D), the encoding of the first ones
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
+        states = F.embedding(tokens, self.weight).to(self.dtype) * self.scale
+        return self.norm(states if self.encode_positions is None else states + self._encoded(positions))
+
+    def _encoded(self, positions: torch.Tensor) -> torch.Tensor:
+        """Look the positions up: to compute sinusoids takes longer than a layer of a small model."""
+        needed, known = int(positions.max()) + 1, self.known_positions
+        if known is None or len(known) < needed:
+            number = max(FIRST_ROOM, 2 * needed)
+            if isinstance(self.encode_positions, nn.Embedding):
+                number = self.encode_positions.num_embeddings
+            if needed > number:
+                raise ValueError(
+                    f"A sequence must have at most {number} tokens (`max_position_embeddings` of learned positions), "
+                    f"but it has {needed} instead."
+                )
+            # A thread that needs fewer must not take them from one that needs more.
+            known = self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
+        return F.embedding(positions, known)
+
+
+class _Attention:
+    """One attention's sizes and packed projections; 1/√d_k stands in the query's weights."""
+
+    def __init__(self, module: HeedAttention, precision: Precision, is_cross_attention: bool):
+        self.d_k, self.d_v = module.d_k, module.d_v
+        self.heads = module.q_proj.out_features // module.d_k
+        self.widths = [self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v]
+        self.rotary = None if is_cross_attention else module.rotary
+        query = _scaled(module.q_proj, module.scaling)
+        projections = [query] if is_cross_attention else [query, *_key_value_projections(module)]
+        self.project = _joined(projections, precision)
+        self.project_output = packed_linear(module.out_proj.weight, module.out_proj.bias, precision)
+
+
+class _Sublayers:
+    """Residual connections around what a layer does (section 3.1)."""
+
+    def __init__(self, layer: Any, names: tuple[str, ...], dtype: torch.dtype):
+        residuals = [getattr(layer, f"{name}_residual") for name in names]
+        self.is_post_norm = residuals[0].is_post_norm
+        self.norms = [_norm(residual.norm, dtype) for residual in residuals]
+
+    def connect(self, states: torch.Tensor, number: int, sublayer: Transformation) -> torch.Tensor:
+        if self.is_post_norm:
+            return self.norms[number](states + sublayer(states))
+        return states + sublayer(self.norms[number](states))
+
+
+class _EncoderLayer:
+    """Self-attention of the source and a feed-forward network, over rows of all sentences."""
+
+    def __init__(self, layer: Any, precision: Precision):
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
+        self.feed_forward = _feed_forward(layer.feed_forward, precision)
+        self.sublayers = _Sublayers(layer, ("self_attn", "feed_forward"), dtype)
+
+    def __call__(
+        self,
+        states: torch.Tensor,
+        shape: torch.Size,
+        mask: torch.Tensor | WindowedMask | None,
+        positions: torch.Tensor,
+    ):
+        """Transform `(N·S, D)` states."""
+
+        def attend(states: torch.Tensor) -> torch.Tensor:
+            attention = self.self_attn
+            parts = attention.project(states).split(attention.widths, dim=-1)
+            query, key, value = (part.view(*shape, attention.heads, -1).transpose(1, 2) for part in parts)
+            if attention.rotary is not None:
+                query, key = attention.rotary(query, positions), attention.rotary(key, positions)
+            if isinstance(mask, WindowedMask):
+                output, _ = neighbourhood_attention(_kernel, None, query, key, value, mask)
+            else:
+                output, _ = _kernel(None, query, key, value, mask)
+            return attention.project_output(output.reshape(len(states), -1))
+
+        states = self.sublayers.connect(states, 0, attend)
+        return self.sublayers.connect(states, 1, self.feed_forward)
+
+
+class _DecoderLayer:
+    """One step of self-attention, attention to the source and a feed-forward network, for R rows."""
+
+    def __init__(self, layer: Any, precision: Precision):
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
+        self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
+        self.feed_forward = _feed_forward(layer.feed_forward, precision)
+        self.sublayers = _Sublayers(layer, ("self_attn", "cross_attn", "feed_forward"), dtype)
+
+    def __call__(self, states: torch.Tensor, state: DecodingState, number: int, mask: torch.Tensor | None):
+        """Transform the `(R, D)` states of the newest tokens."""
+
+        def attend_to_target(states: torch.Tensor) -> torch.Tensor:
+            attention = self.self_attn
+            parts = attention.project(states).split(attention.widths, dim=-1)
+            query, key, value = (part.view(len(states), attention.heads, -1) for part in parts)  # (R, H, d)
+            if attention.rotary is not None:
+                query, key = (
+                    attention.rotary(part[:, :, None], state.position[None])[:, :, 0] for part in (query, key)
+                )
+            keys, values = state.extend(number, key, value)
+            return attention.project_output(_attend(query, keys, values, mask, state))
+
+        def attend_to_source(states: torch.Tensor) -> torch.Tensor:
+            attention = self.cross_attn
+            query = attention.project(states).view(len(states), attention.heads, attention.d_k)
+            keys, values = state.source_keys[number], state.source_values[number]
+            return attention.project_output(_attend(query, keys, values, state.source_mask, state))
+
+        states = self.sublayers.connect(states, 0, attend_to_target)
+        states = self.sublayers.connect(states, 1, attend_to_source)
+        return self.sublayers.connect(states, 2, self.feed_forward)
+
+
+def _kernel(
+    module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, None]:
+    """Attend from `(N, H, S, d_k)` scaled queries, as an attention function of transformers: `(N, S, H, d_v)`."""
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+    return output.transpose(1, 2), None
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, state: DecodingState
+) -> torch.Tensor:
+    """Attend from `(R, H, d_k)` queries to each sentence's `(N·H, length, d)` keys and values: `(R, H·d_v)`."""
+    rows, heads, d_k = query.shape
+    if state.beams > 1:
+        query = query.view(state.sentences, state.beams, heads, d_k).transpose(1, 2)
+    query = query.reshape(state.sentences * heads, state.beams, d_k)
+    scores = torch.bmm(query, keys.transpose(1, 2))  # (N·H, K, length)
+    if mask is not None:
+        scores.view(state.sentences, heads, *scores.shape[1:]).add_(mask)
+    output = torch.bmm(scores.softmax(-1), values)  # (N·H, K, d_v)
+    if state.beams > 1:
+        output = output.view(state.sentences, heads, state.beams, -1).transpose(1, 2)
+    return output.reshape(rows, -1)
+
+
+def _norm(module: nn.Module, dtype: torch.dtype) -> Transformation:
+    """Return a norm over the last dimension."""
+    if isinstance(module, nn.Identity):
+        return lambda states: states
+    norm: Any = module
+    weight, shape, epsilon = norm.weight.detach().to(dtype), norm.weight.shape, norm.eps
+    if isinstance(module, nn.RMSNorm):
+        return lambda states: F.rms_norm(states, shape, weight, epsilon)
+    bias = norm.bias.detach().to(dtype)
+    return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
+
+
+def _feed_forward(module: HeedFeedForward, precision: Precision) -> Transformation:
+    """Return FFN(x) (section 3.3 of the paper)."""
+    is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
+    inner = packed_linear(module.fc1.weight, module.fc1.bias, precision, relu=is_relu)
+    outer = packed_linear(module.fc2.weight, module.fc2.bias, precision)
+    if is_relu:
+        return lambda states: outer(inner(states))
+    if module.fc_gate is None:
+        return lambda states: outer(module.activation(inner(states)))
+    gate = packed_linear(module.fc_gate.weight, module.fc_gate.bias, precision)
+    return lambda states: outer(module.activation(gate(states)) * inner(states))
+
+
+def _scaled(linear: nn.Linear, factor: float) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return linear.weight * factor, None if linear.bias is None else linear.bias * factor
+
+
+def _key_value_projections(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Return weight and bias of the key and the value projection, repeated for the heads that share one."""
+
+    def repeated(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        if parameter is None or module.num_key_value_groups == 1:
+            return parameter
+        by_head = parameter.view(-1, width, *parameter.shape[1:])
+        return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
+
+    pairs: list[Any] = [
+        (repeated(linear.weight, width), repeated(linear.bias, width))
+        for linear, width in ((module.k_proj, module.d_k), (module.v_proj, module.d_v))
+    ]
+    return pairs
+
+
+def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Transformation:
+    """Return one matrix product in place of several of the same input."""
+    weight = torch.cat([weight for weight, _ in projections])
+    biases = [bias for _, bias in projections if bias is not None]
+    return packed_linear(weight, torch.cat(biases) if biases else None, precision)
+
+
+def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
+    """Lay out `(N, S, H·d)` as `(N·H, S, d)`."""
+    return states.view(*states.shape[:2], heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, NEVER)
+
+
+def _source_mask(attention_mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, very low instead of -inf, so that a row of padding stays finite."""
+    if attention_mask is None:
+        return None
+    return _additive(attention_mask.bool(), dtype).clamp(min=torch.finfo(dtype).min)[:, None, None]

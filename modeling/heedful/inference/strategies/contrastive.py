@@ -1,0 +1,211 @@
+"""Contrastive search for `generate(custom_generate=ContrastiveSearch(…))` (Su et al., 2022).
+
+Letters in shape comments: B sentences, k candidates, V target tokens, L target length, D model width.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, check_request, end_tokens, filler
+
+RECORDED = ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
+
+
+@dataclass(frozen=True)
+class ContrastiveSearch:
+    """Contrastive search as a callable for `model.generate(…, custom_generate=ContrastiveSearch(0.6, 4))`.
+
+    Each token is the one of the k most probable with the largest (1 - α) p(v) - α max_j s(h_v, h_j) (equation 5 of
+    *A Contrastive Framework for Neural Text Generation*): probable, yet unlike, by the cosine s of the decoder's last
+    hidden states, all tokens before it. All k candidates are run through the decoder side by side, so a step costs as
+    much as one of a beam of k.
+
+    With `return_dict_in_generate` the result is a `GenerateEncoderDecoderOutput`; its `scores` are the processed
+    logits, before the penalty.
+
+    Args:
+        penalty_alpha: α from 0 (greedy search) to 1. `None` takes generate()'s `penalty_alpha`.
+        top_k: Number of candidates. `None` takes generate()'s `top_k`.
+
+    Raises:
+        ValueError: When called, for a setting out of range or that cannot be combined.
+
+    """
+
+    penalty_alpha: float | None = None
+    top_k: int | None = None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode; called by `generate()`.
+
+        Args:
+            model: The model whose `generate()` was called.
+            input_ids: `(B, L)` decoder prompts.
+            logits_processor: Applied to the logits of the next token, before candidates are taken.
+            stopping_criteria: End a sentence.
+            generation_config: With all settings.
+            model_kwargs: The encoded source, its mask and the cache.
+
+        Returns:
+            `(B, L)` tokens, or a `GenerateEncoderDecoderOutput`.
+
+        """
+        check_request("ContrastiveSearch", model, generation_config, model_kwargs, BEAM_MODES)
+        self._check_cache(model_kwargs)
+        alpha, k = self._resolve(generation_config, model.get_output_embeddings().weight.shape[0])
+        # A copy, for the helper expands it in place and it may be the user's.
+        model_kwargs["encoder_outputs"] = copy.copy(model_kwargs["encoder_outputs"])
+        tokens, model_kwargs = model._expand_inputs_for_generation(
+            expand_size=k, is_encoder_decoder=True, input_ids=input_ids, **model_kwargs
+        )  # (B * k, L)
+        steps = ModelSteps(model, model_kwargs | {"output_hidden_states": True})
+        outputs = steps.next(tokens)
+        context = outputs.decoder_hidden_states[-1].view(len(input_ids), k, input_ids.shape[1], -1)[:, 0]  # (B, L, D)
+        is_context = self._prompt_mask(input_ids, model_kwargs, k)
+        recorded: dict[str, list[Any]] = {name: [] for name in RECORDED}
+        going = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        sentences = torch.arange(len(input_ids), device=input_ids.device)
+        while going.any():
+            logits = outputs.logits[::k, -1].to(input_ids.device, torch.float32, copy=True)  # (B, V)
+            scores = logits_processor(input_ids, logits.clone())
+            _record(recorded, generation_config, scores, logits, outputs)
+            probabilities, candidates = scores.softmax(-1).topk(k)  # (B, k)
+            outputs = steps.next(torch.cat([tokens, candidates.view(-1, 1)], 1))
+            states = outputs.decoder_hidden_states[-1][:, -1].view(len(sentences), k, -1)  # (B, k, D)
+            chosen = choose(probabilities, states, context, is_context, alpha)  # (B)
+            newest = candidates[sentences, chosen]
+            if end_tokens(generation_config):
+                newest = newest.masked_fill(~going, filler(generation_config))
+            input_ids = torch.cat([input_ids, newest[:, None]], 1)
+            context = torch.cat([context, states[sentences, chosen][:, None]], 1)
+            is_context = torch.cat([is_context, torch.ones_like(is_context[:, :1])], 1)
+            going = going & ~stopping_criteria(input_ids, tuple(recorded["scores"]) or None)
+            # The chosen candidate's row becomes all k rows of its sentence, cache and logits included.
+            rows = (sentences * k + chosen).repeat_interleave(k)
+            steps.reorder(rows)
+            outputs = _rows_of(outputs, rows)
+            tokens = input_ids.repeat_interleave(k, 0)
+        return _result(generation_config, input_ids, recorded, steps.model_kwargs)
+
+    def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
+        given = getattr(config, "penalty_alpha", None)
+        if given is not None and self.penalty_alpha not in (None, given):
+            raise ValueError(
+                f"`penalty_alpha` must be given once, but is {self.penalty_alpha} in ContrastiveSearch and {given} in"
+                " generate()."
+            )
+        alpha = given if self.penalty_alpha is None else self.penalty_alpha
+        if alpha is None or not 0 <= alpha <= 1:
+            raise ValueError(f"`penalty_alpha` must be between 0 and 1, but is {alpha} instead.")
+        k = config.top_k if self.top_k is None else self.top_k
+        if not k or not 1 <= k <= vocabulary:
+            raise ValueError(f"`top_k` must be between 1 and the {vocabulary} target tokens, but is {k} instead.")
+        for name, wanted in {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}.items():
+            value = getattr(config, name)
+            if value not in (None, wanted):
+                raise ValueError(f"`{name}` must be {wanted} with ContrastiveSearch, but is {value} instead.")
+        return alpha, k
+
+    def _check_cache(self, model_kwargs: dict[str, Any]) -> None:
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None and cache.is_compileable:
+            # It is one token short: candidates for the last token are run through the decoder too.
+            raise ValueError(
+                "`cache_implementation` must be None or 'dynamic' with ContrastiveSearch, but the cache is static"
+                " instead."
+            )
+
+    def _prompt_mask(self, prompt: torch.Tensor, model_kwargs: dict[str, Any], k: int) -> torch.Tensor:
+        mask = model_kwargs.get("decoder_attention_mask")
+        return torch.ones_like(prompt, dtype=torch.bool) if mask is None else mask[::k].bool().to(prompt.device)
+
+
+def choose(
+    probabilities: torch.Tensor,
+    states: torch.Tensor,
+    context: torch.Tensor,
+    is_context: torch.Tensor,
+    alpha: float,
+) -> torch.Tensor:
+    """Return which of k candidates has the largest (1 - α) p(v) - α max_j s(h_v, h_j) (Su et al., 2022, equation 5).
+
+    Args:
+        probabilities: `(B, k)`.
+        states: `(B, k, D)` last hidden state of each candidate.
+        context: `(B, L, D)` last hidden states of the tokens before.
+        is_context: `(B, L)`, False at padding.
+        alpha: Weight of the penalty, from 0 to 1.
+
+    Returns:
+        `(B)` numbers of candidates.
+
+    """
+    similarities = torch.nn.functional.cosine_similarity(
+        states[:, :, None].float(), context[:, None].float(), dim=-1
+    )  # (B, k, L)
+    worst = similarities.masked_fill(~is_context[:, None], -1.0).amax(-1).to(probabilities.device)
+    # A candidate that processors forbid has probability 0 and may not win by being unlike the rest.
+    values = ((1 - alpha) * probabilities - alpha * worst).masked_fill(probabilities == 0, float("-inf"))
+    return values.argmax(-1)
+
+
+def _rows_of(outputs: Any, rows: torch.Tensor) -> Any:
+    """Return logits, attention weights and hidden states of these rows."""
+
+    def taken(value: Any) -> Any:
+        return tuple(layer[rows.to(layer.device)] for layer in value) if value else value
+
+    from transformers.modeling_outputs import Seq2SeqLMOutput
+
+    return Seq2SeqLMOutput(
+        logits=outputs.logits[rows.to(outputs.logits.device)],
+        decoder_hidden_states=taken(outputs.decoder_hidden_states),
+        decoder_attentions=taken(outputs.get("decoder_attentions")),
+        cross_attentions=taken(outputs.get("cross_attentions")),
+    )
+
+
+def _record(recorded: dict[str, list[Any]], config: Any, scores: Any, logits: Any, outputs: Any) -> None:
+    if not config.return_dict_in_generate:
+        return
+    k = len(outputs.logits) // len(logits)
+    if config.output_scores:
+        recorded["scores"].append(scores)
+    if config.output_logits:
+        recorded["logits"].append(logits)
+    wanted = {"decoder_attentions": config.output_attentions, "cross_attentions": config.output_attentions}
+    for name, is_wanted in (wanted | {"decoder_hidden_states": config.output_hidden_states}).items():
+        if is_wanted and outputs.get(name):  # a recurrent decoder has no self-attention
+            recorded[name].append(tuple(layer[::k] for layer in outputs[name]))
+
+
+def _result(config: Any, tokens: Any, recorded: dict[str, list[Any]], model_kwargs: dict[str, Any]) -> Any:
+    if not config.return_dict_in_generate:
+        return tokens
+    from transformers.generation.utils import GenerateEncoderDecoderOutput
+
+    k = len(model_kwargs["encoder_outputs"][0]) // len(tokens)
+
+    def encoder_states(name: str) -> Any:
+        layers = model_kwargs["encoder_outputs"].get(name)
+        # Only tensors are expanded to k rows by `generate()`'s helper, tuples of layers are not.
+        return layers and tuple(layer if len(layer) == len(tokens) else layer[::k] for layer in layers)
+
+    return GenerateEncoderDecoderOutput(
+        sequences=tokens,
+        **{name: tuple(entries) or None for name, entries in recorded.items()},
+        encoder_attentions=encoder_states("attentions") if config.output_attentions else None,
+        encoder_hidden_states=encoder_states("hidden_states") if config.output_hidden_states else None,
+        past_key_values=None,  # it holds k rows a sentence
+    )

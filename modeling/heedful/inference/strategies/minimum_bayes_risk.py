@@ -1,0 +1,182 @@
+"""Minimum Bayes risk decoding for `generate(custom_generate=MinimumBayesRisk(tokenizer))`.
+
+Letters in shape comments: B sentences, N candidates of a sentence, L target length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers.utils import ModelOutput
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler
+
+Utility = Callable[[str, str], float]
+
+
+@dataclass
+class MinimumBayesRiskOutput(ModelOutput):
+    """What `generate(return_dict_in_generate=True)` returns with `MinimumBayesRisk`.
+
+    Attributes:
+        sequences: `(B * keep, L)` chosen sequences, the best of a sentence first.
+        sequences_scores: `(B * keep)` expected utilities.
+        candidate_sequences: `(B * N, L)` all candidates.
+        utilities: `(B, N)` expected utility of every candidate.
+        candidates: What the candidates' strategy returned, with its scores.
+
+    """
+
+    sequences: torch.Tensor | None = None
+    sequences_scores: torch.Tensor | None = None
+    candidate_sequences: torch.Tensor | None = None
+    utilities: torch.Tensor | None = None
+    candidates: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class MinimumBayesRisk:
+    """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
+
+    The candidates are the sequences that `generate()` would return by its other settings: N samples with
+    `do_sample=True, num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those
+    of another strategy. Each is compared to all of them, itself included, as if they were references; the one with
+    the highest mean utility is returned. Candidates of the same text count as often as they occur.
+
+    Args:
+        tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
+        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own
+            sampling or beam search.
+        utility: What a hypothesis is worth if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from
+            0 to 100), as Eikema and Aziz (2022) use, which needs sacrebleu.
+        keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
+
+    Raises:
+        ValueError: When called, if there are fewer than two candidates for a sentence, or fewer than `keep`, or a
+            setting would not be read.
+        ImportError: When sacrebleu is needed and missing.
+
+    """
+
+    tokenizer: Any = field(repr=False)
+    candidates: Callable[..., Any] | None = None
+    utility: Utility | None = None
+    keep: int = 1
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        inputs_tensor: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Find candidates and choose among them; called by `generate()`.
+
+        Args:
+            model: The model whose `generate()` was called.
+            input_ids: Decoder prompts.
+            logits_processor: For the candidates.
+            stopping_criteria: For the candidates.
+            generation_config: For the candidates; `num_return_sequences` is N.
+            inputs_tensor: `(B, S)` source tokens.
+            model_kwargs: The encoded source, its mask and the cache.
+
+        Returns:
+            `(B * keep, L)` tokens, or a `MinimumBayesRiskOutput`.
+
+        """
+        count = generation_config.num_return_sequences or 1
+        if count < 2:
+            raise ValueError(
+                f"`num_return_sequences` must be at least 2 with MinimumBayesRisk, which chooses among as many"
+                f" candidates, but is {count} instead."
+            )
+        if not 1 <= self.keep <= count:
+            raise ValueError(
+                f"`keep` must be at least 1 and at most `num_return_sequences` ({count}), but is {self.keep} instead."
+            )
+        if not (isinstance(self.tokenizer, TokenizerPair) or hasattr(self.tokenizer, "batch_decode")):
+            raise ValueError(
+                "`tokenizer` must be a TokenizerPair or a tokenizer of transformers, "
+                f"but is {self.tokenizer!r} instead."
+            )
+        for name in ("utility", "candidates"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ValueError(f"`{name}` must be a function or None, but is {value!r} instead.")
+        # Another strategy looks at these itself.
+        unread = (*BEAM_MODES, "penalty_alpha") if self.candidates is None else ()
+        check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
+        utility = self.utility or character_f_score()
+        call = {
+            **{"logits_processor": logits_processor, "stopping_criteria": stopping_criteria},
+            **{"generation_config": generation_config, **model_kwargs},
+        }
+        if self.candidates is not None:
+            found = self.candidates(model, input_ids, inputs_tensor=inputs_tensor, **call)
+        elif (generation_config.num_beams or 1) > 1:
+            found = type(model)._beam_search(model, input_ids, **call)
+        else:
+            found = type(model)._sample(model, input_ids, **call)
+        sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
+        prompt_length = input_ids.shape[1]
+        texts = self._decode(sequences[:, prompt_length:])
+        batches = [texts[start : start + count] for start in range(0, len(texts), count)]
+        utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
+        chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
+        places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
+        best = _cropped(sequences[places.to(sequences.device)], prompt_length, filler(generation_config))
+        if not generation_config.return_dict_in_generate:
+            return best
+        scores = utilities.flatten()[places]
+        return MinimumBayesRiskOutput(best, scores, sequences, utilities, found)
+
+    def _decode(self, tokens: torch.Tensor) -> list[str]:
+        if isinstance(self.tokenizer, TokenizerPair):
+            return self.tokenizer.decode_target(tokens)
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+
+def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
+    """Return the mean utility of each text with every text, itself included, as the reference."""
+    remembered = lru_cache(maxsize=None)(utility)  # samples repeat
+    return [sum(remembered(text, reference) for reference in texts) / len(texts) for text in texts]
+
+
+def character_f_score() -> Utility:
+    """Return sacrebleu's sentence chrF as a utility."""
+    try:
+        from sacrebleu.metrics import CHRF
+    except ImportError as error:
+        raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install 'heedful[train]'") from error
+    metric = CHRF()
+
+    def score(hypothesis: str, reference: str) -> float:
+        return metric.sentence_score(hypothesis, [reference]).score
+
+    return score
+
+
+def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
+    """Return the places of the best candidates: of each text its first, then, if too few, the others."""
+    order = sorted(range(len(texts)), key=lambda place: -utilities[place])
+    seen: set[str] = set()
+    first: list[int] = []
+    others: list[int] = []
+    for place in order:
+        (others if texts[place] in seen else first).append(place)
+        seen.add(texts[place])
+    return (first + others)[:keep]
+
+
+def _cropped(sequences: torch.Tensor, prompt_length: int, fill: int) -> torch.Tensor:
+    """Cut off columns at the end in which nothing but padding is left."""
+    used = (sequences != fill).any(0).nonzero().flatten()
+    longest = max(prompt_length, int(used.max()) + 1 if len(used) else 0)
+    return sequences[:, :longest]

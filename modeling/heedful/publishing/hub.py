@@ -1,0 +1,165 @@
+"""A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
+from heedful.inference.loading import WEIGHT_FILES, first_line, load_model
+from heedful.publishing.model_card import with_repository
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+# What may lie beside a model and is nobody's business on the Hub.
+PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.out.*", "*.log", "log.jsonl", "*.tmp"]
+PRIVATE_FILES += ["__pycache__/*", ".*", "*/.*"]
+# What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
+REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]
+REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Where a pushed model is found.
+
+    Attributes:
+        repository: Its id, `name/model`.
+        commit: The commit's id: `from_pretrained(repository, revision=commit)` loads exactly what was pushed.
+        url: The address of the commit.
+    """
+
+    repository: str
+    commit: str
+    url: str
+
+
+def push(
+    folder: str | Path,
+    repository: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    message: str | None = None,
+    token: str | None = None,
+) -> Pushed:
+    """Push a model's folder to the Hub in one commit, after a look whether it can be loaded from there.
+
+    The repository's id is written into the card's code, in the folder too.
+
+    Args:
+        folder: A local folder with config.json, weights, code, tokenizers and the card README.md, as `heedful train`
+            leaves it.
+        repository: Its id on the Hub, `name/model`; made if it does not exist.
+        private: Whether a repository that is made is private; None takes the owner's default.
+        revision: Branch, made if it does not exist; None is the main branch.
+        message: Of the commit.
+        token: Of the Hub; by default the one that `hf auth login` left, or the variable HF_TOKEN.
+
+    Raises:
+        FileNotFoundError: When the folder lacks a file that others would need; the message names it.
+        ValueError: When weights, tokenizers, config or card cannot be used.
+    """
+    from huggingface_hub import HfApi
+
+    folder = Path(folder)
+    check_folder(folder)
+    api = HfApi(token=token)
+    name = api.create_repo(repository, private=private, exist_ok=True).repo_id
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(with_repository(card, name), encoding="utf-8")
+    if revision is not None:
+        api.create_branch(name, branch=revision, exist_ok=True)
+    commit = api.upload_folder(
+        repo_id=name,
+        folder_path=folder,
+        revision=revision,
+        commit_message=message or "Upload model, tokenizers and card with Heedful",
+        ignore_patterns=PRIVATE_FILES,
+        delete_patterns=REPLACED_FILES,
+    )
+    return Pushed(name, commit.oid, commit.commit_url)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder holds all that it takes to load its model elsewhere.
+
+    Raises:
+        FileNotFoundError: When a file is missing; the message names it.
+        ValueError: When weights, tokenizers, config or card cannot be used.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.is_file() else "does not exist"
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
+    for name in ("config.json", "README.md"):
+        if not (folder / name).is_file():
+            told = " (`heedful.publishing.model_card` writes one)" if name == "README.md" else ""
+            raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
+    _check_weights(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for file in sorted(_code_files(config)):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(
+                f"{folder} must hold {file}, which its config.json names, but does not: save the model again with"
+                " `save_pretrained` where Heedful is imported."
+            )
+    tokenizers = TokenizerPair.from_pretrained(folder)
+    tokenizers.check_config(load_model(folder).config)
+    read_card(folder / "README.md")
+
+
+def read_card(path: Path) -> "ModelCard":
+    """Read a model card and check its metadata as far as that goes without asking the Hub.
+
+    Returns:
+        The card; `card.data` has the metadata, `card.data.eval_results` the scores.
+
+    Raises:
+        ValueError: When the metadata is missing or malformed, or lacks the license, the language or the library,
+            by which the Hub files a model.
+    """
+    from huggingface_hub import ModelCard
+
+    try:
+        card = ModelCard.load(path, ignore_metadata_errors=False)
+        # The Hub gets what is written, so what is written must say what was read.
+        again = type(card)(f"---\n{card.data.to_yaml()}\n---\n").data
+    except Exception as error:  # of YAML, of jinja, or of huggingface_hub, as the mistake has it
+        raise ValueError(f"The metadata of {path} must be that of a model card: {first_line(error)}") from error
+    if again.to_dict() != card.data.to_dict():
+        raise ValueError(f"The metadata of {path} must survive being written and read, but does not.")
+    facts = card.data.to_dict()
+    for name in ("license", "language", "library_name"):
+        if not facts.get(name):
+            raise ValueError(f"The metadata of {path} must have `{name}`, but has not.")
+    return card
+
+
+def _check_weights(folder: Path) -> None:
+    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} must hold the weights of a model, but has none of {', '.join(WEIGHT_FILES)}."
+        )
+    for path in found:
+        if path.suffix == ".json":
+            for shard in sorted(set(_weight_map(path).values())):
+                if not (folder / shard).is_file():
+                    raise FileNotFoundError(f"{folder} must hold {shard}, which {path.name} names, but does not.")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Read in which file each weight lies."""
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} must have a `weight_map`, but cannot be read: {first_line(error)}") from error
+
+
+def _code_files(config: dict[str, Any]) -> set[str]:
+    """Return the files of code that a config.json names."""
+    references = [*config.get("auto_map", {}).values()]
+    references += [task["impl"] for task in config.get("custom_pipelines", {}).values()]
+    # One with "--" lies in another repository.
+    return {f"{reference.split('.')[0]}.py" for reference in references if "--" not in reference}

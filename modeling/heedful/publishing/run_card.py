@@ -1,0 +1,131 @@
+"""The facts of a finished run, for the card of the model it made."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from heedful.inference.translation import Translator
+from heedful.publishing.model_card import LANGUAGE_CODE, RunFacts, write_model_card
+from heedful.training.recipe import Recipe
+from heedful.training.run import RunResult
+
+UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
+BUILTIN_LICENSE = "apache-2.0"
+
+
+def write_run_card(result: RunResult) -> Path:
+    """Write the card of a run's published model into its folder.
+
+    Args:
+        result: What `heedful.training.run.train` returned.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ValueError: If a fact is impossible; the message names it.
+    """
+    return write_model_card(result.folder, facts_of(result))
+
+
+def facts_of(result: RunResult) -> RunFacts:
+    """Collect what the card tells from the run itself and from what its recipe says for the card."""
+    recipe, corpus = result.recipe, result.corpus
+    scores = {
+        name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
+        for name, values in result.metrics.items()
+        if "count" in values
+    }
+    example = corpus.validation_pairs[0]["source"]
+    translator = Translator.from_pretrained(result.folder)
+    language = corpus.languages[0] if corpus.languages else None
+    translation = translator.translate([example], target_language=language)[0][0].text
+    optional: dict[str, Any] = {}
+    if recipe.card.intended_use:
+        optional["intended_use"] = recipe.card.intended_use
+    if recipe.card.limits:
+        optional["limits"] = [recipe.card.limits]
+    trained = corpus.pairs if corpus.pairs is not None else corpus.report.kept
+    return RunFacts(
+        name=recipe.name,
+        source_language=_code(recipe.card.source_language or recipe.data.source),
+        target_language=_code(recipe.card.target_language or recipe.data.target),
+        license=recipe.card.license or (BUILTIN_LICENSE if _is_builtin(recipe) else "unknown"),
+        datasets=[recipe.card.dataset or str(recipe.data.train)],
+        pairs={
+            "train": trained,
+            "validation": len(corpus.validation_pairs),
+            **{name: values["count"] for name, values in scores.items() if name != "validation"},
+        },
+        cleaning=corpus.report.to_dict(),
+        parameters=result.parameters,
+        architecture=_architecture(translator.model.config),
+        vocabulary=_vocabulary(recipe, translator),
+        joint_vocabulary=corpus.tokenizers.is_joint,
+        recipe=_without_empty(asdict(recipe)),
+        updates=result.progress.update,
+        target_tokens=result.progress.target_tokens,
+        seconds=result.progress.seconds,
+        hardware=result.hardware,
+        scores=scores,
+        validation_loss=result.metrics["validation"]["loss"],
+        versions={name: version(name) for name in ("heedful", "transformers", "torch")},
+        example_source=example,
+        example_translation=translation,
+        example_language=language,
+        **optional,
+    )
+
+
+def _code(language: str) -> str:
+    return language if LANGUAGE_CODE.fullmatch(language) else UNDETERMINED
+
+
+def _is_builtin(recipe: Recipe) -> bool:
+    return "builtin:" in recipe.data.train
+
+
+def _architecture(config) -> str:
+    if config.model_type == "heed_rnn":
+        return _recurrent_architecture(config)
+    return (
+        f"Transformer encoder-decoder ({config.encoder_layers} + {config.decoder_layers} layers, "
+        f"d_model {config.d_model}, {config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
+        f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
+        f"{config.position_encoding} positions)"
+    )
+
+
+def _recurrent_architecture(config) -> str:
+    extras = {
+        "bidirectional encoder": config.bidirectional,
+        "source read from its end": config.reverse_source,
+        "input feeding": config.input_feeding,
+    }
+    attention = "no attention" if config.attention == "none" else f"{config.attention} attention"
+    return (
+        f"Recurrent encoder-decoder ({config.encoder_layers} + {config.decoder_layers} {config.cell} layers, "
+        f"hidden size {config.hidden_size}, embeddings of {config.embedding_size}, {attention}"
+        + "".join(f", {name}" for name, is_on in extras.items() if is_on)
+        + f", {config.bridge} bridge)"
+    )
+
+
+def _vocabulary(recipe: Recipe, translator: Translator) -> str:
+    kind = {"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"}
+    tokenizers = translator.tokenizers
+    pieces = kind[recipe.tokenizer.algorithm] if recipe.tokenizer.path is None else "pieces of a given tokenizer"
+    if tokenizers.is_joint:
+        return f"{len(tokenizers.source):,} {pieces} for both sides"
+    return f"{len(tokenizers.source):,} {pieces} for the source, {len(tokenizers.target):,} for the target"
+
+
+def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what says nothing: empty keys, and where the run's files lay."""
+    kept = {}
+    for name, value in tree.items():
+        value = _without_empty(value) if isinstance(value, dict) else value
+        if value not in (None, {}, [], "") and name not in ("card", "output", "folder", "resume", "overwrite"):
+            kept[name] = value
+    return kept

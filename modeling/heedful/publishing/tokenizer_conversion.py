@@ -1,0 +1,261 @@
+"""The tokenizers of a converted model: the same ids for the same text, as `TokenizerPair` wants them.
+
+Tokenizers of the `tokenizers` library (BART, mBART, NLLB) become plain `PreTrainedTokenizerFast` files. Those that
+only sentencepiece gives exactly (Marian, M2M100) stay what they are.
+
+Three things are Heed's own. The token with which the decoder starts is called `bos_token`. Rows of the embeddings
+without a token get one that no text can hold, for model and tokenizer must have one size. What looks like a special
+token inside a sentence is text.
+"""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from heedful.data.tokenization import TokenizerPair
+
+if TYPE_CHECKING:
+    from heedful.configuration_heed import HeedConfig
+
+# With one of these, a folder has a tokenizer.
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "sentencepiece.bpe.model", "source.spm")
+# They name the target's language by the decoder's start token; the others by the first token after it.
+LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
+# Compared, together with sentences made of the vocabulary itself.
+TEXTS = (
+    "",
+    "Good morning!",
+    "The committee agreed that prices would rise by 4.5 % (or €12.80) a year.",
+    "  two  spaces,\ta tab, x² ≤ ½ and ﬁve ﬂags  ",
+    "Größere Straßen führen über Köln nach Brüssel; „ça va“, dit-elle.",
+    "안녕하세요, 오늘은 날씨가 참 좋네요.",
+    "В лесу родилась ёлочка.",
+    "我们明天上午九点开会。",
+    "कल 🙂 كيف حالك",
+)
+RANDOM_TEXTS = 200
+
+
+class ConvertedTokenizers(NamedTuple):
+    """What became of a checkpoint's tokenizer.
+
+    Attributes:
+        pair: The tokenizers, or None where the source has none.
+        settings: What the generation config must say.
+        notes: What a user should know, a sentence each.
+        languages: Of source and target, as the tokenizer names them; empty where it names none.
+
+    """
+
+    pair: TokenizerPair | None
+    settings: dict[str, Any]
+    notes: list[str]
+    languages: tuple[str, ...] = ()
+
+
+def convert_tokenizers(
+    source: str, config: "HeedConfig", source_language: str | None = None, target_language: str | None = None
+) -> ConvertedTokenizers:
+    """Return the tokenizers of a checkpoint for its converted model, and fit the model's config to them.
+
+    Args:
+        source: A folder, or the name of a repository on the Hub.
+        config: Of the converted model; its special ids and, where a language decides on it, the decoder's start are
+            set here.
+        source_language: As `heedful.publishing.conversion.convert` takes it.
+        target_language: Likewise.
+
+    Raises:
+        ValueError: If a language is unknown or missing, or the tokenizer does not fit the model.
+        ImportError: If the tokenizer needs sentencepiece, which is not installed.
+
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = _load(source)
+    if tokenizer is None:
+        if source_language or target_language:
+            raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
+        return ConvertedTokenizers(None, {}, ["The source has no tokenizer: the folder has none either."])
+    settings = _choose_languages(tokenizer, config, source_language, target_language)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"The tokenizer in {source} must have at most {config.vocab_size} tokens, the model's `vocab_size`, "
+            f"but has {len(tokenizer)} instead."
+        )
+    start = config.decoder_start_token_id
+    bos = None if start == tokenizer.pad_token_id else tokenizer.convert_ids_to_tokens(start)
+    notes = []
+    pair = _fast_pair(tokenizer, config, bos) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
+    if pair is None:
+        pair = _kept_pair(tokenizer, source, config, bos)
+        notes.append(f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.")
+    config.bos_token_id = pair.special_ids()["bos_token_id"]
+    pair.check_config(config)
+    languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
+    return ConvertedTokenizers(pair, settings, notes, languages)
+
+
+def _load(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except ImportError as error:
+        raise ImportError(
+            f"The tokenizer in {source} needs sentencepiece, which is not installed: pip install 'heedful[convert]'."
+        ) from error
+
+
+def _choose_languages(
+    tokenizer: Any, config: "HeedConfig", source_language: str | None, target_language: str | None
+) -> dict[str, Any]:
+    """Set a tokenizer's languages; return what the generation config must say about the target's."""
+    chosen = {"source_language": source_language, "target_language": target_language}
+    if not hasattr(tokenizer, "src_lang"):
+        for name, language in chosen.items():
+            if language is not None:
+                raise ValueError(
+                    f"`{name}` must be None for a {type(tokenizer).__name__}, which writes no language into a "
+                    f"sentence, but is {language!r} instead."
+                )
+        return {}
+    chosen = {"source_language": source_language or tokenizer.src_lang, "target_language": target_language}
+    chosen["target_language"] = target_language or tokenizer.tgt_lang
+    tokens = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's "en" is `__en__`
+    if tokens is None:
+        special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+        tokens = {token: token for token in special if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)}
+    for name, language in chosen.items():
+        if language not in tokens:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(sorted(tokens))}, but is {language!r} instead: the tokenizer "
+                "writes a language into each sentence, and a converted folder has one direction."
+            )
+    tokenizer.src_lang, tokenizer.tgt_lang = chosen["source_language"], chosen["target_language"]
+    language_id = tokenizer.convert_tokens_to_ids(tokens[chosen["target_language"]])
+    if language_id >= config.vocab_size:
+        raise ValueError(
+            f"The tokenizer's id of {chosen['target_language']} must be below {config.vocab_size}, the model's "
+            f"`vocab_size`, but is {language_id} instead."
+        )
+    if type(tokenizer).__name__ in LANGUAGE_IN_START:
+        config.decoder_start_token_id = language_id
+        return {"decoder_start_token_id": language_id}
+    return {"forced_bos_token_id": language_id}
+
+
+def _fast_pair(tokenizer: Any, config: "HeedConfig", bos: str | None) -> TokenizerPair | None:
+    """Return plain fast tokenizers that give the same ids, or None where they do not."""
+    source = target = _plain_fast(tokenizer, config.vocab_size, bos)
+    if getattr(tokenizer, "src_lang", None) is not None:
+        tokenizer._switch_to_target_mode()
+        target = _plain_fast(tokenizer, config.vocab_size, bos)
+        tokenizer._switch_to_input_mode()
+    pair = TokenizerPair(source, target)
+    texts = _comparison_texts(tokenizer)
+    is_same = pair.encode_source(texts) == tokenizer(texts)["input_ids"]
+    is_same = is_same and pair.encode_target(texts) == tokenizer(text_target=texts)["input_ids"]
+    return pair if is_same else None
+
+
+def _plain_fast(tokenizer: Any, size: int, bos: str | None) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["truncation"] = state["padding"] = None
+    if state["model"]["type"] == "Unigram":
+        state["pre_tokenizer"] = _without_special_pieces(state["pre_tokenizer"], tokenizer.all_special_tokens)
+    names = {name: getattr(tokenizer, f"{name}_token") for name in ("pad", "eos", "unk", "sep", "cls", "mask")}
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        bos_token=bos,
+        **{f"{name}_token": token for name, token in names.items() if token is not None},
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    _fill_up(plain, size)
+    return plain
+
+
+def _without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
+    """Return a pre-tokenizer that cuts what looks like a special token: Unigram has them among its pieces."""
+    cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
+    cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}
+    steps = [pre_tokenizer] if pre_tokenizer else []
+    return {"type": "Sequence", "pretokenizers": [*steps, cut]}
+
+
+def _kept_pair(tokenizer: Any, source: str, config: "HeedConfig", bos: str | None) -> TokenizerPair:
+    """Return tokenizers of the same class, with the additions that Heedful needs."""
+    # M2M100's class numbers its languages after the vocabulary, but need not count them among its tokens.
+    languages = list(getattr(tokenizer, "lang_token_to_id", ()))
+    _add_special(tokenizer, [token for token in languages if token not in tokenizer.added_tokens_encoder])
+    if not getattr(tokenizer, "separate_vocabs", False):
+        _settle(tokenizer, config.vocab_size, bos)
+        return TokenizerPair(tokenizer, tokenizer)
+    # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows one alone.
+    sides = []
+    sizes: Any = config.vocab_size, config.decoder_vocab_size
+    for vocabulary, pieces, size in (
+        (tokenizer.encoder, tokenizer.spm_files[0], sizes[0]),
+        (tokenizer.target_encoder, tokenizer.spm_files[1], sizes[1]),
+    ):
+        side = _one_sided(tokenizer, vocabulary, pieces)
+        if len(side) > size:
+            raise ValueError(
+                f"A tokenizer in {source} must have at most {size} tokens, as the model, but has {len(side)} instead."
+            )
+        _settle(side, size, bos)
+        sides.append(side)
+    return TokenizerPair(*sides)
+
+
+def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work) / "vocab.json"
+        path.write_text(json.dumps(vocabulary), encoding="utf-8")
+        names = {f"{name}_token": str(getattr(tokenizer, f"{name}_token")) for name in ("pad", "eos", "unk")}
+        return type(tokenizer)(
+            source_spm=pieces, target_spm=pieces, vocab=str(path), model_max_length=tokenizer.model_max_length, **names
+        )
+
+
+def _settle(tokenizer: Any, size: int | None, bos: str | None) -> None:
+    tokenizer.bos_token = bos
+    tokenizer.init_kwargs["bos_token"] = bos
+    tokenizer.split_special_tokens = True
+    tokenizer.init_kwargs["split_special_tokens"] = True
+    _fill_up(tokenizer, size or len(tokenizer))
+
+
+def _fill_up(tokenizer: Any, size: int) -> None:
+    """Give every row of the embeddings a token."""
+    _add_special(tokenizer, [f"<unused_{number}>" for number in range(size - len(tokenizer))])
+
+
+def _add_special(tokenizer: Any, tokens: list[str]) -> None:
+    from tokenizers import AddedToken
+
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
+
+
+def _comparison_texts(tokenizer: Any) -> list[str]:
+    """Return texts of several scripts and random ones of the tokenizer's own pieces, none with a special token."""
+    generator = random.Random(0)
+    special = set(tokenizer.all_special_tokens) | {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    pieces = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])]
+    pieces = [piece for piece in pieces if piece not in special]
+    rows = [generator.choices(pieces, k=generator.randint(1, 30)) for _ in range(RANDOM_TEXTS)]
+    texts = [*TEXTS, *(tokenizer.convert_tokens_to_string(row) for row in rows)]
+    return [text for text in texts if not any(token in text for token in special)]

@@ -1,0 +1,153 @@
+"""One small call that trains a model for a study, or finds it trained."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.files import write_text
+from heedful.training.recipe import Recipe, read_recipe
+
+if TYPE_CHECKING:
+    from heedful.inference.translation import Translator
+
+logger = logging.getLogger(__name__)
+
+SHARED_RECIPE = Path(__file__).with_name("recipe.yaml")
+SUMMARY = "training.json"  # written last: where it lies, the training has ended
+WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
+
+
+@dataclass
+class Training:
+    """A finished training.
+
+    Attributes:
+        name: What the study calls it.
+        changes: Keys that differ from the shared recipe, with dots, and their values.
+        folder: The run's folder, with `log.jsonl` and `model/`.
+        updates: Optimizer steps.
+        target_tokens: Target tokens seen.
+        parameters: Number of the model's parameters, tied ones once.
+        seconds: Time the updates took on the machine it ran on.
+        metrics: Loss and perplexity on `validation`, and the scores of each test set.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    folder: Path
+    updates: int
+    target_tokens: int
+    parameters: int
+    seconds: float
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def curve(self, name: str = "validation/loss") -> list[tuple[int, float]]:
+        """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
+
+        The validation loss ends with that of the published weights.
+
+        Raises:
+            ValueError: If the log has no such value.
+        """
+        log = self.folder / "log.jsonl"
+        text = log.read_text(encoding="utf-8") if log.is_file() else ""  # of so few updates that none was told
+        lines = [json.loads(line) for line in text.splitlines()]
+        points = {line["update"]: line[name] for line in lines if name in line}
+        if name == "validation/loss":
+            points[self.updates] = self.metrics["validation"]["loss"]
+        if not points:
+            raise ValueError(f"`name` must be a value that the log of {self.folder} has, but is {name!r} instead.")
+        return sorted(points.items())
+
+    def translator(self) -> "Translator":
+        """Load the model and its tokenizers, on the CPU."""
+        from heedful.inference.translation import Translator
+
+        return Translator.from_pretrained(self.folder / "model", device="cpu")
+
+
+def study_recipe(changes: dict[str, Any]) -> Recipe:
+    """Return the shared recipe with changes.
+
+    Args:
+        changes: Such as `{"model.options.position_encoding": "none", "optimization.max_updates": 100}`.
+
+    Raises:
+        ValueError: If a key is unknown or its value of another type.
+    """
+    return read_recipe(SHARED_RECIPE, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+
+
+def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
+    """Train a model by the shared recipe with changes, go on with it, or return it if it has been trained.
+
+    Args:
+        name: What the study calls it.
+        changes: As in `study_recipe`.
+        folder: Where trainings lie, each in a folder named by a checksum of its recipe and its data files; delete it
+            to train anew.
+
+    Raises:
+        ValueError: If a change or the data cannot be used.
+        TrainingInterrupted: After Ctrl-C or SIGTERM; the same call goes on.
+    """
+    recipe = study_recipe(changes)
+    place = folder / checksum_of(recipe)
+    summary = place / SUMMARY
+    if not summary.is_file():
+        logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
+        _train(replace(recipe, output=str(place), resume=(place / "recipe.yaml").is_file()), summary)
+    else:
+        logger.info("trained already: %s (%s)", name, place)
+    return Training(name, changes, place, **json.loads(summary.read_text(encoding="utf-8")))
+
+
+def _train(recipe: Recipe, summary: Path) -> None:
+    from heedful.training.run import train
+
+    result = train(recipe)
+    values = {
+        "updates": result.progress.update,
+        "target_tokens": result.progress.target_tokens,
+        "parameters": result.parameters,
+        "seconds": result.progress.seconds,
+        "metrics": result.metrics,
+    }
+    write_text(summary, json.dumps(values, indent=2))
+
+
+def checksum_of(recipe: Recipe) -> str:
+    """Return a name for a training: the same recipe and data files, the same name."""
+    tree = {key: value for key, value in asdict(recipe).items() if key not in WHERE_AND_HOW}
+    digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
+    for where in [recipe.data.train, recipe.data.validation, *recipe.data.test.values()]:
+        location = recipe.data.location(where)
+        for file in map(Path, [location] if isinstance(location, str) else location):
+            if file.is_file():
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def write_pairs(pairs: Iterable[tuple[str, str]], folder: Path) -> str:
+    """Write generated pairs into a file named by their checksum, with the columns `source` and `target`.
+
+    Args:
+        pairs: Source and target of each.
+        folder: Where trainings lie; the file goes into its subfolder `data`.
+
+    Returns:
+        The file's path, to be used as `data.train`, `data.validation` or a set of `data.test` together with
+        `data.source` "source" and `data.target` "target".
+    """
+    rows = [{"source": source, "target": target} for source, target in pairs]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path = folder / "data" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return str(path)

@@ -1,0 +1,52 @@
+"""The learning rate of every update, and the optimizer."""
+
+import math
+
+import torch
+
+from heedful.training.recipe import OptimizationRecipe
+
+
+def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> float:
+    """Return the learning rate of an update; a pure function, so that there is no schedule to save or resume.
+
+    `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3).
+    All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with update^-0.5,
+    `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
+
+    Args:
+        update: Number of the update, from 1.
+        settings: The recipe's section.
+        d_model: Width of the model.
+
+    Raises:
+        ValueError: If `update` is below 1.
+    """
+    if update < 1:
+        raise ValueError(f"`update` must be at least 1, but is {update} instead.")
+    warmup, peak = settings.warmup_updates, settings.learning_rate
+    if settings.schedule == "paper":
+        rising = update * warmup**-1.5 if warmup else math.inf
+        return peak * d_model**-0.5 * min(update**-0.5, rising)
+    if update < warmup:
+        return peak * update / warmup
+    if settings.schedule == "constant":
+        return peak
+    if settings.schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(warmup, 1) / update)
+    assert settings.max_updates is not None  # the recipe refuses these schedules without it
+    done = min(1.0, (update - warmup) / max(1, settings.max_updates - warmup))
+    return peak * (1 - done) if settings.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
+    """Return Adam with the paper's constants (section 5.3), or AdamW, which decays matrices but no vector."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    betas = (settings.beta1, settings.beta2)
+    return kind([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=settings.epsilon, fused=True)

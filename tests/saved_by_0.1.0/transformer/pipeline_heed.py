@@ -1,0 +1,618 @@
+"""Translation as a pipeline of transformers: text of any length in, text of the same shape out.
+
+`pipeline("heed-translation", model=...)` once Heed is imported, `pipeline(model=..., trust_remote_code=True)` where it
+is not installed: this file travels with every model. It serves Heed's models, and Marian, BART, mBART, M2M100, NLLB
+and T5 too, whose languages are named in four ways (see `Languages`).
+
+Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, TextStreamer
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.generation.streamers import BaseStreamer
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.pipelines.base import ChunkPipeline
+
+TASK = "heed-translation"
+# What a folder's config.json says about this file.
+CUSTOM_PIPELINES = {TASK: {"impl": "pipeline_heed.HeedTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
+TARGET_FOLDER = "target_tokenizer"
+
+# The bound where neither the call nor the model's generation config sets one. transformers' own, 20 tokens, cuts
+# ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
+DEFAULT_MAX_NEW_TOKENS = 256
+TRANSFORMERS_DEFAULT_LENGTH = 20
+# Heed's own, whose tokenizers fit their vocabularies exactly.
+HEED_TYPES = ("heed", "heed_rnn")
+# Their positions are extended as needed, whatever `max_position_embeddings` says.
+MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
+
+# What `generate()` takes beside the fields of a generation config; this pipeline sets the other arguments itself.
+GENERATE_ARGUMENTS = {
+    *("generation_config", "streamer", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
+    *("assistant_model", "custom_generate", "negative_prompt_ids", "negative_prompt_attention_mask"),
+}
+OWN_ARGUMENTS = {"return_dict_in_generate", "output_scores", "output_logits", "output_attentions"}
+OWN_ARGUMENTS |= {"output_hidden_states"}
+
+# Sentences and languages
+
+
+# A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
+SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
+# ... unless the full stop belongs to one of these, to an initial, or to a list's number.
+ABBREVIATION = re.compile(
+    r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
+    r"bzw|usw|Mme|Mlle|(?:[A-Za-z]\.)+[A-Za-z]))\.$"
+)
+FULL_WIDTH_END = tuple("。！？｡」』）")
+LINE_BREAK = re.compile(r"(\r?\n|\r)")
+
+
+def split_sentences(line: str) -> list[tuple[str, str]]:
+    """Split a line at the ends of its sentences.
+
+    Args:
+        line: Text without line breaks.
+
+    Returns:
+        Pairs of a sentence and the white space behind it; together they are the line. White space at the beginning
+        of the line is a first pair with an empty sentence.
+    """
+    pieces = []
+    start = len(line) - len(line.lstrip())
+    if start:
+        pieces.append(("", line[:start]))
+    for match in SENTENCE_END.finditer(line, start):
+        sentence, rest = line[start : match.end()], line[match.end() :]
+        follower = rest.lstrip()
+        if ABBREVIATION.search(sentence) or (follower and follower[0].islower()):
+            continue
+        space = rest[: len(rest) - len(follower)]
+        pieces.append((sentence, space))
+        start = match.end() + len(space)
+    if start < len(line):
+        sentence = line[start:].rstrip()
+        pieces.append((sentence, line[start + len(sentence) :]))
+    return pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text that is translated on its own, and the white space that follows it there."""
+
+    text: str
+    space: str = ""
+
+
+class Languages:
+    """How a checkpoint is told its languages; this one has one direction and is told nothing.
+
+    Args:
+        known: The languages that may be named.
+    """
+
+    def __init__(self, known: Iterable[str] = ()):
+        self.known = tuple(known)
+
+    def check(self, src_lang: str | None, tgt_lang: str | None):
+        """Raise a `ValueError` for a language that is unknown; `None` is none."""
+        for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
+            if language is not None and language not in self.known:
+                known = ", ".join(self.known) or "none: it has one direction"
+                raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
+
+    def require(self, tgt_lang: str | None):
+        """Raise a `ValueError` if the target language must be named and is not."""
+        if tgt_lang is None and len(self.known) > 1:
+            raise ValueError(f"`tgt_lang` must be one of {', '.join(self.known)}, but is None instead.")
+
+    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+        """Encode a source text, without truncation."""
+        self.require(tgt_lang)
+        return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+
+    def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
+        """Return what `generate()` must be told about the target language."""
+        return {}
+
+
+class TargetTags(Languages):
+    """A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model."""
+
+    def __init__(self, tags: dict[str, int]):
+        super().__init__(tags)
+        self.tags = tags
+
+    def check(self, src_lang: str | None, tgt_lang: str | None):
+        """Raise for an unknown target language, and for any source language: it would be ignored."""
+        if src_lang is not None:
+            raise ValueError(
+                f"`src_lang` must be None for this model, which is told its target language ({', '.join(self.known)})"
+                f" only, but is {src_lang!r} instead."
+            )
+        super().check(None, tgt_lang)
+
+    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+        """Encode a source text behind its tag, which is an id: in a text, a tag is plain text."""
+        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
+        return ids if tgt_lang is None else [self.tags[tgt_lang], *ids]
+
+
+class LanguageCodes(Languages):
+    """The tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART."""
+
+    def __init__(self, codes: dict[str, int], config, generation_config):
+        super().__init__(codes)
+        self.codes = codes
+        # mBART of 25 languages starts the decoder with the language itself.
+        starts = config.decoder_start_token_id in codes.values()
+        self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
+        self.has_default = getattr(generation_config, self.option) in codes.values()
+
+    def require(self, tgt_lang: str | None):
+        """Raise if neither the caller nor the model's generation config names the target language."""
+        if not self.has_default:
+            super().require(tgt_lang)
+
+    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+        """Encode a source text, marked with its language; the tokenizer is left as it was."""
+        before = tokenizer.src_lang
+        try:
+            if src_lang is not None:
+                tokenizer.src_lang = src_lang
+            return super().encode(tokenizer, text, src_lang, tgt_lang)
+        finally:
+            if src_lang is not None:
+                tokenizer.src_lang = before
+
+    def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
+        """Return the id that the target begins with."""
+        return {} if tgt_lang is None else {self.option: self.codes[tgt_lang]}
+
+
+class TaskPrefixes(Languages):
+    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it.
+
+    Args:
+        prefixes: For each (source, target) the prefix.
+    """
+
+    def __init__(self, prefixes: dict[tuple[str, str], str]):
+        super().__init__(sorted({language for pair in prefixes for language in pair}))
+        self.prefixes = prefixes
+
+    def require(self, tgt_lang: str | None):
+        """Accept everything: `encode` looks at both languages."""
+
+    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+        """Encode the prefix of the task and the source text as one."""
+        pair = (src_lang, tgt_lang)
+        if pair not in self.prefixes:
+            known = ", ".join(f"{source} and {target}" for source, target in self.prefixes)
+            raise ValueError(
+                f"`src_lang` and `tgt_lang` must be one of {known}, or `prefix` be given, but they are"
+                f" {src_lang!r} and {tgt_lang!r} instead."
+            )
+        return super().encode(tokenizer, self.prefixes[pair] + text, src_lang, tgt_lang)
+
+
+def languages_of(tokenizer, model) -> Languages:
+    """Find out how a checkpoint is told its languages, from its tokenizer and its config."""
+    added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
+    for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
+        tags = {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
+        if tags:
+            return TargetTags(dict(sorted(tags.items(), key=lambda tag: tag[1])))
+    if isinstance(getattr(tokenizer, "src_lang", None), str):
+        codes = getattr(tokenizer, "lang_code_to_id", None) or {
+            token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
+        }
+        return LanguageCodes(dict(codes), model.config, model.generation_config)
+    tasks = getattr(model.config, "task_specific_params", None) or {}
+    prefixes = {
+        (match[1], match[2]): task["prefix"]
+        for name, task in tasks.items()
+        if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", name)) and "prefix" in task
+    }
+    return TaskPrefixes(prefixes) if prefixes else Languages()
+
+
+def position_limit(config: Any) -> int | None:
+    """Tell how many positions a model's sequences may have; None is any number.
+
+    Args:
+        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
+            another encoder-decoder.
+    """
+    if config.model_type == "heed":
+        return config.max_position_embeddings if config.position_encoding == "learned" else None
+    if config.model_type in MODELS_OF_ANY_LENGTH:
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+# The pipeline
+
+
+class HeedTranslationPipeline(ChunkPipeline):
+    """Translates texts with any encoder-decoder of transformers.
+
+    Line breaks, empty lines and the space between sentences stay where they are. Nothing is cut off silently: a line
+    longer than the model takes is translated sentence by sentence, a sentence longer than that is an error, and a
+    translation that reaches the length limit gives a warning.
+
+    Args:
+        model: The model, or for `pipeline()` its folder or its id on the Hub.
+        tokenizer: The source's tokenizer.
+        target_tokenizer: The target's tokenizer, where it is another one. By default what the model's folder or
+            repository holds in `target_tokenizer`, else `tokenizer`.
+        kwargs: What `transformers.pipeline` hands to every pipeline, and defaults for the arguments of a call.
+
+    Raises:
+        ValueError: If the model is no encoder-decoder that generates, weights of it are no numbers, or the tokenizers
+            do not fit its config.
+        OSError: If the source's tokenizer belongs to a pair whose other one is not there.
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_video_processor = False
+    # Generation settings are handed to `generate()` as they are given, alike in all versions of transformers.
+    _pipeline_calls_generate = False
+
+    def __init__(self, model, tokenizer=None, target_tokenizer=None, **kwargs):
+        if tokenizer is None:
+            raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
+        _check_model(model)
+        self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
+        _check_tokenizers(model, tokenizer, self.target_tokenizer)
+        self.languages = languages_of(tokenizer, model)
+        super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+        self.model.eval()
+
+    def __call__(self, inputs, **kwargs):
+        """Translate one text, a list of texts, or an iterator or dataset of them.
+
+        Args:
+            inputs: A text; a list of texts; or anything iterable (a generator, an open file, a `KeyDataset`), which
+                is read no further than one batch ahead.
+            kwargs:
+                src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
+                    `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
+                prefix: Text put before every source, in place of the one that T5's config has for the languages.
+                split_sentences: Whether each sentence is translated on its own. By default lines are taken
+                    apart at their sentences only where they are longer than `max_source_tokens`. False gives the
+                    model the whole text, line breaks included.
+                max_source_tokens: Longest source in tokens; by default what the model's positions allow.
+                return_scores: Whether every translation comes with its `score`.
+                batch_size: Number of sentences translated at once; results do not depend on it.
+                num_beams, num_return_sequences, max_new_tokens, streamer, …: As `generate()` has them. A streamer
+                    gets one text's sentences as one stream.
+
+        Returns:
+            For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
+            for, `score`: the log-probability of all its tokens divided by their number to the power of
+            `length_penalty`, what `generate()` calls `sequences_scores`. Of a text of several sentences, the second
+            translation joins the second of every sentence. For a list a list of dictionaries, or of such lists where
+            `num_return_sequences` is above 1; for anything else an iterator of the same.
+
+        Raises:
+            ValueError: For an unknown language or setting, or a sentence longer than the model takes.
+        """
+        if isinstance(inputs, str):
+            return super().__call__(inputs, **kwargs)
+        if isinstance(inputs, list | tuple):
+            texts = [_checked(text) for text in inputs]
+            # Texts of similar length share a batch; a stream keeps its order.
+            order = list(range(len(texts)))
+            if kwargs.get("streamer") is None:
+                order.sort(key=lambda number: -len(texts[number]))
+            results: list[Any] = [None] * len(texts)
+            translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
+            for number, result in zip(order, translated, strict=True):
+                results[number] = _one_or_all(result)
+            return results
+        # A generator, and with it read lazily, whatever kind of iterator it was.
+        stream = inputs if isinstance(inputs, Dataset) else (_checked(text) for text in inputs)
+        return map(_one_or_all, super().__call__(stream, **kwargs))
+
+    def _sanitize_parameters(self, **parameters):
+        """Sort the arguments of a call: those for the source, for `generate()`, and for the results."""
+        languages = {name: parameters.pop(name) for name in ("src_lang", "tgt_lang") if name in parameters}
+        self.languages.check(languages.get("src_lang"), languages.get("tgt_lang"))
+        names = ("prefix", "split_sentences", "max_source_tokens")
+        source = {name: parameters.pop(name) for name in names if name in parameters}
+        limit = source.get("max_source_tokens")
+        if limit is not None and limit < 1:
+            raise ValueError(f"`max_source_tokens` must be at least 1, but is {limit} instead.")
+        result: dict[str, Any] = {name: parameters.pop(name) for name in ("return_scores",) if name in parameters}
+        known = {name for name in vars(GenerationConfig()) if not name.startswith("_")} | GENERATE_ARGUMENTS
+        for name in parameters:
+            if name in OWN_ARGUMENTS or name not in known:
+                options = [*languages, *names, "src_lang", "tgt_lang", "return_scores", *known - OWN_ARGUMENTS]
+                nearest = get_close_matches(name, options, n=1)
+                hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
+                raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
+        if callable(parameters.get("custom_generate")):
+            for name in ("streamer", "assistant_model"):
+                if parameters.get(name) is not None:
+                    raise ValueError(
+                        f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a"
+                        f" {type(parameters[name]).__name__} instead."
+                    )
+        target: dict[str, Any] = {name: languages[name] for name in ("tgt_lang",) if name in languages}
+        return languages | source, target | result | parameters, result
+
+    def preprocess(
+        self, text, src_lang=None, tgt_lang=None, prefix=None, split_sentences=None, max_source_tokens=None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the pieces of one text as model inputs of shape (1, T)."""
+        languages = Languages() if prefix is not None and isinstance(self.languages, TaskPrefixes) else self.languages
+
+        def encode(sentence: str) -> list[int]:
+            return languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
+
+        limits = [limit for limit in (max_source_tokens, position_limit(self.model.config)) if limit]
+        hard = min(limits) if limits else None
+        # Beyond it a model has seldom seen a text, even if its positions go on.
+        soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        pieces = (
+            [Piece(_checked(text))] if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
+        )
+        for number, piece in enumerate(pieces):
+            ids = encode(piece.text)
+            if hard is not None and len(ids) > hard and piece.text.strip():
+                raise ValueError(
+                    f"A sentence must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
+                    " shorten it, or split it yourself."
+                )
+            inputs = torch.tensor([ids])
+            yield {
+                **{"input_ids": inputs, "attention_mask": torch.ones_like(inputs)},
+                **{"piece": piece, "is_last": number == len(pieces) - 1},
+            }
+
+    def _pieces(self, text: str, encode, split: bool | None, limit: int) -> list[Piece]:
+        """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
+        pieces: list[tuple[str, str]] = []
+        parts = LINE_BREAK.split(_checked(text))
+        for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
+            sentences = split_sentences(line)
+            if not split and len(sentences) > 1 and len(encode(line)) <= limit:
+                stripped = line.strip()
+                start = line.index(stripped)
+                sentences = [("", line[:start]), (stripped, line[start + len(stripped) :])]
+            pieces += [*sentences, ("", line_break)]
+        # What holds no text is white space of the piece before it.
+        joined = [Piece("")]
+        for sentence, space in pieces:
+            if sentence:
+                joined.append(Piece(sentence, space))
+            else:
+                joined[-1] = Piece(joined[-1].text, joined[-1].space + space)
+        return joined if joined[0].space or len(joined) == 1 else joined[1:]
+
+    def _forward(self, model_inputs, tgt_lang=None, return_scores=False, **options):
+        """Generate; the result has `sequences` (B, N, T) without the decoder's start, and more per row."""
+        passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
+        is_batch = isinstance(passed["piece"], list)
+        pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
+        options = {**self.languages.generate_options(tgt_lang), **self._length(options), **options}
+        config = options.get("generation_config") or self.model.generation_config
+        penalty = options.get("length_penalty", config.length_penalty)
+        penalty = 1.0 if penalty is None else penalty
+        if options.get("streamer") is not None:
+            if is_batch:
+                raise ValueError("`batch_size` must be 1 with a `streamer`, but is more instead.")
+            options["streamer"] = _OneStream(options["streamer"], pieces[0].space, is_last[0])
+        rows = [number for number, piece in enumerate(pieces) if piece.text.strip()]
+        size = (len(pieces), options.get("num_return_sequences") or config.num_return_sequences or 1)
+        result = {"sequences": torch.zeros(*size, 0, dtype=torch.long), "counts": torch.zeros(size, dtype=torch.long)}
+        result |= {"finished": torch.ones(size, dtype=torch.bool), "scores": torch.zeros(size)}
+        result["penalty"] = torch.full((len(pieces),), float(penalty))
+        if rows:
+            inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
+            generate: Any = self.model.generate
+            output = generate(**inputs, **options, return_dict_in_generate=True, output_scores=return_scores)
+            generated = output.sequences[:, 1:]  # (B·N, T)
+            counts, finished = _counts(generated, options.get("eos_token_id", config.eos_token_id))
+            result["sequences"] = torch.zeros(*size, generated.shape[1], dtype=torch.long)
+            filled = {"sequences": generated, "counts": counts, "finished": finished}
+            if return_scores:
+                filled["scores"] = _log_probabilities(output, counts, penalty)
+            for name, tensor in filled.items():
+                result[name][rows] = tensor.view(len(rows), size[1], *tensor.shape[1:]).to(result[name])
+        elif options.get("streamer") is not None:
+            options["streamer"].end()
+        return result | passed
+
+    def _length(self, options: dict[str, Any]) -> dict[str, int]:
+        """Return the length limit where nobody else sets one."""
+        if {"max_new_tokens", "max_length", "generation_config"} & options.keys():
+            return {}
+        config = self.model.generation_config
+        if config.max_new_tokens is not None or config.max_length not in (None, TRANSFORMERS_DEFAULT_LENGTH):
+            return {}
+        positions = position_limit(self.model.config)
+        return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}
+
+    def postprocess(self, model_outputs, return_scores=False) -> list[dict[str, Any]]:
+        """Join the translations of one text's pieces."""
+        results = []
+        for rank in range(model_outputs[0]["counts"].shape[1]):
+            text = ""
+            for output in model_outputs:
+                ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
+                decoded = self.target_tokenizer.decode(
+                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+                text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
+            results.append({"translation_text": text})
+            if return_scores:
+                tokens = sum(int(output["counts"][0, rank]) for output in model_outputs)
+                total = sum(float(output["scores"][0, rank]) for output in model_outputs)
+                results[-1]["score"] = total / max(1, tokens) ** float(model_outputs[0]["penalty"])
+        unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)
+        if unfinished:
+            longest = max(int(output["counts"].max()) for output in model_outputs)
+            warnings.warn(
+                f"{unfinished} {'sentence was' if unfinished == 1 else 'sentences were'} cut off at {longest} tokens:"
+                " raise `max_new_tokens`, or look whether the model repeats itself.",
+                stacklevel=2,
+            )
+        return results
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
+
+        Args:
+            save_directory: The folder.
+            kwargs: For the model's `save_pretrained`.
+        """
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+        custom_object_save(self, folder)
+        self.model.save_pretrained(folder, **kwargs)
+        self.tokenizer.save_pretrained(folder)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(folder / TARGET_FOLDER)
+
+
+class _OneStream(BaseStreamer):
+    """Hands the sentences of one text to a streamer as one stream, with the white space between them."""
+
+    def __init__(self, streamer: BaseStreamer, space: str, is_last: bool):
+        self.streamer: Any = streamer
+        self.space = space
+        self.is_last = is_last
+
+    def put(self, value):
+        """Hand on the ids of new tokens."""
+        self.streamer.put(value)
+
+    def end(self):
+        """End the stream behind the last sentence; behind the others, let a `TextStreamer` out with what it holds."""
+        streamer = self.streamer
+        if self.is_last:
+            streamer.end()
+        elif isinstance(streamer, TextStreamer):
+            # What its own `end` does, except that this is not the end.
+            held = str(streamer.tokenizer.decode(streamer.token_cache, **streamer.decode_kwargs))[streamer.print_len :]
+            streamer.token_cache, streamer.print_len, streamer.next_tokens_are_prompt = [], 0, True
+            streamer.on_finalized_text(held + self.space)
+
+
+def _counts(generated: torch.Tensor, ends: int | list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Count the tokens of sequences (B·N, T), their end included, and tell which of them have one."""
+    is_end = torch.isin(generated, torch.tensor(ends, device=generated.device))
+    finished = is_end.any(dim=1)
+    return torch.where(finished, is_end.int().argmax(dim=1) + 1, generated.shape[1]), finished
+
+
+def _log_probabilities(output, counts: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Return the log-probability of each sequence (B·N), its end included."""
+    if getattr(output, "sequences_scores", None) is not None:
+        return output.sequences_scores * counts**penalty
+    total = torch.zeros(len(counts), device=counts.device)
+    # One step after the other: all of them at once, once more, would be the largest tensor of the run.
+    for step, scores in enumerate(output.scores):
+        chosen = output.sequences[:, -len(output.scores) :][:, step, None]
+        step_scores = scores.float().log_softmax(dim=-1).gather(1, chosen)[:, 0]
+        total += step_scores.masked_fill(step >= counts, 0.0)
+    return total
+
+
+def _joined(text: str, more: str) -> str:
+    """Join sentences, with a space between them where the target's script has one and the source's has not."""
+    if text.endswith(tuple(f"{end} " for end in FULL_WIDTH_END)):
+        return text[:-1] + more
+    needs_space = text and more and not text[-1].isspace() and not text.endswith(FULL_WIDTH_END)
+    return f"{text} {more}" if needs_space else text + more
+
+
+def _one_or_all(result: list[dict[str, Any]]) -> Any:
+    return result[0] if len(result) == 1 else result
+
+
+def _checked(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"A text must be a string, but is {type(text).__name__} instead.")
+    return text
+
+
+def weights_that_are_no_numbers(model) -> Iterator[str]:
+    """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
+    for name, parameter in model.named_parameters():
+        weights = parameter.detach()
+        # Of quantized weights, those spread over processes, and those on disk, nothing can be told.
+        is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
+        if is_plain and weights.numel() and not weights.is_meta:
+            extremes = torch.stack(torch.aminmax(weights))
+            if not extremes.isfinite().all():
+                yield name
+
+
+def _check_model(model):
+    """Raise a `ValueError` for a model that cannot translate."""
+    if not (model.config.is_encoder_decoder and model.can_generate()):
+        raise ValueError(
+            f"`model` must be an encoder-decoder with `generate()`, but is {type(model).__name__} instead."
+        )
+    broken = sorted(weights_that_are_no_numbers(model))
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise ValueError(f"The model's weights must be finite numbers, but are not in {', '.join(broken[:3])}{more}.")
+
+
+def _target_tokenizer(model, tokenizer, given):
+    """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
+    if given is not None:
+        return AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
+    name = getattr(model.config, "_name_or_path", None) or tokenizer.name_or_path
+    if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
+        return tokenizer
+    place: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
+    # `pipeline(token=…)` hands it to the model, and to no pipeline.
+    place["token"] = getattr(getattr(model, "_hub_token", None), "value", None)
+    settings = get_tokenizer_config(name, **place)
+    if not settings:
+        if TARGET_FOLDER in tokenizer.init_kwargs:
+            raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
+        return tokenizer
+    # Named directly, because AutoTokenizer would first ask what model lies in the folder.
+    ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
+    loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
+    return loader.from_pretrained(name, **place)
+
+
+def _check_tokenizers(model, source, target):
+    """Raise a `ValueError` that names what of the tokenizers does not fit the model's config."""
+    config, wrong = model.config, []
+    for side, tokenizer in (("tokenizer", source), ("target_tokenizer", target)):
+        for name in ("pad_token_id", "eos_token_id"):
+            expected, found = getattr(config, name), getattr(tokenizer, name)
+            fits = found in expected if isinstance(expected, list) else found == expected
+            if expected is not None and not fits:
+                wrong.append(f"`{name}` of the `{side}` must be {expected}, but is {found} instead.")
+    if config.model_type in HEED_TYPES:
+        sizes = (("tokenizer", source, config.vocab_size), ("target_tokenizer", target, config.decoder_vocab_size))
+        for side, tokenizer, size in sizes:
+            if len(tokenizer) != size:
+                wrong.append(f"The `{side}` must have {size} tokens, but has {len(tokenizer)} instead.")
+    if wrong:
+        raise ValueError("The tokenizers do not fit the model's config: " + " ".join(wrong))

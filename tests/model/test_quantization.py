@@ -1,9 +1,5 @@
 """int8 and int4 weights with torchao: near the model, small on the disk, and the same after saving."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -112,30 +108,6 @@ def test_a_quantized_model_is_small_on_the_disk_and_the_same_when_loaded(folder,
     TokenizerPair.from_pretrained(folder).save_pretrained(tmp_path)
     found = Translator.from_pretrained(tmp_path).translate(list(PAIRS))
     assert [row[0].text for row in found] == list(PAIRS.values())
-
-
-WITHOUT_HEED = """
-import sys
-sys.modules["heedful"] = None  # makes the import fail
-from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
-from torchao.quantization import Int8WeightOnlyConfig
-settings = {"trust_remote_code": True}
-config = TorchAoConfig(Int8WeightOnlyConfig())
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], quantization_config=config, **settings)
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-model.save_pretrained(sys.argv[2])
-again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2], **settings)
-assert again.quantized_weights() == model.quantized_weights() != []
-print("done")
-"""
-
-
-def test_code_from_a_folder_is_quantized_too(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "model")
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_HEED, str(tmp_path / "model"), str(tmp_path / "small")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]
 
 
 def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tmp_path):

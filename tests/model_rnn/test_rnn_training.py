@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rnn_models import SUTSKEVER, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
 
@@ -21,6 +20,7 @@ from heedful.training.devices import make_accelerator
 from heedful.training.loop import TrainingLoop
 from heedful.training.preparation import make_model, prepare_corpus
 from heedful.training.run import train
+from helpers import SUTSKEVER, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -168,6 +168,7 @@ def pairwise(*axes) -> list[tuple]:
     def pairs(values):
         return set(itertools.combinations(enumerate(values), 2))
 
+    axes = [list(axis) for axis in axes]
     every = list(itertools.product(*(range(len(axis)) for axis in axes)))
     missing, chosen = set().union(*map(pairs, every)), set()
     while missing:
@@ -175,6 +176,14 @@ def pairwise(*axes) -> list[tuple]:
         chosen.add(best)
         missing -= pairs(best)
     return [tuple(axis[i] for axis, i in zip(axes, values, strict=True)) for values in sorted(chosen or every)]
+
+
+def each_once(values, others, thorough=()) -> list[tuple]:
+    """Return pairs for `pytest.mark.parametrize`: the others take turns, but the thorough values have all of them."""
+    turns = itertools.cycle(others)
+    return [
+        (value, other) for value in values for other in (others if value in thorough else itertools.islice(turns, 1))
+    ]
 
 
 def slow_but(quick, values) -> list:

@@ -18,7 +18,7 @@ from heedful import HeedForConditionalGeneration
 from heedful.data.batching import collate
 from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from heedful.inference.translation import Translator
-from helpers import tiny_model
+from helpers import each_once, tiny_model
 from memorised import PAIRS, memorised_model
 
 SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
@@ -70,8 +70,7 @@ def linear_layers_of(model):
     return {f"{name}.weight" for name in layers if name != "lm_head"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", [*SAVED, *IN_MEMORY])
+@pytest.mark.parametrize(("name", "dtype"), each_once([*SAVED, *IN_MEMORY], [torch.float32, torch.bfloat16], ["int8"]))
 def test_a_quantized_model_translates_as_before_and_its_tied_matrices_stay_one(folder, name, dtype):
     config, tolerance = {**SAVED, **IN_MEMORY}[name]
     original = HeedForConditionalGeneration.from_pretrained(folder).eval()
@@ -82,12 +81,10 @@ def test_a_quantized_model_translates_as_before_and_its_tied_matrices_stay_one(f
     expected = logits_of(original, folder)
     difference = (logits_of(model, folder) - expected).abs().max() / expected.abs().max()
     assert 0 < difference < tolerance
-    for settings in ({"num_beams": 1}, {"num_beams": 3}):
-        assert translations(model, folder, **settings) == list(PAIRS.values())
+    assert translations(model, folder, num_beams=3) == list(PAIRS.values())
 
 
-@pytest.mark.parametrize("shard", ["60KB", "5GB"])
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize(("name", "shard"), each_once(SAVED, ["60KB", "5GB"]))
 def test_a_quantized_model_is_small_on_the_disk_and_the_same_when_loaded(folder, tmp_path, name, shard):
     model = quantized(folder, SAVED[name][0])
     model.save_pretrained(tmp_path, max_shard_size=shard)

@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 
 from heedful import cli
 from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import Diagnosis, diagnose
 from heedful.diagnosis.findings import SEVERITIES, Finding, graded, in_order, percent
 from heedful.training.recipe import read_recipe

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCardData
 from test_model_card import FACTS
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
 from heedful.publishing.model_card import write_model_card

@@ -8,7 +8,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.data.korean_english import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import Diagnosis, diagnose

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, TokenizerPair
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.data.tokenizer_training import train_tokenizers

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from heedful import cli
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from tiny_runs import logged, tiny_tree
 
 ENTRY_POINT = Path(sys.executable).with_name("heedful")

@@ -162,7 +162,7 @@ class _PairChecker:
 
 
 def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
-    from heedful.data.korean_english import BUILTIN_SPLITS
+    from heedful.data.korean_english.pairs import BUILTIN_SPLITS
 
     _, split, count = ([*location.split(":"), "", ""])[:3]
     if split not in BUILTIN_SPLITS or not re.fullmatch("[1-9][0-9]*", count) or location.count(":") != 2:
@@ -177,7 +177,7 @@ def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[R
 
 
 def _builtin_rows(location: str, split: str, count: int) -> Iterator[Row]:
-    from heedful.data.korean_english import korean_english_pairs
+    from heedful.data.korean_english.pairs import korean_english_pairs
 
     for number, pair in enumerate(korean_english_pairs(split, count), start=1):
         yield location, number, pair

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from heedful.cli import main as cli
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from tiny_runs import logged, tiny_tree
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}

@@ -35,7 +35,7 @@ from transformers import (
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
 from heedful.data.batching import UpdateBatches, collate
 from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.training.checkpoints import checkpoint_path

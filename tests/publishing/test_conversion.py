@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartF
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
 from heedful.publishing import conversion

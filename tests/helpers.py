@@ -100,7 +100,12 @@ def shake(module: torch.nn.Module):
 
 
 def tiny_model(config=None, seed: int = 0, attention: str | None = None, family: str = "transformer", **changes):
-    """Return a tiny model in evaluation mode whose outputs depend on everything it reads."""
+    """Return a tiny model in evaluation mode whose outputs depend on everything it reads.
+
+    `attention` is the kernel of a Transformer, or the field of that name of a recurrent model's config.
+    """
+    if family == "recurrent" and attention is not None:
+        changes["attention"] = attention
     torch.manual_seed(seed)
     config = config or tiny_config(family, **changes)
     if isinstance(config, HeedRNNConfig):

@@ -86,6 +86,11 @@ def test_an_attention_function_is_refused():
         HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(), attn_implementation="sdpa")
 
 
+def test_a_model_without_attention_has_no_weights_for_it():
+    names = [name for name, _ in HeedRNNForConditionalGeneration(tiny_rnn_config(**SUTSKEVER)).named_parameters()]
+    assert not any("cross_attn" in name or "bridge" in name for name in names)
+
+
 # What the papers say of themselves, and what follows for our numbers of weights with a vocabulary of 37,000.
 PRESETS = {
     "rnn-gru-additive": ({"cell": "gru", "attention": "additive", "bidirectional": True}, {620, 1000}),

@@ -40,12 +40,20 @@ def make_loop(folder, corpus, changes):
     return TrainingLoop(recipe, corpus, make_accelerator(recipe))
 
 
-@pytest.mark.multiprocess
-def test_micro_batches_and_processes_change_no_loss(tmp_path):
-    whole = losses(tmp_path / "whole", 100_000)
+@pytest.fixture
+def whole(tmp_path):
+    """Return what a run measures whose updates are one batch each."""
+    return losses(tmp_path / "whole", 100_000)
+
+
+def test_micro_batches_change_no_loss(tmp_path, whole):
     assert len(whole) == 6 + 2 + 2
-    split = losses(tmp_path / "split", 400)
-    assert split == pytest.approx(whole, rel=2e-5)
+    assert losses(tmp_path / "split", 400) == pytest.approx(whole, rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_change_no_loss(tmp_path, whole):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(Path(__file__).with_name("rnn_process.py")), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
 from heedful import cli
-from heedful.data.micro_batches import padding_share
+from heedful.data.micro_batches import padding_share, split_update
 from heedful.diagnosis.estimate import (
     LiveMemory,
     Trial,
@@ -49,9 +49,9 @@ def test_the_plan_is_the_plan_of_the_loop(corpus, tmp_path):
     loop = TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
     updates = list(corpus.updates(0))
     assert plan.updates_per_epoch == plan.looked_at == len(updates)
-    assert plan.timed == [loop._micro_batches(update)[0] for update in updates][:12]
-    assert plan.first == loop._micro_batches(updates[0])[0][0]
-    assert plan.micro_batches == max(len(loop._micro_batches(update)[0]) for update in updates)
+    assert plan.timed == [split_update(update, loop.token_budget, 1)[0] for update in updates][:12]
+    assert plan.first == split_update(updates[0], loop.token_budget, 1)[0][0]
+    assert plan.micro_batches == max(len(split_update(update, loop.token_budget, 1)[0]) for update in updates)
 
 
 def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):

@@ -23,9 +23,9 @@ from heedful.inference.attention.maps import attention_map
 from heedful.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
 from heedful.inference.ctranslate2.specification import TABLE_ROWS
 from heedful.inference.translation import Translator
-from heedful.publishing import export_ctranslate2 as exporter
-from heedful.publishing.export_check import compare
-from heedful.publishing.export_ctranslate2 import export_ctranslate2
+from heedful.publishing.exports import ctranslate2_export as exporter
+from heedful.publishing.exports.comparison import compare
+from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import shake
 from memorised import PAIRS, memorised_model
 

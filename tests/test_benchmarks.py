@@ -21,8 +21,10 @@ def figures(tmp_path, script, *options, one_by_one=True):
     file = tmp_path / "figures.json"
     process = subprocess.run([*command, *options, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    rows = json.loads(file.read_text())
-    assert not one_by_one or len(process.stdout.splitlines()) == len(rows)
+    plain, *rows = json.loads(file.read_text())
+    assert all(plain[library] > 0 for library in ("MKL", "oneDNN", "oneDNN bfloat16") if library in plain)
+    assert process.stdout.startswith("plain products GFLOP/s  ")
+    assert not one_by_one or len(process.stdout.splitlines()) == 1 + len(rows)
     return rows
 
 
@@ -124,7 +126,7 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     command = [sys.executable, BENCHMARKS / "translate.py", model, *options, "--beams", "1,2", "--rounds", "1"]
     process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    rows = json.loads(file.read_text())
+    _, *rows = json.loads(file.read_text())
     exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
     assert [row["name"] for row in rows[:5]] == exact
     assert all(row["differing"] == 0 for row in rows if row["name"] in exact)

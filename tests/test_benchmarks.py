@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 
 BENCHMARKS = Path(__file__).parents[1] / "scripts" / "benchmarks"
 

@@ -32,7 +32,8 @@ from heedful import (
     Translator,
     cli,
 )
-from heedful.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heedful.data.tokenization import TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK
 from heedful.publishing.hub import check_folder

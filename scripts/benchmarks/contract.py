@@ -35,8 +35,8 @@ from transformers import (
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
 from heedful.data.batching import UpdateBatches, collate
 from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.training.checkpoints import checkpoint_path
 from heedful.training.devices import make_accelerator

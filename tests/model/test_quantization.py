@@ -20,7 +20,8 @@ from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from heedful import HeedForConditionalGeneration
 from heedful.data.batching import collate
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
 from helpers import tiny_model
 from memorised import PAIRS, memorised_model

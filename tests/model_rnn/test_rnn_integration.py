@@ -7,8 +7,8 @@ from rnn_models import SUTSKEVER, tiny_rnn, tiny_rnn_config
 from transformers import pipeline
 
 from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.model_checks import check_attentions, check_cache, check_tied_weights
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.loading import load_model

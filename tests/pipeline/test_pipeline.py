@@ -31,7 +31,8 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from heedful import pipeline_heed
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, train_tokenizers
+from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import (

@@ -13,11 +13,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartF
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
-from heedful.publishing.conversion import model_conversion as conversion
 from heedful.publishing.conversion.model_conversion import Conversion, convert, convert_config, convert_model
+from heedful.publishing.conversion.model_conversion import model_conversion as conversion
 from heedful.publishing.conversion.tokenizer_conversion import TEXTS
 from heedful.publishing.hub import check_folder, read_card
 from heedful.training.run import train

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.cli import app
-from heedful.data.tokenization import train_tokenizers
+from heedful.cli.main import app
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import new_folder
 from heedful.inference.attention.maps import attention_map
 from heedful.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step

@@ -13,9 +13,10 @@ from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, TokenizerPair
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
-from heedful.data.tokenization import TARGET_FOLDER, train_tokenizers
+from heedful.data.tokenization import TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.exports import onnx_export as exporter
 from heedful.publishing.exports import onnx_graphs
 from heedful.publishing.exports.comparison import sentences_to_compare

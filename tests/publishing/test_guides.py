@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_model_card import FACTS
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import RunFacts, write_model_card
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model

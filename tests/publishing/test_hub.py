@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCardData
 from test_model_card import FACTS
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
 from heedful.publishing.model_card import RunFacts, write_model_card
@@ -155,7 +155,7 @@ def pushed(folders, tmp_path_factory):
     caches = tmp_path_factory.mktemp("caches")
     with HubStandIn() as stand_in:
         sender = stand_in.environment(caches / "sender")
-        told = run(sender, "-m", "heedful.cli", "push", str(place / "joint"), "me/tiny", "--private")
+        told = run(sender, "-m", "heedful", "push", str(place / "joint"), "me/tiny", "--private")
         first = told[0].removeprefix("me/tiny at revision ")
         requests = list(stand_in.requests)
         paths = {name: str(place / name) for name in ("joint", "separate", "sharded")}

@@ -9,7 +9,7 @@ import jinja2
 import pytest
 from huggingface_hub import ModelCard
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.publishing.card_text import render, with_repository
 from heedful.publishing.model_card import RunFacts, card_metadata, render_model_card, write_model_card

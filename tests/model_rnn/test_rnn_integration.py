@@ -3,7 +3,6 @@
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from rnn_models import SUTSKEVER, tiny_rnn, tiny_rnn_config
 from transformers import pipeline
 
 from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
@@ -15,7 +14,7 @@ from heedful.inference.loading import load_model
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from heedful.publishing.exports.onnx_export import export_onnx
-from helpers import assert_near, shake
+from helpers import SUTSKEVER, assert_near, shake, tiny_rnn, tiny_rnn_config
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 

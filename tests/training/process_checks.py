@@ -16,10 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from heedful.data.encoding import PairEncoder
 from heedful.data.micro_batches import padding_share, split_update
-from heedful.training.checkpoints import store
-from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
-from heedful.training.loop import validation
-from heedful.training.loop.loop import TrainingLoop
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state, store
+from heedful.training.loop.loop import TrainingLoop, validation
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus

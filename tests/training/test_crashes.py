@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import FileTooLarge
-from heedful.training.checkpoints import store
-from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage
-from heedful.training.loop import validation
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, store
+from heedful.training.loop.loop import validation
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe

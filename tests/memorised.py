@@ -5,7 +5,7 @@ import copy
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 
 PAIRS = {

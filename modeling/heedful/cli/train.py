@@ -15,7 +15,7 @@ def train(
     ] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
-    from heedful.training.recipe import read_recipe
+    from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
     prints = rank_and_world_size()[0] == 0

@@ -119,12 +119,12 @@ def _translate_all(
     if rank_and_world_size()[1] == 1:
         translator = Translator.from_pretrained(model, device=device, revision=revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
-    from heedful.training.devices import join_processes
-    from heedful.training.validation import translate_spread
+    from heedful.training.loop.validation import translate_on_ranks
+    from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(model, device=accelerator.device, revision=revision)
-    texts = translate_spread(translator, sources, accelerator, **settings)
+    texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None

@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,20 @@ def pairwise(*axes) -> list[tuple]:
         chosen.add(best)
         missing -= pairs(best)
     return [tuple(axis[i] for axis, i in zip(axes, values, strict=True)) for values in sorted(chosen or every)]
+
+
+def assert_refused(cases, call, error=ValueError):
+    """Call a function with each `(given, message)`; tell of all that raise no error or one without the message."""
+    faults = []
+    for given, message in cases:
+        try:
+            call(given)
+        except error as raised:
+            if not re.search(message, str(raised)):
+                faults.append(f"{given}: {raised} does not say {message}")
+        else:
+            faults.append(f"{given} is accepted")
+    assert not faults, "\n".join(faults)
 
 
 def each_once(values, others, thorough=()) -> list[tuple]:

@@ -5,6 +5,11 @@ import torch
 from heedful import HeedConfig, HeedForConditionalGeneration
 
 PAD, START = 0, 1
+# The files of code that are saved with a model of each family, and those of the pipeline alone.
+PIPELINE_CODE = {"configuration_base_heed.py", "generation_heed.py", "pipeline_heed.py"}
+SHARED_CODE = PIPELINE_CODE | {"fast_paths_heed.py", "loss_heed.py", "pretrained_heed.py"}
+CODE = SHARED_CODE | {"attention_heed.py", "configuration_heed.py", "modeling_heed.py", "positions_heed.py"}
+RNN_CODE = SHARED_CODE | {"cells_heed.py", "configuration_heed_rnn.py", "modeling_heed_rnn.py"}
 # Many end tokens, so that the sentences of a batch end at different steps.
 ENDS = list(range(2, 14))
 FIRST_WORD = 14

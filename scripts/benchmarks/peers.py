@@ -13,7 +13,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from heedful.inference.ctranslate2.specification import make_specification
-from heedful.modeling_heed import sinusoids
+from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
 SIZES = {

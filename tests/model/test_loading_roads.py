@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.configuration_heed import FORMAT_VERSION
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
-from helpers import SHARINGS, tiny_model
+from helpers import CODE, SHARINGS, tiny_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 
@@ -140,7 +140,7 @@ print("done")
 
 def test_a_remote_code_folder_without_one_of_its_files_is_refused_by_its_name(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
-    names = ["configuration_heed", "modeling_heed", "pipeline_heed"]
+    names = sorted(name.removesuffix(".py") for name in CODE)
     for name in names:
         shutil.copytree(tmp_path / "model", tmp_path / f"without_{name}")
         (tmp_path / f"without_{name}" / f"{name}.py").unlink()

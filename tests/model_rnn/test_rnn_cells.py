@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rnn_models import CELLS, tiny_rnn, tiny_rnn_config
 
 from heedful import HeedRNNForConditionalGeneration
-from heedful.modeling_heed_rnn import CELLS as CLASSES
-from heedful.modeling_heed_rnn import LSTMCell
+from heedful.cells_heed import CELLS as CLASSES
+from heedful.cells_heed import LSTMCell
 from helpers import assert_near
 
 THEIRS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rnn_models import ATTENTIONS, SEPARATE, SUTSKEVER, VARIANTS, tiny_rnn
 
 from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
-from heedful.modeling_heed_rnn import RecurrentCache
+from heedful.cells_heed import RecurrentCache
 from helpers import ENDS, FIRST_WORD, START, assert_near, padded, sentences, tiny_model
 
 STRATEGIES = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, HeedRNNModel
-from helpers import assert_near
+from helpers import RNN_CODE, assert_near
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 SHARINGS = {
@@ -100,8 +100,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_saved_folder_holds_exactly_its_own_files_of_code(folder):
-    files = sorted(path.name for path in folder.glob("**/*.py"))
-    assert files == ["configuration_heed_rnn.py", "modeling_heed_rnn.py", "pipeline_heed.py"]
+    assert {path.name for path in folder.glob("**/*.py")} == RNN_CODE
     assert json.loads((folder / "config.json").read_text())["auto_map"] == {
         "AutoConfig": "configuration_heed_rnn.HeedRNNConfig",
         "AutoModel": "modeling_heed_rnn.HeedRNNModel",
@@ -137,8 +136,8 @@ from pathlib import Path
 from heedful import HeedRNNForConditionalGeneration
 HeedRNNForConditionalGeneration.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[3])
 files = sorted(path.name for path in Path(sys.argv[3]).glob("*.py"))
-assert files == ["configuration_heed_rnn.py", "modeling_heed_rnn.py", "pipeline_heed.py"], files
-""",
+"""
+    + f"assert files == {sorted(RNN_CODE)}, files\n",
     "heed_is_not_installed": """
 import sys
 sys.modules["heedful"] = None  # makes the import fail

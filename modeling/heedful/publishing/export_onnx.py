@@ -17,13 +17,15 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from heedful.attention_heed import AdditiveScore
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
+from heedful.fast_paths_heed import HeedLinear
 from heedful.files import check_is_new, listed, new_folder
 from heedful.inference.loading import first_line
 from heedful.inference.strategies.steps import end_tokens
 from heedful.inference.translation import pad_sources, token_batches
-from heedful.modeling_heed import AdditiveScore, HeedForConditionalGeneration, HeedLinear
-from heedful.pipeline_heed import position_limit
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.export_check import Comparison, compare, load_pair
 from heedful.publishing.onnx_decoding import (
     DECODER_FILE,

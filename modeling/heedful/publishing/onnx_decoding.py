@@ -16,7 +16,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
-from heedful.configuration_heed import HeedConfig, vocabulary_of_the_target
+from heedful.configuration_heed import HeedConfig
 from heedful.modeling_heed import HeedPreTrainedModel
 
 # As optimum names them.
@@ -98,7 +98,7 @@ class OnnxModel(HeedPreTrainedModel, GenerationMixin):
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size."""
-        with vocabulary_of_the_target():
+        with self.config.vocabulary_of_the_target():
             return GenerationMixin.generate(self, *args, **kwargs)
 
     @can_return_tuple

@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration, cli, modeling_heed
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.trials import make_sample
 from heedful.diagnosis.verdicts import Verdict
 from heedful.diagnosis.verification import (

@@ -92,7 +92,7 @@ class HeedAttention(nn.Module):
         layer_idx: Number of the layer, under which keys and values are cached.
     """
 
-    def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, layer_idx: int | None = None):
+    def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, layer_idx: int = 0):
         super().__init__()
         heads = getattr(config, f"{stack}_attention_heads")
         key_value_heads = getattr(config, f"{stack}_key_value_heads") or heads
@@ -190,7 +190,7 @@ class HeedAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project keys and values of the source, or take from the cache what an earlier step projected."""
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
-            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            layer: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
         key, value = project_together(states, self.k_proj, self.v_proj)
         key, value = self._split_heads(key, self.d_k, tokens), self._split_heads(value, self.d_v, tokens)
@@ -249,7 +249,7 @@ def self_attention_mask(
         windows = _windows_if_faster(config, embeddings, attention_mask, radius, is_causal)
         if windows is not None:
             return windows
-    given = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
+    given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
     return create_causal_mask(past_key_values=cache, **given) if is_causal else create_bidirectional_mask(**given)
 
@@ -400,7 +400,8 @@ def check_kernel(config: HeedConfig, name: str | None) -> None:
     # First what every step of decoding asks: to read a config takes microseconds.
     if name in (None, "eager") or (name in GENERAL_KERNELS and config.attention_scoring != "additive"):
         return
-    choices, reason = GENERAL_KERNELS, None
+    choices: tuple[str, ...] = GENERAL_KERNELS
+    reason = None
     if config.attention_scoring == "additive":
         choices, reason = ("eager",), "`attention_scoring` is additive"
     elif config.encoder_neighbourhood or config.decoder_neighbourhood:

@@ -24,6 +24,15 @@ State = tuple[torch.Tensor, ...]
 class Cell(nn.RNNBase):
     """What the three cells share: all reading goes through `forward`, so that hooks on a cell see all of it."""
 
+    # torch makes them, by these names.
+    weight_ih_l0: torch.Tensor
+    weight_hh_l0: torch.Tensor
+    bias_ih_l0: torch.Tensor
+    bias_hh_l0: torch.Tensor
+    # Each cell's equations, and the same in fewer operations.
+    step: Callable[[torch.Tensor, State], State]
+    fused_step: Callable[[torch.Tensor, State], State]
+
     def forward(  # type: ignore[override]
         self,
         inputs: torch.Tensor,
@@ -36,7 +45,7 @@ class Cell(nn.RNNBase):
 
         Args:
             inputs: `(batch, input_size)`, or `(batch, length, input_size)`.
-            state: `(batch, hidden_size)` tensors to begin with; `None` is zeros, for whole sequences only.
+            state: `(batch, hidden_size)` tensors to begin with; `None` is zeros.
             tokens: `(batch, length)`, true at tokens and false at padding, wherever it stands; `None` has no padding.
             is_reversed: Whether each sequence is read from its end.
             is_fused: Whether torch's own loop runs, or the equations.
@@ -46,14 +55,14 @@ class Cell(nn.RNNBase):
             padding, and the state behind the last token that was read.
         """
         if inputs.dim() == 2:
-            return run_one_step(self, inputs, state, is_fused)
+            return run_one_step(self, inputs, state or no_state(self, inputs), is_fused)
         run = run_fused if is_fused else run_by_steps
         return run(self, inputs, state, tokens, is_reversed)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
         """Run torch's own loop over `(batch, length, input_size)` or packed sequences."""
         # torch keeps a list of the weights beside them, which knows nothing of weights that are loaded when needed.
-        self._flat_weights = self.all_weights[0]
+        self._flat_weights = [*self.all_weights[0]]
         return super().forward(inputs, state)
 
 
@@ -97,10 +106,10 @@ class GRUCell(Cell, nn.GRU):
         """Return the next state from `read`, the `(batch, 3 · hidden_size)` W x + b of the next token."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
-        read, kept = (part.to(hidden.dtype).chunk(3, dim=-1) for part in (read, kept))
-        reset_gate = torch.sigmoid(read[0] + kept[0])
-        update_gate = torch.sigmoid(read[1] + kept[1])
-        candidate = torch.tanh(read[2] + reset_gate * kept[2])
+        of_input, of_state = (part.to(hidden.dtype).chunk(3, dim=-1) for part in (read, kept))
+        reset_gate = torch.sigmoid(of_input[0] + of_state[0])
+        update_gate = torch.sigmoid(of_input[1] + of_state[1])
+        candidate = torch.tanh(of_input[2] + reset_gate * of_state[2])
         return (update_gate * hidden + (1 - update_gate) * candidate,)
 
     def fused_step(self, inputs: torch.Tensor, state: State) -> State:
@@ -141,8 +150,8 @@ def run_fused(
     dtype = cell.weight_ih_l0.dtype
     inputs = inputs.to(dtype)
     state = no_state(cell, inputs) if state is None else tuple(part.to(dtype) for part in state)
-    given = tuple(part[None].contiguous() for part in state)  # (1, B, hidden) each
-    given = given if len(given) > 1 else given[0]
+    parts = tuple(part[None].contiguous() for part in state)  # (1, B, hidden) each
+    given = parts if len(parts) > 1 else parts[0]
     if tokens is None:
         outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
         return outputs.flip(1) if is_reversed else outputs, as_state(last)
@@ -260,7 +269,7 @@ class RecurrentCache(Cache):
         self.fed = None if self.fed is None else change(self.fed)
         self.keys = None if self.keys is None else change(self.keys)
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let each row go on from another one."""
         self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
@@ -282,4 +291,4 @@ class RecurrentCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.__init__()
+        self.states, self.fed, self.keys, self._length = [], None, None, 0

@@ -129,9 +129,14 @@ class HeedBaseConfig(PreTrainedConfig):
         """
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
-            config.vocab_size = self.decoder_vocab_size or self.vocab_size
+            config.vocab_size = self.target_vocab_size
             return config
         return super().get_text_config(decoder=decoder, encoder=encoder)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target tokens."""
+        return self.decoder_vocab_size or self.vocab_size
 
     @property
     def has_one_vocabulary(self) -> bool:
@@ -177,12 +182,11 @@ class HeedBaseConfig(PreTrainedConfig):
                 f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
             )
         end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        target_size = self.decoder_vocab_size or self.vocab_size
         limits = {
-            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, target_size)),
-            "bos_token_id": ([self.bos_token_id], target_size),
-            "eos_token_id": (end, target_size),
-            "decoder_start_token_id": ([self.decoder_start_token_id], target_size),
+            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, self.target_vocab_size)),
+            "bos_token_id": ([self.bos_token_id], self.target_vocab_size),
+            "eos_token_id": (end, self.target_vocab_size),
+            "decoder_start_token_id": ([self.decoder_start_token_id], self.target_vocab_size),
         }
         for name, (ids, limit) in limits.items():
             for token_id in ids:

@@ -113,8 +113,8 @@ def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[tor
     """
     if not torch.is_grad_enabled() or not all(is_plain(projection) for projection in projections):
         return tuple(projection(states) for projection in projections)
-    weight = torch.cat([projection.weight for projection in projections])
-    biases = [projection.bias for projection in projections]
+    weight = torch.cat(tuple(projection.weight for projection in projections))
+    biases = tuple(projection.bias for projection in projections)
     joined = linear(states, weight, None if biases[0] is None else torch.cat(biases))
     return joined.split([projection.out_features for projection in projections], dim=-1)
 

@@ -109,7 +109,7 @@ class HeedGenerationMixin(GenerationMixin):
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     @functools.wraps(GenerationMixin.generate)
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
 
         Raises:
@@ -120,7 +120,7 @@ class HeedGenerationMixin(GenerationMixin):
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
         with self.config.vocabulary_of_the_target():
-            return super().generate(*args, **kwargs)
+            return GenerationMixin.generate(self, *args, **kwargs)
 
     def compute_transition_scores(
         self,

@@ -204,6 +204,8 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
 class HeedStack(HeedPreTrainedModel):
     """What encoder and decoder share: token embeddings, positions, and the checks on what they are given."""
 
+    layers: nn.ModuleList
+
     def __init__(self, config: HeedConfig, vocab_size: int):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
@@ -231,7 +233,7 @@ class HeedStack(HeedPreTrainedModel):
     def post_init(self) -> None:
         """Finish as transformers does; the plan of tensor parallelism names no gate where there is none."""
         super().post_init()
-        if self.config.activation_function not in GATED_ACTIVATIONS:
+        if self._tp_plan and self.config.activation_function not in GATED_ACTIVATIONS:
             self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("fc_gate")}
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -303,7 +305,7 @@ class HeedEncoder(HeedStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         packing: Packing | None = None,
@@ -370,7 +372,7 @@ class HeedDecoder(HeedStack):
     }
 
     def __init__(self, config: HeedConfig):
-        super().__init__(config, config.decoder_vocab_size)
+        super().__init__(config, config.target_vocab_size)
         self.layers = nn.ModuleList([HeedDecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers)])
         self.post_init()
 
@@ -378,11 +380,11 @@ class HeedDecoder(HeedStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         packing: Packing | None = None,
@@ -431,7 +433,7 @@ class HeedDecoder(HeedStack):
             source = encoder_hidden_states if past_key_values is None else None
             packing = packing.of_decoder(hidden_states, source)
             hidden_states = packing.pack(hidden_states)
-            if packing.source is not None:
+            if packing.source is not None and encoder_hidden_states is not None:
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
         for layer in self.layers:
             hidden_states = layer(
@@ -466,14 +468,14 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
         super().__init__(config)
         self._hold_both_stacks(HeedEncoder(config), HeedDecoder(config))
         self.post_init()
-        self._tp_plan.pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
+        (self._tp_plan or {}).pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
 
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
@@ -489,17 +491,14 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
             ValueError: As the stacks raise it, or if the target is missing.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                packing=packing,
-                **kwargs,
-            )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoded = self.encoder(**source_inputs, packing=packing, **kwargs)
+        elif isinstance(encoder_outputs, BaseModelOutput):
+            encoded = encoder_outputs
+        else:
+            encoded = BaseModelOutput(*encoder_outputs)
         self.check_target(decoder_input_ids, decoder_inputs_embeds)
-        source = encoder_outputs.last_hidden_state
+        source = encoded.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
             raise ValueError(
                 f"The attention mask must cover {source.shape[1]} tokens of the source, "
@@ -522,9 +521,9 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=source,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 
@@ -544,7 +543,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
     def __init__(self, config: HeedConfig):
         super().__init__(config)
         model = HeedModel(config)
-        self._hold_head(model, HeedLinear(config.d_model, config.decoder_vocab_size, bias=config.output_bias))
+        self._hold_head(model, HeedLinear(config.d_model, config.target_vocab_size, bias=config.output_bias))
         # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
         self.generation_config.max_length = config.max_position_embeddings
         self.post_init()
@@ -553,15 +552,15 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: int | torch.Tensor | None = None,

@@ -7,7 +7,6 @@ Letters in shape comments: B batch, S source length, T target length, E = embedd
 of target tokens.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +31,11 @@ from .pretrained_heed import EncoderDecoder, HeedBaseModel, OutputLayer
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
+
+# Looks at the source from `(batch, length, hidden_size)` states: what the pre-softmax layer reads, and the weights.
+Look = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+# The decoder's next states, what is fed next, what the pre-softmax layer reads, the weights, and each layer's outputs.
+Run = tuple[list[State], torch.Tensor | None, torch.Tensor, torch.Tensor | None, list[torch.Tensor]]
 
 
 # Encoder
@@ -68,7 +72,7 @@ class RecurrentEncoderOutput(BaseModelOutput):
             from the lowest; an LSTM's has two parts, h and c.
     """
 
-    final_state: torch.FloatTensor | None = None
+    final_state: torch.Tensor | None = None
 
 
 class HeedRNNPreTrainedModel(HeedBaseModel):
@@ -169,7 +173,7 @@ class HeedRNNEncoder(HeedRNNStack):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
@@ -285,7 +289,7 @@ class HeedRNNAttention(nn.Module):
         Returns:
             The context `(batch, target_length, hidden_size)` and weights `(batch, 1, target_length, source_length)`.
         """
-        if self.q_proj is None:
+        if self.q_proj is None or self.weight is None:
             scores = torch.matmul(query * self.scaling, keys.transpose(1, 2))  # (B, T, S)
         else:
             scores = torch.tanh(self.q_proj(query)[:, :, None] + keys[:, None]) @ self.weight.to(keys.dtype)
@@ -298,8 +302,10 @@ class HeedRNNAttention(nn.Module):
 # Decoder
 
 
-def join_to_each(states: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-    """Join one `(batch, size)` vector of the source to each of the target's `(batch, length, width)` states."""
+def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Tensor:
+    """Join a `(batch, size)` vector of the source, if any, to each of the target's `(batch, length, width)` states."""
+    if context is None:
+        return states
     context = context.to(states.dtype)[:, None].expand(-1, states.shape[1], -1)
     return torch.cat([states, context], dim=-1)
 
@@ -315,7 +321,7 @@ class HeedRNNDecoder(HeedRNNStack):
     side = "decoder"
 
     def __init__(self, config: HeedRNNConfig):
-        super().__init__(config, config.decoder_vocab_size)
+        super().__init__(config, config.target_vocab_size)
         has_attention = config.attention != "none"
         self.feeds_last_state = config.input_feeding and not has_attention
         fed = (config.embedding_size if has_attention else config.hidden_size) if config.input_feeding else 0
@@ -330,7 +336,7 @@ class HeedRNNDecoder(HeedRNNStack):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
@@ -368,7 +374,15 @@ class HeedRNNDecoder(HeedRNNStack):
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
         records_attention = self.config.output_attentions if output_attentions is None else output_attentions
-        self._check_what_is_given(encoder_hidden_states, past_key_values, records_attention)
+        if encoder_hidden_states is None:
+            raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
+        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
+            kind = type(past_key_values).__name__
+            raise ValueError(f"`past_key_values` must be a RecurrentCache, but is a {kind} instead.")
+        if records_attention and self.cross_attn is None:
+            raise ValueError(
+                "`output_attentions` must be False where the config's `attention` is none, but is True instead."
+            )
         use_cache = self.config.use_cache if use_cache is None else use_cache
         cache = past_key_values if past_key_values is not None else RecurrentCache()
         self._check_mask(attention_mask, cache.get_seq_length() + length)
@@ -392,21 +406,12 @@ class HeedRNNDecoder(HeedRNNStack):
             cross_attentions=(weights,) if records_attention and weights is not None else None,
         )
 
-    def _check_what_is_given(self, encoder_hidden_states, cache, records_attention: bool):
-        if encoder_hidden_states is None:
-            raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
-        if cache is not None and not isinstance(cache, RecurrentCache):
-            raise ValueError(f"`past_key_values` must be a RecurrentCache, but is a {type(cache).__name__} instead.")
-        if records_attention and self.cross_attn is None:
-            raise ValueError(
-                "`output_attentions` must be False where the config's `attention` is none, but is True instead."
-            )
-
-    def _look_at(self, source: torch.Tensor, mask: torch.Tensor | None, cache: RecurrentCache, fed) -> Callable:
+    def _look_at(
+        self, source: torch.Tensor, mask: torch.Tensor | None, cache: RecurrentCache, fed: torch.Tensor | None
+    ) -> Look:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""
         if self.cross_attn is None:
-            join = functools.partial(join_to_each, context=fed) if self.feeds_last_state else nn.Identity()
-            return lambda states: (self.dropout(torch.tanh(self.out_proj(join(states)))), None)
+            return lambda states: (self.dropout(torch.tanh(self.out_proj(join_to_each(states, fed)))), None)
         if cache.keys is None:
             cache.keys = self.cross_attn.project_source(source)
         tokens = padding_free(mask)
@@ -417,10 +422,17 @@ class HeedRNNDecoder(HeedRNNStack):
 
         return look
 
-    def _run_layers(self, embeddings, tokens, states: list[State], fed, look: Callable):
+    def _run_layers(
+        self,
+        embeddings: torch.Tensor,
+        tokens: torch.Tensor | None,
+        states: list[State],
+        fed: torch.Tensor | None,
+        look: Look,
+    ) -> Run:
         """Run each layer over the whole target, then look at the source from all positions at once."""
         is_fused = may_fuse(self.config, embeddings.device)
-        outputs, last, seen = join_to_each(embeddings, fed) if self.feeds_last_state else embeddings, [], []
+        outputs, last, seen = join_to_each(embeddings, fed), [], []
         for number, (cell, state) in enumerate(zip(self.layers, states, strict=True)):
             inputs = self.dropout(outputs) if number else outputs
             outputs, state = cell(inputs, state, tokens, is_fused=is_fused)
@@ -429,11 +441,18 @@ class HeedRNNDecoder(HeedRNNStack):
         outputs, weights = look(outputs)
         return last, fed, outputs, weights, seen
 
-    def _feed_step_by_step(self, embeddings, tokens, states: list[State], fed, look: Callable):
+    def _feed_step_by_step(
+        self,
+        embeddings: torch.Tensor,
+        tokens: torch.Tensor | None,
+        states: list[State],
+        fed: torch.Tensor | None,
+        look: Look,
+    ) -> Run:
         """Read token after token, each beside what the one before attended to."""
         is_fused = may_fuse(self.config, embeddings.device)
         fed = torch.zeros_like(embeddings[:, 0]) if fed is None else fed
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        found: list[tuple[torch.Tensor, Any]] = []
         seen: list[list[torch.Tensor]] = [[] for _ in self.layers]
         for position in range(embeddings.shape[1]):
             inputs = torch.cat([embeddings[:, position], fed.to(embeddings.dtype)], dim=-1)
@@ -469,9 +488,9 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: RecurrentEncoderOutput | tuple | None = None,
         past_key_values: RecurrentCache | None = None,
@@ -489,26 +508,21 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
             ValueError: As the stacks raise it, or if the target is missing.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                return_dict=True,
-            )
-        elif not isinstance(encoder_outputs, RecurrentEncoderOutput):
-            states, *rest = (
-                encoder_outputs.to_tuple() if isinstance(encoder_outputs, BaseModelOutput) else encoder_outputs
-            )
-            final = rest[-1] if rest and isinstance(rest[-1], torch.Tensor) else None
-            encoder_outputs = RecurrentEncoderOutput(last_hidden_state=states, final_state=final)
+            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoded = self.encoder(**source_inputs, output_hidden_states=output_hidden_states, return_dict=True)
+        elif isinstance(encoder_outputs, RecurrentEncoderOutput):
+            encoded = encoder_outputs
+        else:
+            given = encoder_outputs.to_tuple() if isinstance(encoder_outputs, BaseModelOutput) else encoder_outputs
+            final = given[-1] if len(given) > 1 and isinstance(given[-1], torch.Tensor) else None
+            encoded = RecurrentEncoderOutput(last_hidden_state=given[0], final_state=final)
         self.check_target(decoder_input_ids, decoder_inputs_embeds)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            encoder_final_state=encoder_outputs.final_state,
+            encoder_final_state=encoded.final_state,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -521,8 +535,8 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
             past_key_values=decoder_outputs.past_key_values,
             decoder_hidden_states=decoder_outputs.hidden_states,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
         )
 
 
@@ -536,7 +550,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, Train
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config)
         model = HeedRNNModel(config)
-        self._hold_head(model, nn.Linear(config.embedding_size, config.decoder_vocab_size, bias=False))
+        self._hold_head(model, nn.Linear(config.embedding_size, config.target_vocab_size, bias=False))
         # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
         self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
@@ -545,15 +559,15 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, Train
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: RecurrentEncoderOutput | tuple | None = None,
         past_key_values: RecurrentCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: int | torch.Tensor | None = None,

@@ -41,6 +41,7 @@ class HeedBaseModel(PreTrainedModel):
     side: Literal["encoder", "decoder"] | None = None
     # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
+    embed_tokens: nn.Embedding  # of a stack
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`.
@@ -62,9 +63,9 @@ class HeedBaseModel(PreTrainedModel):
         if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
             return
         # From the config: in the place of the embeddings there may be an adapter, which does not know their number.
-        limit = self.config.decoder_vocab_size if self.side == "decoder" else self.config.vocab_size
+        limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
         lowest, highest = (int(bound) for bound in input_ids.aminmax())
-        if lowest < 0 or highest >= (limit or 0):
+        if lowest < 0 or highest >= limit:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
 
@@ -80,6 +81,8 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If weights are missing or unknown, which the message names, or a file is broken.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
+        model: Any
+        report: dict[str, Any]
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
         is_strict = source is not None and kwargs.get("state_dict") is None and not kwargs.get("output_loading_info")
         # transformers' own error for other shapes names none of them.
@@ -141,7 +144,8 @@ class HeedBaseModel(PreTrainedModel):
         """
         if self.config.tie_word_embeddings or self.side is not None:
             return
-        source, target = self.base_model.encoder.embed_tokens, self.base_model.decoder.embed_tokens
+        model: Any = self.base_model
+        source, target = model.encoder.embed_tokens, model.decoder.embed_tokens
         head = self.get_output_embeddings()
         shares_input = source.weight is target.weight
         shares_output = head is not None and head.weight is target.weight
@@ -173,7 +177,7 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If a special id would no longer be in the vocabulary, the weights lie on the disk or another
                 device, or this is a part of a model, whose other parts would keep their size.
         """
-        own = [self.side or "encoder"]
+        own: list[str] = [self.side or "encoder"]
         sides = ["encoder", "decoder"] if self.side is None and self.config.has_one_vocabulary else own
         return self._resize(sides, new_num_tokens, pad_to_multiple_of, mean_resizing)
 
@@ -204,7 +208,7 @@ class HeedBaseModel(PreTrainedModel):
         self, sides: list[str], new_num_tokens: int | None, pad_to_multiple_of: int | None, mean_resizing: bool
     ) -> nn.Embedding:
         """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
-        stacks = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
+        stacks: list[Any] = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
         size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
         if new_num_tokens is None and pad_to_multiple_of is None:
             return stacks[0].embed_tokens

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from helpers import FAMILIES, WITHOUT_HEEDFUL, closure_of, fresh_process, shake, tiny_model
 from memorised import PAIRS, memorised_model
 

@@ -382,7 +382,7 @@ def check_quantization(model: Any) -> None:
     if is_torchao and not model.quantized_weights():
         raise ValueError(
             "`quantization_config` must fit the model, but no weight could be quantized with it: `group_size` must "
-            f"divide the widths of its matrices, such as `d_model` ({model.config.d_model})."
+            f"divide `d_model` ({model.config.d_model}) and the inner sizes."
         )
 
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
@@ -339,6 +340,53 @@ def test_padding_is_computed_where_someone_may_look_at_it(which, packed_rows):
     assert seen == ([(5, 7)] if which == "hook" else [])
     if which in ("recorded", "configured"):
         assert {tuple(states.shape[:2]) for states in outputs.decoder_hidden_states} == {(5, 7)}
+
+
+def test_padding_is_left_out_until_somebody_watches_and_again_afterwards(packed_rows):
+    """A hook counts from the next step on, whatever it is and whenever it is added."""
+    model, batch = make_model(), make_padded_batch()
+    layer = model.model.encoder.layers[0]
+    watchers = [
+        lambda: layer.feed_forward.fc1.register_forward_hook(lambda *_: None),
+        lambda: layer.self_attn.register_forward_pre_hook(lambda *_: None),
+        lambda: layer.self_attn_residual.norm.register_full_backward_hook(lambda *_: None),
+        lambda: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+        lambda: torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None),
+    ]
+
+    def is_packed():
+        packed_rows.clear()
+        model(**batch)
+        return bool(packed_rows)
+
+    assert is_packed()
+    for watch in watchers:
+        handle = watch()
+        assert not is_packed()
+        assert not is_packed()
+        handle.remove()
+        assert is_packed()
+        assert is_packed()
+    hooked = make_model().model.encoder.layers[1]
+    hooked.register_forward_hook(lambda *_: None)
+    model.model.encoder.layers[1] = hooked
+    assert not is_packed()
+
+
+def test_modules_are_not_gone_through_at_every_step(monkeypatch):
+    model, batch = make_model(), make_padded_batch()
+    model(**batch)
+    monkeypatch.setattr(type(model.model.encoder.layers[0]), "modules", lambda _: pytest.fail("looked again"))
+    model(**batch)
+
+
+def test_an_adapter_within_the_layers_is_given_packed_states_and_changes_nothing(packed_rows, monkeypatch):
+    adapted = get_peft_model(make_model(), LoraConfig(target_modules=["fc1", "q_proj"], init_lora_weights=False))
+    batch = make_padded_batch()
+    loss = adapted(**batch).loss
+    assert packed_rows
+    monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
+    torch.testing.assert_close(loss, adapted(**batch).loss, rtol=1e-6, atol=0)
 
 
 def test_a_gradient_flows_through_packed_states_twice():

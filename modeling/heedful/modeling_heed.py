@@ -292,7 +292,7 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc2": "rowwise",
     }
 
-    # What encodes in its place, see `HeedForConditionalGeneration.prepared`.
+    # What encodes instead of the layers, see `HeedForConditionalGeneration.prepared`.
     prepared = None
 
     def __init__(self, config: HeedConfig):
@@ -576,8 +576,12 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
     # Generation
 
     def _expand_inputs_for_generation(
-        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids=None, **model_kwargs
-    ):
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
         kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
         mask = kept.get("attention_mask")
@@ -593,7 +597,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
         return past_key_values
 
     @staticmethod
-    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
+    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
         """Return the decoder's `(batch, length)` mask as it is.
 
         With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
@@ -602,11 +606,17 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
         return attention_mask
 
     def prepare_inputs_for_generation(
-        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
-    ) -> dict:
+        self,
+        input_ids: torch.Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`.
 
-        transformers' own, for caches and places that ask for more, takes longer than an attention of a small model.
+        transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
+        whose output layer is on another device than the tokens.
         """
         is_ordinary = past_key_values is not None and not past_key_values.is_compileable
         if not is_ordinary or input_ids.device != self.lm_head.weight.device:
@@ -618,12 +628,12 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
         own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
         return own | given
 
-    def _sample(self, *args, **kwargs):
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Search greedily or sample, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **kwargs) if found is None else found
 
-    def _beam_search(self, *args, **kwargs):
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._beam_search(*args, **kwargs) if found is None else found

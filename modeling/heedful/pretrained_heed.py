@@ -62,7 +62,7 @@ class HeedBaseModel(PreTrainedModel):
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
             return
-        # From the config: in the place of the embeddings there may be an adapter, which does not know their number.
+        # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
         lowest, highest = (int(bound) for bound in input_ids.aminmax())
         if lowest < 0 or highest >= limit:

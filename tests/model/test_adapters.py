@@ -30,7 +30,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
 from heedful.training.trainer import HeedSeq2SeqTrainer
-from helpers import PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
 torch.manual_seed(0)
@@ -191,7 +191,7 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     merged.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors"),
-        *("configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"),
+        *CODE,
     }
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(merged))

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.diagnosis import trials
 from heedful.diagnosis.trials import Sample, difference, generated, logits_of, make_sample
 from heedful.diagnosis.verdicts import Measured, SkippedError, check, dtype_name, tolerance_of
-from heedful.pipeline_heed import HEED_TYPES
 
 BEAMS = 4
 

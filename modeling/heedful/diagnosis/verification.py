@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 import heedful
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.diagnosis import trials
 from heedful.diagnosis.model_checks import (
@@ -38,7 +39,6 @@ from heedful.diagnosis.model_checks import (
 from heedful.diagnosis.trials import TEXTS, Sample, difference, logits_of, make_sample
 from heedful.diagnosis.verdicts import Measured, SkippedError, Verdict, check, dtype_name, shown, tolerance_of
 from heedful.inference.loading import first_line, resolve_device
-from heedful.pipeline_heed import HEED_TYPES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 Dtype = Literal["float32", "bfloat16", "float16"]

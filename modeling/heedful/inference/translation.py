@@ -17,12 +17,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH
 from heedful.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.penalties import length_penalty
 from heedful.inference.strategies.steps import asks_for_beam_search, end_tokens
-from heedful.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

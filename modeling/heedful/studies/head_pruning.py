@@ -16,7 +16,8 @@ from heedful.data.micro_batches import collate
 from heedful.inference.attention.recording import Kind
 
 if TYPE_CHECKING:
-    from heedful.modeling_heed import HeedAttention, HeedForConditionalGeneration
+    from heedful.attention_heed import HeedAttention
+    from heedful.modeling_heed import HeedForConditionalGeneration
 
 
 class Head(NamedTuple):

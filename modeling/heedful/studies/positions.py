@@ -70,7 +70,7 @@ def shift_errors(offset: int) -> tuple[float, float]:
     """Return the largest error of M PE(pos) against PE(pos + offset), in float64 and of the model's float32."""
     import torch
 
-    from heedful.modeling_heed import sinusoids
+    from heedful.positions_heed import sinusoids
 
     matrix = shift_matrix(offset, WIDTH)
     positions = torch.arange(POSITIONS)

@@ -1,28 +1,30 @@
-# make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the whole test suite.
-# Both create the environment in .venv first, once. Other commands: make check (linters and types), make soak (crash tests
-# that take minutes), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the suite with the
-# oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
+# make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
+# Both create the environment in .venv first, once. Other commands: make test-all (the slow tests too, before a release),
+# make check (linters and types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the tests
+# with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+# Each process of the tests computes on one core and takes up to 3 GB.
+PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test oldest soak conformance bench check format clean
+.PHONY: quickstart test test-all oldest conformance bench check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST)
+
+test-all: $(INSTALLED)
+	$(BIN)/python $(PYTEST) -m ""
 
 # The newest environment too: what one of them saves is read in the other.
 oldest: .venv-oldest/installed .venv/installed
-	.venv-oldest/bin/python -m pytest
-
-soak: $(INSTALLED)
-	$(BIN)/python -m pytest -m soak
+	.venv-oldest/bin/python $(PYTEST)
 
 conformance: $(INSTALLED)
 	$(BIN)/python scripts/conformance/run.py

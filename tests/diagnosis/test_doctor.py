@@ -8,12 +8,12 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from heedful import cli
-from heedful.data.korean_english import korean_english_pairs
+from heedful.cli import main as cli
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import Diagnosis, diagnose
 from heedful.diagnosis.findings import SEVERITIES, Finding, graded, in_order, percent
-from heedful.training.recipe import read_recipe
+from heedful.training.recipe_file import read_recipe
 from helpers import tiny_config
 from test_recipes import CONFIGURATION
 from tiny_runs import tiny_recipe, tiny_tree

@@ -11,8 +11,8 @@ import yaml
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from heedful import cli
-from heedful.data.batching import padding_share
+from heedful.cli import main as cli
+from heedful.data.micro_batches import padding_share, split_update
 from heedful.diagnosis.estimate import (
     LiveMemory,
     Trial,
@@ -22,9 +22,11 @@ from heedful.diagnosis.estimate import (
     split_rows,
     state_memory,
 )
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
-from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import to_yaml
 from tiny_runs import tiny_recipe, tiny_tree
 
 
@@ -44,12 +46,12 @@ def test_the_plan_is_the_plan_of_the_loop(corpus, tmp_path):
     recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 500})
     plan = plan_batches(recipe, corpus)
     recipe.folder.mkdir()
-    loop = TrainingLoop(recipe, corpus, make_accelerator(recipe))
+    loop = TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
     updates = list(corpus.updates(0))
     assert plan.updates_per_epoch == plan.looked_at == len(updates)
-    assert plan.timed == [loop._micro_batches(update)[0] for update in updates][:12]
-    assert plan.first == loop._micro_batches(updates[0])[0][0]
-    assert plan.micro_batches == max(len(loop._micro_batches(update)[0]) for update in updates)
+    assert plan.timed == [split_update(update, loop.token_budget, 1)[0] for update in updates][:12]
+    assert plan.first == split_update(updates[0], loop.token_budget, 1)[0][0]
+    assert plan.micro_batches == max(len(split_update(update, loop.token_budget, 1)[0]) for update in updates)
 
 
 def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):
@@ -86,14 +88,14 @@ def test_processes_share_the_work_of_an_update(corpus, tmp_path):
 
 
 def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_path):
-    model = make_model(tiny_recipe(tmp_path / "run"), corpus.tokenizers)
+    model = make_model(tiny_recipe(tmp_path / "run").model, corpus.tokenizers)
     counts = count_parameters(model)
     assert counts["together"] == model.num_parameters() == sum(counts.values()) - counts["together"]
     assert counts["embeddings"] == 400 * 32
     encoder = sum(p.numel() for name, p in model.model.encoder.named_parameters() if "embed" not in name)
     assert counts["encoder"] == encoder
     untied = {"model.options.tie_word_embeddings": False}
-    counts = count_parameters(make_model(tiny_recipe(tmp_path / "run", untied), corpus.tokenizers))
+    counts = count_parameters(make_model(tiny_recipe(tmp_path / "run", untied).model, corpus.tokenizers))
     assert counts["embeddings"] == 3 * 400 * 32
 
 
@@ -137,7 +139,7 @@ def test_live_memory_of_a_layer_is_what_its_formula_says():
 
 def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
     recipe = tiny_recipe(tmp_path / "run")
-    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
     before = copy.deepcopy(trial.model.state_dict())
     rows = plan_batches(recipe, corpus).hungry[0]
     whole, half = trial.activation_memory(rows), trial.activation_memory(rows[: len(rows) // 2])
@@ -153,14 +155,14 @@ def test_checkpointing_saves_activations(corpus, tmp_path):
     for on in (False, True):
         changes = {"model.gradient_checkpointing": on, "model.options.encoder_layers": 6, "model.options.dropout": 0.1}
         recipe = tiny_recipe(tmp_path / "run", changes)
-        trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+        trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
         sizes[on] = trial.activation_memory(plan_batches(recipe, corpus).hungry[0])
     assert sizes[True] < 0.8 * sizes[False]
 
 
 def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
     recipe = tiny_recipe(tmp_path / "run")
-    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe))
+    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
     rows = plan_batches(recipe, corpus).hungry[0]
     seen = []
     monkeypatch.setattr(trial, "_seconds", lambda batches: seen.append(len(batches[0])) or 100.0)
@@ -174,7 +176,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
     text = str(result)
     assert list(tmp_path.iterdir()) == []
     yaml_part = text.split("--- recipe\n")[1].split("\n\n--- ")[0]
-    assert yaml.safe_load(yaml_part) == yaml.safe_load(recipe.to_yaml())
+    assert yaml.safe_load(yaml_part) == yaml.safe_load(to_yaml(recipe))
     per_epoch = result.batches.updates_per_epoch
     assert f"updates per epoch    {per_epoch}" in text
     assert f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)" in text
@@ -199,7 +201,7 @@ def test_a_stream_says_what_it_cannot_tell(tmp_path):
 
 
 def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
-    make_model(tiny_recipe(tmp_path / "run"), corpus.tokenizers).save_pretrained(tmp_path / "model")
+    make_model(tiny_recipe(tmp_path / "run").model, corpus.tokenizers).save_pretrained(tmp_path / "model")
     corpus.tokenizers.save_pretrained(tmp_path / "model")
     changes = {"model.options": {}, "model.start_from": str(tmp_path / "model")}
     result = dry_run(tiny_recipe(tmp_path / "run", changes))
@@ -225,7 +227,7 @@ def test_two_processes_print_one_estimate_for_two(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "heedful.cli", "train", str(path), "--dry-run"]
+    command += ["-m", "heedful", "train", str(path), "--dry-run"]
     finished = subprocess.run(
         command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200
     )

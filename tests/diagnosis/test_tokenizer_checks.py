@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.encoding import PairEncoder
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis import tokenizer_checks as checks

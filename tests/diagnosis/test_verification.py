@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration, cli, modeling_heed
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.trials import make_sample

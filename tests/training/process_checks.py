@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from heedful.data.batching import padding_share
 from heedful.data.encoding import PairEncoder
-from heedful.training import loop as loop_module
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.loop import TrainingInterrupted, TrainingLoop
+from heedful.data.micro_batches import padding_share, split_update
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state, store
+from heedful.training.loop.loop import TrainingLoop, validation
+from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
-from heedful.training.schedule import make_optimizer
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -98,7 +98,10 @@ def stream(folder: Path, accelerator) -> dict:
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.training.processes.CHUNK", 32):
+    with (
+        patch.object(PairEncoder, "rows", count_and_encode),
+        patch("heedful.training.processes.collectives.CHUNK", 32),
+    ):
         updates = list(corpus.updates(0))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     return {"rows": rows, "encoded": sum(encoded), "too_long": corpus.encoder.too_long, "pairs": corpus.pairs}
@@ -219,7 +222,7 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     )
     # The processes do not see the same values; those of the main process count.
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0] if accelerator.is_main_process else [9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
-    with patch.object(loop_module, "validation_loss", lambda *_: next(values)):
+    with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
     told = make_loop(folder / "told", {}, corpus, accelerator)
     step = told._step
@@ -235,18 +238,18 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     except TrainingInterrupted as interruption:
         ends["told"] = str(interruption)
     full = make_loop(folder / "full", {"checkpoints.every_updates": 2}, corpus, accelerator)
-    save = loop_module.save_checkpoint
+    save = store.save_checkpoint
 
     def fail_once(path, model, state, *others):
         if state.progress.update == 4:
             raise OSError("No space left on device")
         return save(path, model, state, *others)
 
-    with patch.object(loop_module, "save_checkpoint", fail_once):
+    with patch.object(store, "save_checkpoint", fail_once):
         full.run()
-    ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.iterdir())
+    ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())
     unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
-    with patch.object(loop_module, "save_checkpoint", fail_once):
+    with patch.object(store, "save_checkpoint", fail_once):
         try:
             unsaved.run()
         except OSError as error:
@@ -255,7 +258,7 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     if accelerator.process_index == 1:
         next(poisoned.model.parameters()).data.view(-1)[0] = float("inf")
     try:
-        poisoned._save(must=True)
+        poisoned.checkpoints.save(poisoned.progress, must=True)
     except FloatingPointError as error:
         ends["poisoned"] = str(error)
     return ends
@@ -272,7 +275,7 @@ def padding(folder: Path, corpus, accelerator) -> dict:
     parts = [
         part
         for update in list(corpus.updates(0))[:3]
-        for process in loop._micro_batches(update)
+        for process in split_update(update, loop.token_budget, loop.accelerator.num_processes)
         for part in process
         if part
     ]

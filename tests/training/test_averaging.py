@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.training.averaging import MovingAverage
-from heedful.training.checkpoints import checkpoint_path, list_checkpoints
+from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
+from heedful.training.loop.averaging import MovingAverage
+from heedful.training.loop.validation import validation_loss
 from heedful.training.run import train
-from heedful.training.validation import validation_loss
 from tiny_runs import logged, tiny_recipe
 
 
@@ -85,7 +85,7 @@ def test_the_published_weights_are_the_moving_average_where_the_recipe_says_so(t
 
 def test_the_published_weights_are_the_average_of_the_best_where_the_recipe_says_so(tmp_path, monkeypatch):
     values = iter([3.0, 1.0, 4.0, 2.0, 5.0, 6.0])
-    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     changes = {"validation.every_updates": 1, "checkpoints.keep_best": 2, "checkpoints.keep_last": 1}
     result = train(tiny_recipe(tmp_path / "run", {**changes, "checkpoints.publish": "average_best"}))
     assert result.progress.best == [(1.0, 2), (2.0, 4)]

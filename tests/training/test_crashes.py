@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import FileTooLarge
-from heedful.training import loop as loop_module
-from heedful.training.checkpoints import checkpoint_path, find_damage
-from heedful.training.watch import Watch
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, store
+from heedful.training.loop.loop import validation
+from heedful.training.processes.heartbeat import Heartbeat
+from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe
 
 HERE = Path(__file__).parent
@@ -64,7 +65,7 @@ def test_a_run_that_is_killed_twenty_times_ends_like_one_that_is_not(tmp_path, s
 
 
 def fill_the_disk_at(monkeypatch, updates):
-    save = loop_module.save_checkpoint
+    save = store.save_checkpoint
 
     def save_with_little_room(folder, model, state, tokenizers, recipe):
         if state.progress.update not in updates:
@@ -72,7 +73,7 @@ def fill_the_disk_at(monkeypatch, updates):
         with FileTooLarge(5000):
             return save(folder, model, state, tokenizers, recipe)
 
-    monkeypatch.setattr(loop_module, "save_checkpoint", save_with_little_room)
+    monkeypatch.setattr(store, "save_checkpoint", save_with_little_room)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypatch, caplog, weights_of, saved_updates):
@@ -105,7 +106,7 @@ def test_a_validation_without_a_checkpoint_is_not_remembered_as_the_best(
 ):
     fill_the_disk_at(monkeypatch, {2})
     values = iter([1.0, 3.0, 2.0])
-    monkeypatch.setattr(loop_module, "validation_loss", lambda *_: next(values))
+    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(values))
     progress = make_loop({"validation.every_updates": 2, "checkpoints.keep_last": 1}).run()
     assert progress.best == [(2.0, 6)]
     assert saved_updates(tmp_path / "run") == [6]
@@ -300,7 +301,7 @@ def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
 def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(tmp_path, make_loop):
     changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
     recipe = tiny_recipe(tmp_path / "run", changes)
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
@@ -321,7 +322,7 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("lost", "kind"), [(1, signal.SIGSTOP), (0, signal.SIGSTOP), (0, signal.SIGKILL)])
 def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, lost, kind):
-    processes = start_two(HERE / "watch_run.py", tmp_path)
+    processes = start_two(HERE / "heartbeat_run.py", tmp_path)
     try:
         for rank in (0, 1):
             wait_for(tmp_path / f"waiting-{rank}", processes)
@@ -337,9 +338,9 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, 
 
 def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
     words = {}
-    watch = Watch(SimpleNamespace(process_index=1, is_main_process=False, num_processes=2))
-    watch._store, watch._threads = SimpleNamespace(set=words.__setitem__), [threading.current_thread()]
-    with watch.busy():
+    heartbeat = Heartbeat(SimpleNamespace(process_index=1, is_main_process=False, num_processes=2))
+    heartbeat._store, heartbeat._threads = SimpleNamespace(set=words.__setitem__), [threading.current_thread()]
+    with heartbeat.paused():
         assert words == {"alive-1": "busy"}
     assert words == {"alive-1": "0"}
 
@@ -348,7 +349,7 @@ def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
 @pytest.mark.multiprocess
 def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
     recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5})
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.training.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
-from heedful.training.loop import TrainingInterrupted
+from heedful.data.micro_batches import split_update
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
+from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.loop.signals import TrainingInterrupted
+from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import prepare_corpus
-from heedful.training.validation import validation_loss
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
@@ -47,7 +49,7 @@ def gradient_of_one_update(make_loop, folder, token_budget):
     changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **NO_DROPOUT}
     loop = make_loop(changes, folder)
     before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
-    batches = len(loop._micro_batches(next(iter(loop.corpus.updates(0))))[0])
+    batches = len(split_update(next(iter(loop.corpus.updates(0))), loop.token_budget, 1)[0])
     loop.run()
     change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.model.named_parameters()])
     return logged(folder, "train/loss")[0], change.detach().double(), batches
@@ -205,7 +207,7 @@ def test_patience_ends_the_run_after_so_many_validations_without_improvement(mak
         {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2},
     )
     values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
-    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     progress = loop.run()
     assert (progress.update, progress.best) == (8, [(2.0, 4)])
 
@@ -215,7 +217,9 @@ def test_scores_are_better_when_higher(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
     scored = {"bleu": 1.0, "exact_match": 0.0}
-    monkeypatch.setattr("heedful.training.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
+    monkeypatch.setattr(
+        "heedful.training.loop.validation.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)}
+    )
     progress = loop.run()
     assert progress.best == [(30.0, 2)]
     assert loop.model.training
@@ -268,14 +272,14 @@ def test_the_last_checkpoints_and_the_best_are_kept(make_loop, monkeypatch, save
     changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2, "validation.every_updates": 1}
     loop = make_loop({"optimization.max_updates": 9, **changes})
     values = iter([5.0, 4.0, 1.0, *[2.0] * 6])
-    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     loop.run()
     # The two newest are the regular one of update 8 and the end of the run; update 3 had the best loss.
     assert saved_updates(tmp_path / "run") == [3, 8, 9]
     for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9]), ("average_best", [3])):
         settings = replace(loop.recipe.checkpoints, publish=publish)
-        paths = published_checkpoints(loop.checkpoints, settings, loop.progress)
-        assert paths == [checkpoint_path(loop.checkpoints, update) for update in expected]
+        paths = published_checkpoints(loop.checkpoints.folder, settings, loop.progress)
+        assert paths == [checkpoint_path(loop.checkpoints.folder, update) for update in expected]
         assert all(find_damage(path) is None for path in paths)
 
 

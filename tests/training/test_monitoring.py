@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from heedful.data.batching import padding_share
-from heedful.training import loop as loop_module
-from heedful.training.monitoring import RunLog, new_window, training_values
+from heedful.data import micro_batches
+from heedful.data.micro_batches import padding_share, split_update
+from heedful.training.loop.monitoring import RunLog, new_window, training_values
 from tiny_runs import logged
 
 
@@ -70,7 +70,7 @@ def test_the_padding_share_is_that_of_the_batches(make_loop, tmp_path):
     updates = [update for epoch in (0, 1) for update in loop.corpus.updates(epoch)][:6]
     rows, batches = [], []
     for update in updates:
-        for part in loop._micro_batches(update)[0]:
+        for part in split_update(update, loop.token_budget, loop.accelerator.num_processes)[0]:
             batches.append(range(len(rows), len(rows) + len(part)))
             rows += part
     expected = padding_share(batches, [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows])
@@ -91,7 +91,7 @@ def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
-    collate = loop_module.collate
+    collate = micro_batches.collate
 
     def collate_slowly(*arguments):
         import time
@@ -99,7 +99,7 @@ def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
         time.sleep(0.2)
         return collate(*arguments)
 
-    monkeypatch.setattr(loop_module, "collate", collate_slowly)
+    monkeypatch.setattr(micro_batches, "collate", collate_slowly)
     make_loop({"optimization.max_updates": 2}).run()
     assert all(share > 0.4 for share in logged(tmp_path / "run", "train/waiting_share"))
 

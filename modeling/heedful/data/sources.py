@@ -154,7 +154,7 @@ class _PairChecker:
 
 
 def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
-    from heedful.data.korean_english import BUILTIN_SPLITS
+    from heedful.data.korean_english.pairs import BUILTIN_SPLITS
 
     match = BUILTIN_LOCATION.fullmatch(location)
     if match is None or match["split"] not in BUILTIN_SPLITS:
@@ -169,7 +169,7 @@ def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[R
 
 
 def _builtin_rows(location: str, split: str, count: int) -> Iterator[Row]:
-    from heedful.data.korean_english import korean_english_pairs
+    from heedful.data.korean_english.pairs import korean_english_pairs
 
     return _numbered(location, korean_english_pairs(split, count))
 

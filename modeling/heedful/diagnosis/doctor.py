@@ -41,9 +41,10 @@ from heedful.diagnosis.tokenizer_checks import (
     encode,
 )
 from heedful.inference.loading import first_line, load_model
-from heedful.training.preparation import load_or_train_tokenizers, make_model
+from heedful.training.folder import check_output_folder
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import load_or_train_tokenizers
 from heedful.training.recipe import Recipe
-from heedful.training.run import check_output_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,14 +122,14 @@ def read_splits(recipe: Recipe, limit: int = PAIRS) -> tuple[Pairs, list[Pairs]]
         FileNotFoundError: If a file of the recipe does not exist.
         ValueError: If the data cannot be read.
     """
-    data = recipe.data
-    where = {"validation": ("data.validation", data.validation)}
-    where |= {name: (f"data.test.{name}", location) for name, location in data.test.items()}
-    pairs = read_pairs(data.location(data.train), data.source, data.target, split="train", streaming=data.streaming)
+    data, locations = recipe.data, recipe.data.locations
+    where = {"validation": ("data.validation", locations.validation)}
+    where |= {name: (f"data.test.{name}", location) for name, location in locations.test.items()}
+    pairs = read_pairs(locations.train, data.source, data.target, split="train", streaming=data.streaming)
     train = Pairs.first(pairs, limit, "train", "data.train")
     held_out = []
     for name, (key, location) in where.items():
-        pairs = read_pairs(data.location(location), data.source, data.target, split=name)
+        pairs = read_pairs(location, data.source, data.target, split=name)
         held_out.append(Pairs.first(pairs, len(pairs), name, key))
     return train, held_out
 
@@ -223,19 +224,12 @@ def _model_of_shapes(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedMo
     if recipe.model.start_from is not None:
         return load_model(recipe.model.start_from)  # without the checks of ids, which tell one error and stop
     with torch.device("meta"):
-        return make_model(recipe, tokenizers)
+        return make_model(recipe.model, tokenizers)
 
 
 def first_epoch(recipe: Recipe, rows: Encoded) -> list[list[list[int]]]:
     """Make the updates of the first epoch, as training does: lists of buckets of places in `rows`."""
-    settings, lengths = recipe.optimization, rows.lengths()
-    return UpdateBatches(
-        lengths[:, 0],
-        lengths[:, 1],
-        tokens_per_update=settings.tokens_per_update,
-        buckets_per_update=settings.buckets_per_update,
-        seed=recipe.seed,
-    ).epoch(0)
+    return UpdateBatches(*rows.lengths().T, recipe.batching).epoch(0)
 
 
 def measured_seconds(

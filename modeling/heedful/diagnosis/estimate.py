@@ -23,15 +23,18 @@ from accelerate.utils import DistributedType, set_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from heedful.data.batching import collate, padding_share, split_update
+from heedful.data.batching import Row
+from heedful.data.micro_batches import collate, padding_share, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent, shortened
 from heedful.diagnosis.run_checks import RunPlan
-from heedful.training.averaging import MovingAverage
-from heedful.training.devices import hardware_in_words, make_accelerator
-from heedful.training.preparation import Corpus, Row, make_model, prepare_corpus
+from heedful.training.loop.averaging import MovingAverage
+from heedful.training.loop.schedule import learning_rate, make_optimizer
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.processes.devices import hardware_in_words, make_accelerator
 from heedful.training.recipe import Recipe
-from heedful.training.schedule import learning_rate, make_optimizer
+from heedful.training.recipe_file import to_yaml
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,7 +94,7 @@ class DryRun:
 
     def __str__(self) -> str:
         sections = {
-            "recipe": [self.recipe.to_yaml().rstrip()],
+            "recipe": [to_yaml(self.recipe).rstrip()],
             "model": [f"{name:<12}{count:>14,} parameters" for name, count in self.parameters.items()],
             "data": self._data_lines(),
             "first micro-batch": list(self._first_lines()),
@@ -111,7 +114,7 @@ class DryRun:
             f"validation pairs     {len(self.corpus.validation):,}",
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
-            f"micro-batches        up to {batches.micro_batches} of {self.recipe.token_budget:,} padded tokens on "
+            f"micro-batches        up to {batches.micro_batches} of {settings.micro_batch_tokens:,} padded tokens on "
             f"each of {self.processes} process{'' if self.processes == 1 else 'es'}",
             f"padding              {percent(batches.padding)} of the tokens in micro-batches",
             f"updates per epoch    {_count(whole)}",
@@ -178,7 +181,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         ValueError: If the recipe, the data or the model cannot be used.
         MemoryError: If a micro-batch does not fit into a GPU.
     """
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     set_seed(recipe.seed)
     earlier = recipe.folder / "tokenizer"
     with tempfile.TemporaryDirectory() as temporary:
@@ -195,7 +198,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         activations = max(map(trial.activation_memory, batches.hungry))
     except torch.OutOfMemoryError as error:
         raise MemoryError(
-            f"A micro-batch of {recipe.token_budget:,} padded tokens does not fit in memory beside "
+            f"A micro-batch of {recipe.optimization.micro_batch_tokens:,} padded tokens does not fit in memory beside "
             f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer: set `optimization.token_budget` lower."
         ) from error
     memory["activations of the largest micro-batch"] = activations
@@ -231,7 +234,7 @@ def plan_batches(recipe: Recipe, corpus: Corpus, processes: int = 1, rank: int =
     updates = corpus.updates(0)
     streamed = recipe.data.streaming
     for update in islice(updates, STREAMED_UPDATES if streamed else LOOKED_AT_UPDATES):
-        parts = split_rows(update, recipe.token_budget, processes)
+        parts = split_update(update, recipe.optimization.micro_batch_tokens, processes)
         for batch in (rows for micro_batches in parts for rows in micro_batches if rows):
             shape = _shape(batch)
             real += (1 - _padding(batch)) * _padded(batch)
@@ -255,20 +258,6 @@ def plan_batches(recipe: Recipe, corpus: Corpus, processes: int = 1, rank: int =
     if not streamed:
         plan.updates_per_epoch = plan.looked_at + sum(1 for _ in updates)
     return plan
-
-
-def split_rows(update: list[list[Row]], token_budget: int, processes: int) -> list[list[list[Row]]]:
-    """Split an update of rows into the micro-batches of every process, as training does."""
-    rows = [row for bucket in update for row in bucket]
-    numbers = iter(range(len(rows)))
-    parts = split_update(
-        [[next(numbers) for _ in bucket] for bucket in update],
-        [len(row["input_ids"]) for row in rows],
-        [len(row["labels"]) for row in rows],
-        token_budget,
-        processes,
-    )
-    return [[[rows[number] for number in part] for part in micro_batches] for micro_batches in parts]
 
 
 def _shape(rows: list[Row]) -> tuple[int, int, int]:
@@ -344,9 +333,7 @@ class Trial:
     def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, accelerator: Accelerator):
         self.accelerator = accelerator
         self.pad_token_id = tokenizers.source.pad_token_id
-        self.model: PreTrainedModel = make_model(recipe, tokenizers)
-        if recipe.model.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
+        self.model: PreTrainedModel = make_model(recipe.model, tokenizers)
         self.model.to(accelerator.device).train()  # type: ignore[arg-type]
         self.optimizer = make_optimizer(self.model, recipe.optimization)
         decay = recipe.optimization.ema_decay
@@ -484,8 +471,10 @@ def seconds_per_token(recipe: Recipe, tokenizers: TokenizerPair, updates: list[l
         tokenizers: The model's tokenizers.
         updates: A few updates, each a list of buckets of rows.
     """
-    trial = Trial(recipe, tokenizers, make_accelerator(recipe))
-    return trial.seconds_per_token([split_rows(update, recipe.token_budget, 1)[0] for update in updates])
+    trial = Trial(recipe, tokenizers, make_accelerator(recipe.optimization))
+    return trial.seconds_per_token(
+        [split_update(update, recipe.optimization.micro_batch_tokens, 1)[0] for update in updates]
+    )
 
 
 def process_memory() -> int:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from heedful.diagnosis.findings import Finding, Severity
+from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe import Recipe
-from heedful.training.schedule import learning_rate
 
 MANY_EPOCHS = 200
 

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
-from heedful.data.batching import LABEL_PADDING, UpdateBatches, divide_update
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import LABEL_PADDING, divide_update
 
 
 class MicroBatches(Dataset):
@@ -86,9 +87,7 @@ def micro_batches(
         plan = partial(_batches_of_rows, len(rows), args.per_device_train_batch_size, seed if shuffles else None)
         return MicroBatches(rows, plan, parts, filler=0)
     lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
-    updates = UpdateBatches(
-        *lengths.T, tokens_per_update=tokens_per_update, buckets_per_update=buckets_per_update, seed=seed
-    )
+    updates = UpdateBatches(*lengths.T, BatchingSettings(tokens_per_update, buckets_per_update, seed))
     plan = partial(_batches_of_tokens, updates, lengths, parts)
     return MicroBatches(rows, plan, parts, filler=int(lengths.sum(1).argmin()))
 

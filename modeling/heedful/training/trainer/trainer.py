@@ -20,9 +20,9 @@ from transformers.utils import logging
 
 from heedful.configuration_heed import HeedConfig
 from heedful.configuration_heed_rnn import HeedRNNConfig
-from heedful.data.batching import LABEL_PADDING
+from heedful.data.micro_batches import LABEL_PADDING
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
-from heedful.training.processes import any_of, local
+from heedful.training.processes.collectives import any_rank, local_shard
 from heedful.training.trainer.batches import Epoch, MicroBatches, is_list, micro_batches, without_padding
 from heedful.training.trainer.settings import check_settings
 
@@ -197,7 +197,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        finite = (bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
+        finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
         super()._save_checkpoint(model, trial)
 
@@ -218,7 +218,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         super()._push_from_checkpoint(checkpoint_folder)
 
     def _stop_if(self, is_bad: bool, what: str) -> None:
-        if any_of(self.accelerator, is_bad):
+        if any_rank(self.accelerator, is_bad):
             raise FloatingPointError(
                 f"Training has diverged near update {self.state.global_step + 1} ({what}): the learning rate may be "
                 "too high, or the warm-up too short. The last checkpoint is unharmed."

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from heedful.data.batching import collate, padding_share, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent, shortened
-from heedful.diagnosis.run_checks import RunPlan
+from heedful.diagnosis.recipe_checks.run_length import RunPlan
 from heedful.training.averaging import MovingAverage
 from heedful.training.devices import hardware_in_words, make_accelerator
 from heedful.training.preparation import Corpus, Row, make_model, prepare_corpus

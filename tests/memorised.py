@@ -3,7 +3,7 @@
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 
 PAIRS = {

@@ -392,7 +392,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
 
 
 def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heedful, tmp_path):
-    from heedful.training.loop import TrainingLoop
+    from heedful.training.loop.loop import TrainingLoop
 
     step = TrainingLoop._step
 

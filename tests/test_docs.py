@@ -12,7 +12,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli import app
 from heedful.data.korean_english import korean_english_pairs
 from heedful.data.tokenization import train_tokenizers
-from heedful.training.recipe import read_recipe
+from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

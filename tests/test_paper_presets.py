@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.inference.translation import Translator
-from heedful.training.checkpoints import list_checkpoints
-from heedful.training.recipe import read_recipe
+from heedful.training.checkpoints.checkpoints import list_checkpoints
+from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 from tiny_runs import SIZES, logged
 

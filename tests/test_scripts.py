@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.korean_english import korean_english_pairs
 from heedful.data.tokenization import train_tokenizers
-from heedful.training.recipe import read_recipe
+from heedful.training.recipe_file import read_recipe
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

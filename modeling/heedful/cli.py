@@ -55,7 +55,7 @@ def train(
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heedful.publishing.run_card import write_run_card
-    from heedful.training.recipe import read_recipe
+    from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
     if dry_run:
@@ -92,7 +92,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
-    from heedful.training.recipe import read_recipe
+    from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
     from heedful.diagnosis.doctor import diagnose
@@ -461,12 +461,12 @@ def _translate_all(
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         translator = Translator.from_pretrained(model, device=device, revision=revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
-    from heedful.training.devices import join_processes
-    from heedful.training.validation import translate_spread
+    from heedful.training.loop.validation import translate_on_ranks
+    from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(model, device=accelerator.device, revision=revision)
-    texts = translate_spread(translator, sources, accelerator, **settings)
+    texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None

@@ -33,17 +33,18 @@ from transformers import (
 )
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
-from heedful.data.batching import UpdateBatches, collate
+from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
 from heedful.data.korean_english import korean_english_pairs
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import train_tokenizers
 from heedful.evaluation.metrics import score_translations
-from heedful.training.checkpoints import checkpoint_path
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.checkpoints.checkpoints import checkpoint_path
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
-from heedful.training.recipe import make_recipe
-from heedful.training.validation import translate_spread, validation_loss
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import make_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21
 EVALUATION_SIZES = (1, 8, 48)
@@ -138,7 +139,10 @@ def tokens_per_update(rows: list[dict[str, list[int]]]) -> int:
     """Return the fewest padded tokens of an update of six buckets that holds all rows."""
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
     for tokens in range(600, HUGE, 60):
-        if len(UpdateBatches(*lengths, tokens_per_update=tokens, buckets_per_update=6).epoch(0)) == 1:
+        if (
+            len(UpdateBatches(*lengths, BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)).epoch(0))
+            == 1
+        ):
             return tokens
     raise AssertionError
 
@@ -285,7 +289,7 @@ class WithLoop(WithTrainer):
 
     def loop(self, recipe) -> TrainingLoop:
         """Make the loop of a recipe."""
-        accelerator = make_accelerator(recipe)
+        accelerator = make_accelerator(recipe.optimization)
         corpus = prepare_corpus(recipe, self.folder / "tokenizer", accelerator)
         return TrainingLoop(recipe, corpus, accelerator)
 
@@ -299,7 +303,7 @@ class WithLoop(WithTrainer):
         update = [rows[start : start + size] for start in range(0, len(rows), size)]
         if by_tokens:
             lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-            batches = UpdateBatches(*lengths, tokens_per_update=tokens_per_update(rows), buckets_per_update=6)
+            batches = UpdateBatches(*lengths, BatchingSettings(tokens_per_update(rows), buckets_per_update=6))
             update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
         loop.optimizer.step = lambda *_: found.append(gradient_of(model))
         loop.model.train()
@@ -314,7 +318,7 @@ class WithLoop(WithTrainer):
         budget = 1 if size == 1 else 30 * size
         pad = translator.model.config.pad_token_id
         sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
-        texts = translate_spread(translator, sources, accelerator, num_beams=1, token_budget=budget)
+        texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
         scores = score_translations(texts, references)
         return {
             "loss": validation_loss(translator.model, EncodedPairs(rows), budget, pad, accelerator),

@@ -20,7 +20,7 @@ import torch
 import typer
 from peers import make_heed, make_marian, make_sources, write_rows
 
-from heedful.complexity.measurement import HeldBytes
+from heedful.diagnosis.memory import HeldBytes
 
 RADIUS = 32
 TARGET_LENGTH = 16

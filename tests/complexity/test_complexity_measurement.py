@@ -6,36 +6,10 @@ import pytest
 import torch
 
 from heedful.complexity import measurement
-from heedful.complexity.measurement import KINDS, HeldBytes, exponent, held_bytes, machine, make_layer, measure
+from heedful.complexity.measurement import KINDS, exponent, held_bytes, machine, make_layer, measure
 from heedful.complexity.settings import ComplexitySettings, numbers_of
 
 TINY = {"d_model": 16, "heads": 2, "neighbourhood": 16, "lengths": (8, 16, 32), "rounds": 3}
-
-
-def test_bytes_are_those_held_at_once():
-    with HeldBytes() as memory:
-        first = torch.zeros(100)  # 400 bytes
-        view = first.view(10, 10)
-        second = torch.zeros(50, dtype=torch.float64)  # 400
-        del second
-        third = torch.zeros(25)  # 100
-    assert memory.peak == 800
-    assert memory.now == 500
-    del first, third
-    assert memory.now == 400  # the view holds it
-    del view
-    assert memory.now == 0
-
-
-def test_what_was_there_before_does_not_count():
-    before = torch.zeros(1000)
-    with HeldBytes() as memory:
-        before.view(10, 100).t().add_(1)
-        assert memory.peak == 0
-        total = torch.cat([before, before]).sum()
-    assert memory.peak == 2 * 4000 + 4
-    assert memory.now == 4
-    assert total == 2000
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,14 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.batching import (
-    UpdateBatches,
-    collate,
-    divide_update,
-    padding_share,
-    split_update,
-    stream_updates,
-)
+from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
+from heedful.data.micro_batches import collate, divide_update, padding_share, split_update
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 several = settings(max_examples=60, deadline=None)
@@ -39,7 +33,9 @@ def natural_lengths(rows, seed=0):
 @given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
 def test_an_epoch_holds_every_row_once_and_keeps_the_budget(rows, tokens, buckets, seed, epoch):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    )
     updates = batches.epoch(epoch)
     assert sorted(row for update in updates for row in rows_of(update)) == list(range(len(rows)))
     assert all(len(update) == buckets for update in updates[:-1])
@@ -54,14 +50,18 @@ def test_an_epoch_holds_every_row_once_and_keeps_the_budget(rows, tokens, bucket
 @given(lengths, st.integers(0, 2**40), st.integers(0, 1000))
 def test_two_instances_agree(rows, seed, epoch):
     source, target = zip(*rows, strict=True)
-    first = UpdateBatches(source, target, tokens_per_update=100, buckets_per_update=2, seed=seed)
-    second = UpdateBatches(np.array(source), np.array(target), tokens_per_update=100, buckets_per_update=2, seed=seed)
+    first = UpdateBatches(source, target, BatchingSettings(tokens_per_update=100, buckets_per_update=2, seed=seed))
+    second = UpdateBatches(
+        np.array(source), np.array(target), BatchingSettings(tokens_per_update=100, buckets_per_update=2, seed=seed)
+    )
     second.epoch(epoch + 1)
     assert first.epoch(epoch) == second.epoch(epoch)
 
 
 def test_the_order_is_the_same_on_every_platform():
-    batches = UpdateBatches([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], tokens_per_update=12, seed=7)
+    batches = UpdateBatches(
+        [3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], BatchingSettings(tokens_per_update=12, seed=7)
+    )
     assert batches.epoch(3) == [[[1, 4]], [[6]], [[2, 5]], [[3, 0]]]
 
 
@@ -69,7 +69,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_company():
     source, target = natural_lengths(500)
 
     def epoch(seed, number):
-        return UpdateBatches(source, target, tokens_per_update=512, seed=seed).epoch(number)
+        return UpdateBatches(source, target, BatchingSettings(tokens_per_update=512, seed=seed)).epoch(number)
 
     def companies(updates):
         return {frozenset(bucket) for update in updates for bucket in update}
@@ -83,13 +83,15 @@ def test_epochs_and_seeds_differ_in_order_and_in_company():
 @given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5))
 def test_every_epoch_has_as_many_updates(rows, tokens, buckets, seed):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    )
     assert len({(len(updates), sum(map(len, updates))) for updates in map(batches.epoch, range(6))}) == 1
 
 
 def test_a_large_corpus_has_as_many_updates_in_every_epoch_and_hardly_more_than_it_needs():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=2048)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=2048))
     numbers = {len(batches.epoch(epoch)) for epoch in range(8)}
     assert len(numbers) == 1
     assert max(numbers) * 2048 < 1.05 * (sum(source) + sum(target))
@@ -108,7 +110,7 @@ def share_together_again(first, second):
 
 def test_most_rows_have_other_company_in_the_next_epoch():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192))
     epochs = [[bucket for update in batches.epoch(epoch) for bucket in update] for epoch in range(4)]
     assert share_together_again(epochs[0], epochs[0]) == 1
     for first, second in pairwise(epochs):
@@ -119,14 +121,14 @@ def test_most_rows_have_other_company_in_the_next_epoch():
 
 def test_an_update_of_several_buckets_has_other_company_in_the_next_epoch():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=4))
     assert share_together_again(*(list(map(rows_of, batches.epoch(epoch))) for epoch in range(2))) < 0.2
 
 
 @pytest.mark.parametrize("buckets", [2, 4])
 def test_every_update_of_several_buckets_has_short_and_long_rows(buckets):
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
     for epoch in range(3):
         updates = [
             [np.mean([source[row] + target[row] for row in bucket]) for bucket in update]
@@ -137,14 +139,14 @@ def test_every_update_of_several_buckets_has_short_and_long_rows(buckets):
 
 
 def test_a_row_longer_than_the_budget_is_alone():
-    updates = UpdateBatches([2, 50, 2, 2], [2, 50, 2, 2], tokens_per_update=16).epoch(0)
+    updates = UpdateBatches([2, 50, 2, 2], [2, 50, 2, 2], BatchingSettings(tokens_per_update=16)).epoch(0)
     assert [[1]] in updates
     assert len(updates) == 2
 
 
 def test_hardly_anything_is_padding():
     source, target = natural_lengths(100_000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192)).epoch(0)
     buckets = [bucket for update in updates for bucket in update]
     assert padding_share(buckets, source, target) < 0.05
     shuffled = random.Random(0).sample(range(len(source)), len(source))
@@ -154,7 +156,7 @@ def test_hardly_anything_is_padding():
 
 def test_a_small_corpus_is_padded_less_than_by_sorting_sources_alone():
     source, target = natural_lengths(5000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192)).epoch(0)
     buckets = [bucket for update in updates for bucket in update]
     by_source = sorted(range(len(source)), key=lambda row: (source[row], target[row]))
     size = len(source) // len(buckets)
@@ -168,7 +170,7 @@ def test_padding_share_counts_both_sides():
 
 
 def test_an_empty_corpus_has_no_updates():
-    assert UpdateBatches([], [], tokens_per_update=10).epoch(0) == []
+    assert UpdateBatches([], [], BatchingSettings(tokens_per_update=10)).epoch(0) == []
 
 
 @pytest.mark.parametrize(
@@ -183,23 +185,25 @@ def test_an_empty_corpus_has_no_updates():
 )
 def test_numbers_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        UpdateBatches([1], [1], **settings)
+        UpdateBatches([1], [1], BatchingSettings(**settings))
 
 
 def test_lengths_must_fit_each_other():
     with pytest.raises(ValueError, match="have 2 and 1 instead"):
-        UpdateBatches([1, 2], [1], tokens_per_update=9)
+        UpdateBatches([1, 2], [1], BatchingSettings(tokens_per_update=9))
     with pytest.raises(ValueError, match="`target_lengths` must not be negative"):
-        UpdateBatches([1], [-1], tokens_per_update=9)
+        UpdateBatches([1], [-1], BatchingSettings(tokens_per_update=9))
     with pytest.raises(ValueError, match="`epoch` must be"):
-        UpdateBatches([1], [1], tokens_per_update=9).epoch(-1)
+        UpdateBatches([1], [1], BatchingSettings(tokens_per_update=9)).epoch(-1)
 
 
 @several
 @given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
 def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens * buckets, buckets_per_update=buckets)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens * buckets, buckets_per_update=buckets)
+    )
     for update in batches.epoch(0):
         for world_size in (1, 2, 3):
             processes = split_update(update, source, target, token_budget, world_size)
@@ -212,7 +216,9 @@ def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
 
 def test_one_process_with_room_gets_every_bucket_whole():
     source, target = natural_lengths(2000)
-    for update in UpdateBatches(source, target, tokens_per_update=4096, buckets_per_update=4).epoch(0):
+    for update in UpdateBatches(source, target, BatchingSettings(tokens_per_update=4096, buckets_per_update=4)).epoch(
+        0
+    ):
         (process,) = split_update(update, source, target, 1024, 1)
         assert sorted(map(sorted, process)) == sorted(map(sorted, update))
 
@@ -221,7 +227,7 @@ def test_one_process_with_room_gets_every_bucket_whole():
 @pytest.mark.parametrize("buckets", [1, 2, 4])
 def test_processes_get_the_same_work(world_size, buckets):
     source, target = natural_lengths(20_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
     for update in batches.epoch(0)[:10]:
         processes = split_update(update, source, target, 8192, world_size)
         loads = [sum(padded_tokens(batch, source, target) for batch in process) for process in processes]
@@ -244,7 +250,7 @@ def test_a_split_needs_a_budget_and_a_process():
 @given(lengths, st.integers(1, 4), st.integers(1, 9))
 def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=200, buckets_per_update=buckets)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=200, buckets_per_update=buckets))
     for update in batches.epoch(0):
         divided = divide_update(update, source, target, parts)
         assert len(divided) == parts
@@ -256,7 +262,7 @@ def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
 @pytest.mark.parametrize("parts", [4, 6, 8])
 def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(parts):
     source, target = natural_lengths(20_000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4).epoch(0)
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=4)).epoch(0)
     divided = [part for update in updates for part in divide_update(update, source, target, parts)]
     buckets = [bucket for update in updates for bucket in update]
     assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
@@ -327,7 +333,7 @@ def test_each_pool_of_a_stream_has_its_own_order():
     order = [row["input_ids"][0] for ((row,),) in updates]
     (carried_over,) = set(range(20)) - set(order[:19])
     second_pool = [carried_over, *range(20, 40)]
-    first_order = UpdateBatches([1] * 21, [1] * 21, tokens_per_update=2).epoch(0)
+    first_order = UpdateBatches([1] * 21, [1] * 21, BatchingSettings(tokens_per_update=2)).epoch(0)
     assert sorted(order[19:39]) != order[19:39]
     assert order[19:39] != [second_pool[row] for ((row,),) in first_order[:20]]
 

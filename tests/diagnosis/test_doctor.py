@@ -13,7 +13,7 @@ from heedful.data.korean_english import korean_english_pairs
 from heedful.data.tokenization import train_tokenizers
 from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
 from heedful.diagnosis.findings import Finding, graded, percent
-from heedful.training.recipe import read_recipe
+from heedful.training.recipe_file import read_recipe
 from helpers import tiny_config
 from test_recipes import CONFIGURATION
 from tiny_runs import tiny_recipe, tiny_tree

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.configuration_heed import HeedConfig
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator

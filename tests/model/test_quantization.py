@@ -19,7 +19,7 @@ from torchao.quantization import (
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from heedful import HeedForConditionalGeneration
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from heedful.inference.translation import Translator
 from helpers import tiny_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator

@@ -16,10 +16,11 @@ from test_rnn_loss import collated, rows
 
 from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.publishing.run_card import write_run_card
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
-from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
@@ -37,7 +38,7 @@ def corpus(tmp_path_factory):
 def make_loop(folder, corpus, changes):
     recipe = tiny_recipe(folder, {**CHANGES, **changes})
     recipe.folder.mkdir(exist_ok=True)
-    return TrainingLoop(recipe, corpus, make_accelerator(recipe))
+    return TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
 
 
 @pytest.mark.multiprocess
@@ -98,7 +99,7 @@ def test_a_run_trains_publishes_and_writes_its_card(tmp_path):
 )
 def test_settings_that_a_recurrent_model_has_no_use_for_are_errors(tmp_path, corpus, key, value, message):
     with pytest.raises(ValueError, match=message):
-        make_model(tiny_recipe(tmp_path, {**CHANGES, key: value}), corpus.tokenizers)
+        make_model(tiny_recipe(tmp_path, {**CHANGES, key: value}).model, corpus.tokenizers)
 
 
 def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
@@ -106,11 +107,11 @@ def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
     loop.run()
     start = checkpoint_path(tmp_path / "first" / "checkpoints", 2)
     recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start)}})
-    model = make_model(recipe, corpus.tokenizers)
+    model = make_model(recipe.model, corpus.tokenizers)
     assert isinstance(model, HeedRNNForConditionalGeneration)
     recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start), "attn_implementation": "sdpa"}})
     with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
-        make_model(recipe, corpus.tokenizers)
+        make_model(recipe.model, corpus.tokenizers)
 
 
 def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):

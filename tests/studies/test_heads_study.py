@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.data.batching import collate
 from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate
 from heedful.studies import comparison, heads
 from heedful.studies.head_pruning import Head, attention_modules, head_importance, heads_of, without_heads
 from heedful.studies.study import Lab, run_study

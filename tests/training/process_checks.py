@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from heedful.data.batching import padding_share
 from heedful.data.encoding import PairEncoder
-from heedful.training import loop as loop_module
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.loop import TrainingInterrupted, TrainingLoop
+from heedful.data.micro_batches import padding_share
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
+from heedful.training.loop import loop as loop_module
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
-from heedful.training.schedule import make_optimizer
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -98,7 +99,10 @@ def stream(folder: Path, accelerator) -> dict:
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.training.processes.CHUNK", 32):
+    with (
+        patch.object(PairEncoder, "rows", count_and_encode),
+        patch("heedful.training.processes.collectives.CHUNK", 32),
+    ):
         updates = list(corpus.updates(0))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     return {"rows": rows, "encoded": sum(encoded), "too_long": corpus.encoder.too_long, "pairs": corpus.pairs}

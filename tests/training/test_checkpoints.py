@@ -11,11 +11,9 @@ from safetensors.torch import load_file, save_file
 from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair, train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.training import checkpoints
-from heedful.training.averaging import average_weights
-from heedful.training.checkpoints import (
+from heedful.training.checkpoints import checkpoints
+from heedful.training.checkpoints.checkpoints import (
     MANIFEST,
-    Progress,
     TrainingState,
     checkpoint_path,
     clear_remains,
@@ -24,9 +22,11 @@ from heedful.training.checkpoints import (
     load_progress,
     load_state,
     newest_whole_checkpoint,
-    prune_checkpoints,
     save_checkpoint,
 )
+from heedful.training.checkpoints.progress import Progress
+from heedful.training.checkpoints.retention import prune_checkpoints
+from heedful.training.loop.averaging import average_weights
 from helpers import tiny_model
 
 RECIPE = "name: 뜻\n"

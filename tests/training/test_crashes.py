@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import FileTooLarge
-from heedful.training import loop as loop_module
-from heedful.training.checkpoints import checkpoint_path, find_damage
-from heedful.training.watch import Watch
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage
+from heedful.training.loop import loop as loop_module
+from heedful.training.processes.heartbeat import Watch
+from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe
 
 HERE = Path(__file__).parent
@@ -300,7 +301,7 @@ def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
 def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(tmp_path, make_loop):
     changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
     recipe = tiny_recipe(tmp_path / "run", changes)
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
@@ -348,7 +349,7 @@ def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
 @pytest.mark.multiprocess
 def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
     recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5})
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)

@@ -8,8 +8,13 @@ import torch
 import torch.distributed
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from heedful.training import devices
-from heedful.training.devices import complete_deepspeed, join_processes, keep_exchange_exact, make_accelerator
+from heedful.training.processes import devices
+from heedful.training.processes.devices import (
+    complete_deepspeed,
+    join_processes,
+    keep_exchange_exact,
+    make_accelerator,
+)
 from heedful.training.recipe import OptimizationRecipe
 from tiny_runs import tiny_recipe
 
@@ -49,7 +54,7 @@ def begin(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         changes = {"optimization.device": device, "optimization.mixed_precision": precision, **changes}
         with pytest.raises(ReachedAcceleratorError):
-            make_accelerator(tiny_recipe(tmp_path, changes))
+            make_accelerator(tiny_recipe(tmp_path, changes).optimization)
         return seen
 
     monkeypatch.setattr(devices, "Accelerator", accelerator)

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.training.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
-from heedful.training.loop import TrainingInterrupted
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
+from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.loop.signals import TrainingInterrupted
+from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import prepare_corpus
-from heedful.training.validation import validation_loss
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
@@ -215,7 +216,7 @@ def test_scores_are_better_when_higher(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
     scored = {"bleu": 1.0, "exact_match": 0.0}
-    monkeypatch.setattr("heedful.training.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
+    monkeypatch.setattr("heedful.training.loop.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
     progress = loop.run()
     assert progress.best == [(30.0, 2)]
     assert loop.model.training

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from heedful.data.batching import padding_share
-from heedful.training import loop as loop_module
-from heedful.training.monitoring import RunLog, new_window, training_values
+from heedful.data.micro_batches import padding_share
+from heedful.training.loop import loop as loop_module
+from heedful.training.loop.monitoring import RunLog, new_window, training_values
 from tiny_runs import logged
 
 

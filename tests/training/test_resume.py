@@ -12,17 +12,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heedful.training.checkpoints import (
-    _write_manifest,
-    checkpoint_path,
-    load_progress,
-    load_state,
-    published_checkpoints,
-)
-from heedful.training.devices import make_accelerator
+from heedful.training.checkpoints.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
+from heedful.training.checkpoints.retention import published_checkpoints
 from heedful.training.folder import changed_keys, check_output_folder
-from heedful.training.loop import TrainingInterrupted, TrainingLoop, seed_of_update
+from heedful.training.loop.loop import TrainingLoop, seed_of_update
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9
@@ -114,7 +110,7 @@ def half_precision_loop(corpus, folder, changes):
     recipe = tiny_recipe(folder, {**CHANGES, **changes})
     recipe.folder.mkdir(exist_ok=True)
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
     return TrainingLoop(recipe, corpus, accelerator)

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
-from heedful.training.checkpoints import checkpoint_path, list_checkpoints
-from heedful.training.devices import make_accelerator
+from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
 from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run
-from heedful.training.recipe import make_recipe, read_recipe
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
@@ -260,7 +260,7 @@ def test_resuming_as_another_run_is_refused_and_the_section_is_named(finished, s
 
 def test_a_run_without_a_checkpoint_is_not_resumed_as_another_either(tmp_path):
     recipe = tiny_recipe(tmp_path, {"resume": True})
-    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     check_output_folder(recipe)
     with pytest.raises(ValueError, match=r"`tokenizer.vocab_size` must be as in the run .*\(400\), but is 390"):
         check_output_folder(tiny_recipe(tmp_path, {"resume": True, "tokenizer.vocab_size": 390}))
@@ -293,7 +293,7 @@ def test_a_bleu_tokenizer_that_is_none_is_refused_before_the_training(tmp_path):
 
 def test_half_precision_on_the_cpu_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16"):
-        make_accelerator(tiny_recipe(tmp_path, {"optimization.mixed_precision": "fp16"}))
+        make_accelerator(tiny_recipe(tmp_path, {"optimization.mixed_precision": "fp16"}).optimization)
 
 
 def test_a_vocabulary_size_that_contradicts_the_tokenizer_is_refused(tmp_path):

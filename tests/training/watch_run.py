@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from heedful.training.watch import Watch
+from heedful.training.processes.heartbeat import Watch
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)

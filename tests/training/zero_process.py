@@ -18,8 +18,9 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import END, NO_DROPOUT, make_loop, resumes, skips_together, weights_of
 
-from heedful.training.devices import complete_deepspeed
-from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import complete_deepspeed
 from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
@@ -109,7 +110,7 @@ def masters(folder: Path, corpus) -> dict:
     """Look at the weights of a run in bf16: those it begins with, those it saves, those it computes with."""
     loop = make_loop(folder / "bf16", BF16, corpus, zero_accelerator(BF16))
     set_seed(loop.recipe.seed)
-    original = dict(make_model(loop.recipe, corpus.tokenizers).named_parameters())
+    original = dict(make_model(loop.recipe.model, corpus.tokenizers).named_parameters())
     begun = loop.engine.weights(keep=True)
     same = all(torch.equal(begun[name], weight) for name, weight in original.items())
     loop.run()

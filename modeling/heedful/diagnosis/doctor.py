@@ -43,7 +43,8 @@ from heedful.diagnosis.recipe_checks.tokens import (
 )
 from heedful.inference.loading import first_line, load_model
 from heedful.training.folder import check_output_folder
-from heedful.training.preparation import load_or_train_tokenizers, make_model
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import load_or_train_tokenizers
 from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -123,14 +124,13 @@ def diagnose(recipe: Recipe, limit: int = PAIRS) -> Diagnosis:
 
 def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
     """Read the first training pairs, and all validation and test pairs, the validation first."""
-    data = recipe.data
-    where = {"validation": ("data.validation", data.validation)}
-    where |= {name: (f"data.test.{name}", location) for name, location in data.test.items()}
-    pairs = read_pairs(data.location(data.train), data.source, data.target, split="train", streaming=data.streaming)
+    data, where = recipe.data, recipe.data.locations
+    pairs = read_pairs(where.train, data.source, data.target, split="train", streaming=data.streaming)
     train = Pairs.first(pairs, limit, "train", "data.train")
     held_out = []
-    for name, (key, location) in where.items():
-        pairs = read_pairs(data.location(location), data.source, data.target, split=name)
+    for name, location in {"validation": where.validation, **where.test}.items():
+        pairs = read_pairs(location, data.source, data.target, split=name)
+        key = "data.validation" if name == "validation" else f"data.test.{name}"
         held_out.append(Pairs.first(pairs, len(pairs), name, key))
     return train, held_out
 
@@ -174,9 +174,8 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         level: Level = "error" if train.is_whole else "warning"
         return [Finding("tokenizer", level, str(error), key, "Nothing behind it could be checked.")]
     findings = check_tokenizer_ids(tokenizers, key) + check_normalization(train, tokenizers, key)
-    languages = (recipe.data.target, recipe.data.source) if recipe.data.both_directions else ()
     try:
-        encoded, *held = (encode(split, tokenizers, languages) for split in (train, *held_out))
+        encoded, *held = (encode(split, tokenizers, recipe.data.target_languages) for split in (train, *held_out))
     except ValueError as error:
         return [*findings, Finding("tokenizer", "error", str(error), key, "Set `data.both_directions`.")]
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
@@ -201,16 +200,9 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
     findings += check_positions(rows, held, model.config, recipe)
     if any(finding.level == "error" for finding in findings):
         return findings  # such a model cannot be run, so its speed cannot be measured
-    lengths, settings = rows.lengths(), recipe.optimization
-    updates = UpdateBatches(
-        lengths[:, 0],
-        lengths[:, 1],
-        tokens_per_update=settings.tokens_per_update,
-        buckets_per_update=settings.buckets_per_update,
-        seed=recipe.seed,
-    ).epoch(0)
+    updates = UpdateBatches(*rows.lengths().T, recipe.batching).epoch(0)
     seconds = per_epoch = None
-    if settings.max_minutes is not None:
+    if recipe.optimization.max_minutes is not None:
         try:
             seconds = _seconds_per_update(recipe, tokenizers, rows, updates)
         except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
@@ -226,7 +218,7 @@ def _model_of_shapes(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedMo
     if recipe.model.start_from is not None:
         return load_model(recipe.model.start_from)  # without the checks of ids, which stop at the first error
     with torch.device("meta"):
-        return make_model(recipe, tokenizers)
+        return make_model(recipe.model, tokenizers)
 
 
 def _seconds_per_update(

@@ -7,8 +7,8 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs
 from heedful.studies.study import Lab
 from heedful.studies.training import Training, study_recipe
-from heedful.training.devices import make_accelerator
-from heedful.training.validation import validation_loss
+from heedful.training.loop.validation import validation_loss
+from heedful.training.processes.devices import make_accelerator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,4 +58,6 @@ def encoded(pairs: list[dict[str, str]], tokenizers: "TokenizerPair") -> Encoded
 
 def loss_per_token(model: "PreTrainedModel", rows: EncodedPairs) -> float:
     """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
-    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, make_accelerator(study_recipe({})))
+    return validation_loss(
+        model, rows, TOKEN_BUDGET, model.config.pad_token_id, make_accelerator(study_recipe({}).optimization)
+    )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from heedful.data.batching import collate
 from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate
 from heedful.inference.attention.recording import Kind
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import write_text
-from heedful.training.recipe import Recipe, read_recipe
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import read_recipe
 
 if TYPE_CHECKING:
     from heedful.inference.translation import Translator

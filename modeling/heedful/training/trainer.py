@@ -20,9 +20,10 @@ from transformers.utils import logging
 
 from heedful.configuration_heed import HeedConfig
 from heedful.configuration_heed_rnn import HeedRNNConfig
-from heedful.data.batching import LABEL_PADDING, UpdateBatches, divide_update
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import LABEL_PADDING, divide_update
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
-from heedful.training.processes import any_of, local
+from heedful.training.processes.collectives import any_rank, local_shard
 
 logger = logging.get_logger(__name__)
 
@@ -195,7 +196,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return loss
 
     def _save_checkpoint(self, model, trial):
-        finite = (bool(local(parameter.detach()).isfinite().all()) for parameter in model.parameters())
+        finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
         super()._save_checkpoint(model, trial)
 
@@ -216,7 +217,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         super()._push_from_checkpoint(checkpoint_folder)
 
     def _stop_if(self, is_bad: bool, what: str) -> None:
-        if any_of(self.accelerator, is_bad):
+        if any_rank(self.accelerator, is_bad):
             raise FloatingPointError(
                 f"Training has diverged near update {self.state.global_step + 1} ({what}): the learning rate may be "
                 "too high, or the warm-up too short. The last checkpoint is unharmed."
@@ -274,10 +275,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         else:
             lengths = _lengths(rows)
             updates = UpdateBatches(
-                *lengths.T,
-                tokens_per_update=self.tokens_per_update,
-                buckets_per_update=self.buckets_per_update,
-                seed=seed,
+                *lengths.T, BatchingSettings(self.tokens_per_update, self.buckets_per_update, seed)
             )
             plan = partial(_batches_of_tokens, updates, lengths, parts)
             batches = _MicroBatches(rows, plan, parts, filler=int(lengths.sum(1).argmin()))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from heedful.diagnosis.findings import Finding, Level
+from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe import Recipe
-from heedful.training.schedule import learning_rate
 
 MANY_EPOCHS = 200
 

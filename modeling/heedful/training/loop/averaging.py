@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from heedful.training.processes import local, shard_like
+from heedful.training.processes.collectives import local_shard, shard_like
 
 
 class MovingAverage:
@@ -35,8 +35,8 @@ class MovingAverage:
         Args:
             number: The update, from 1.
         """
-        averages = [local(weight) for weight in self.weights.values()]
-        current = [local(weight.detach()).float() for weight in self._parameters.values()]
+        averages = [local_shard(weight) for weight in self.weights.values()]
+        current = [local_shard(weight.detach()).float() for weight in self._parameters.values()]
         decay = min(self.decay, (1 + number) / (10 + number))
         get_ema_multi_avg_fn(decay)(averages, current, None)
 

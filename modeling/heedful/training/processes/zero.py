@@ -1,9 +1,9 @@
-"""Training with DeepSpeed's ZeRO, stage 2: every process has all weights, and its share of gradients and optimizer.
+"""Training with DeepSpeed's ZeRO, stage 2: every rank has all weights, and a share of gradients and optimizer.
 
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020. DeepSpeed keeps a
-group's weights as one flat float32 tensor, of which each process updates its part; what the network computes with are
-copies, in bf16 where the recipe asks for it. What is saved is the ordinary format all the same: whole float32 weights
-and one entry of the optimizer's state for each of them.
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020. DeepSpeed keeps the
+weights of a group as one flat float32 tensor, of which each rank updates its part. The network computes with copies,
+which are in bf16 where the recipe asks for it. Checkpoints have the ordinary format all the same: whole float32
+weights, and one entry of the optimizer's state for each of them.
 """
 
 import math
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
-from heedful.training.engine import Engine
-from heedful.training.processes import in_total
+from heedful.training.loop.engine import Engine
+from heedful.training.processes.collectives import all_reduce
 from heedful.training.recipe import OptimizationRecipe
 
 if TYPE_CHECKING:
@@ -24,22 +23,12 @@ if TYPE_CHECKING:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def make_engine(
-    accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer, settings: OptimizationRecipe
-) -> Engine:
-    """Return the engine for what the launcher has asked for.
-
-    Args:
-        accelerator: The processes and devices.
-        model: The model, with the same float32 weights in every process.
-        optimizer: Its optimizer, which has not taken a step.
-        settings: The recipe's section.
+def check_settings(settings: OptimizationRecipe) -> None:
+    """Check that a recipe asks for nothing that is not supported with DeepSpeed.
 
     Raises:
-        ValueError: If DeepSpeed is to do what is not supported with it: fp16, or a moving average in bf16.
+        ValueError: If it asks for fp16, or for a moving average in bf16.
     """
-    if accelerator.distributed_type != DistributedType.DEEPSPEED:
-        return Engine(accelerator, model, optimizer)
     if settings.mixed_precision == "fp16":
         # DeepSpeed scales fp16's losses by itself; its scale would have to be saved and resumed.
         raise ValueError(
@@ -51,14 +40,12 @@ def make_engine(
             "`optimization.ema_decay` must be null under DeepSpeed with `optimization.mixed_precision` bf16, where "
             f"the weights of the network are rounded copies, but is {settings.ema_decay} instead; use DDP or FSDP2."
         )
-    keep_gradients_exact(accelerator.state.deepspeed_plugin.deepspeed_config)
-    return ZeroEngine(accelerator, model, optimizer)
 
 
 def keep_gradients_exact(config: dict[str, Any]) -> None:
-    """Let DeepSpeed add up gradients in float32, over micro-batches and processes, as DDP does.
+    """Let DeepSpeed add up gradients in float32, over micro-batches and ranks, as DDP does.
 
-    In bf16 it would do both in bf16, which keeps 8 bits: the more micro-batches, the less each would count.
+    By itself it adds up in the network's precision. bf16 keeps 8 bits: the more micro-batches, the less each counts.
 
     Args:
         config: The configuration of Accelerate's plugin; it is changed.
@@ -72,14 +59,14 @@ class ZeroEngine(Engine):
 
     Args:
         accelerator: The processes and devices; its DeepSpeed configuration clips as the recipe says.
-        model: The model, with the same float32 weights in every process.
+        model: The model, with the same float32 weights on every rank.
         optimizer: Its optimizer, Adam or AdamW, which has not taken a step.
     """
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
         from deepspeed.utils import safe_set_full_fp32_param
 
-        # DeepSpeed puts flat tensors in the place of these, and rounds the weights before it copies them.
+        # DeepSpeed replaces these by flat tensors, and rounds the weights before it copies them.
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         weights = [[parameter.detach().clone() for parameter in parameters] for parameters in self._groups]
         super().__init__(accelerator, model, optimizer)
@@ -88,23 +75,23 @@ class ZeroEngine(Engine):
             for parameter, value in zip(parameters, values, strict=True):
                 safe_set_full_fp32_param(parameter, value)
 
-    def micro_batch(self, exchanges: bool) -> AbstractContextManager:
+    def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass.
 
         Args:
-            exchanges: Whether the gradient is complete with it. ZeRO-2 exchanges with every one, because no process
-                has room for the whole gradient.
+            all_reduces: Whether the gradient is complete with it. ZeRO-2 reduces after every backward pass, because
+                no rank has room for the whole gradient.
         """
-        self.model.set_gradient_accumulation_boundary(exchanges)
+        self.model.set_gradient_accumulation_boundary(all_reduces)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of this process's part of the loss; the exchange makes the sum over the processes of it."""
+        """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
         # Not Accelerate's: it would take a step after every micro-batch.
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def gradient_norm(self, limit: float | None) -> float:
-        """Return the norm of the gradient over all processes, the same in each.
+        """Return the norm of the gradient over all ranks, the same on each.
 
         Args:
             limit: The same as in DeepSpeed's configuration, which clips when the step is taken.
@@ -112,7 +99,7 @@ class ZeroEngine(Engine):
         # DeepSpeed's own norm hides one that is not finite: as -1 in each group, and some versions add up its squares.
         shares = [gradient for group in self._zero.averaged_gradients.values() for gradient in group]
         norm = torch.nn.utils.get_total_norm(shares).item()
-        return math.sqrt(in_total(self.accelerator, norm * norm)[0])
+        return math.sqrt(all_reduce(self.accelerator, norm * norm)[0])
 
     def step(self, rate: float) -> None:
         """Clip the gradients, and change the weights by them.
@@ -132,10 +119,10 @@ class ZeroEngine(Engine):
         self._zero.zero_grad()
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole float32 weights by name, tied ones once, and saved buffers; every process must ask.
+        """Return whole float32 weights by name, tied ones once, and saved buffers; every rank must ask.
 
         Args:
-            keep: Whether this process wants them.
+            keep: Whether this rank wants them.
         """
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -147,7 +134,7 @@ class ZeroEngine(Engine):
         return found
 
     def optimizer_state(self, keep: bool) -> dict[str, Any]:
-        """Return the optimizer's state as one process with whole weights has it; every process must ask."""
+        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_moments()
@@ -169,7 +156,7 @@ class ZeroEngine(Engine):
         return {"state": state, "param_groups": groups} if keep else {}
 
     def load(self, weights: dict[str, torch.Tensor], optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of processes and their sharding was then.
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then.
 
         Args:
             weights: The whole weights, which the model was prepared with.

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside, checked by a manifest, renamed into place.
+"""Checkpoints that are whole or absent: written under another name, listed in a manifest, renamed when complete.
 
 Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`.
 """
@@ -7,10 +7,9 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import flush, written_whole
-from heedful.training.recipe import CheckpointRecipe
+from heedful.training.checkpoints.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -33,54 +32,15 @@ FORMAT = 2
 
 
 @dataclass
-class Progress:
-    """How far a run is. What randomness, learning rate and data order need follows from these and the recipe.
-
-    Attributes:
-        update: Finished updates, skipped ones too.
-        epoch: Epoch of the next update, from 0.
-        update_in_epoch: Finished updates of that epoch.
-        target_tokens: Target tokens of these updates, padding not counted.
-        seconds: Seconds since the run began, interruptions not counted.
-        processes: Number of processes that wrote this.
-        token_budget: Padded tokens of a micro-batch after memory ran out; `None` for the recipe's.
-        skipped_updates: Updates whose gradient was not finite.
-        skipped_in_a_row: How many of them were the last ones.
-        validated_update: The last update that was validated.
-        best: The best validations, (value, update), best first.
-        validations_without_improvement: How many there were since the best.
-        window: Sums since the last line of the log.
-        awaits_validation: Whether this update is to be validated and has not been.
-        data: A fingerprint of validation and training rows, of the latter where they are known from the start.
-    """
-
-    update: int = 0
-    epoch: int = 0
-    update_in_epoch: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
-    processes: int = 1
-    token_budget: int | None = None
-    skipped_updates: int = 0
-    skipped_in_a_row: int = 0
-    validated_update: int = 0
-    best: list[tuple[float, int]] = field(default_factory=list)
-    validations_without_improvement: int = 0
-    window: dict[str, float] = field(default_factory=dict)
-    awaits_validation: bool = False
-    data: str | None = None
-
-
-@dataclass
 class TrainingState:
-    """All that a checkpoint holds beside the tokenizers and the recipe; whole tensors, sharded or not.
+    """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors.
 
     Attributes:
         progress: How far the run is.
         weights: The model's weights by name, tied ones once.
-        optimizer: What the optimizer knows.
+        optimizer: State of the optimizer.
         moving_average: Averaged weights, if the run keeps them.
-        scaler: What fp16's gradient scaler knows.
+        scaler: State of fp16's gradient scaler.
     """
 
     progress: Progress
@@ -91,18 +51,18 @@ class TrainingState:
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
-    """Return where the checkpoint of an update lies."""
+    """Return the path of an update's checkpoint."""
     return folder / f"update-{update:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """List the checkpoints of a run as (update, path), oldest first, whole or not."""
-    found = (re.fullmatch(r"update-(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
-    return sorted((int(match[1]), folder / match[0]) for match in found if match)
+    matches = (re.fullmatch(r"update-(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted((int(match[1]), folder / match[0]) for match in matches if match)
 
 
 def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
-    """Write a checkpoint: beside its place first, and renamed when whole. For the main process.
+    """Write a checkpoint under another name first, and rename it when it is whole; for the main process.
 
     Args:
         folder: The run's checkpoint folder.
@@ -118,17 +78,17 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
         OSError: If it could not be written, on a full disk say; nothing half-written is left.
     """
     path = checkpoint_path(folder, state.progress.update)
-    with written_beside(path) as partial:
+    with written_folder(path) as partial:
         _write(partial, model, state, tokenizers, recipe)
     return path
 
 
 @contextmanager
-def written_beside(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which takes the place of `path` when all is written.
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `path` when everything is written.
 
     Raises:
-        OSError: If not all could be written; nothing of it is left.
+        OSError: If something could not be written; nothing of the folder is left.
     """
     try:
         with written_whole(path) as partial:
@@ -204,9 +164,9 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
         damages[path.name] = damage
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
     if damages:
-        told = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
+        reasons = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
         raise ValueError(
-            f"`resume` must find a whole checkpoint in {folder}, but all are damaged: {told}. To start again, set "
+            f"`resume` must find a whole checkpoint in {folder}, but all are damaged: {reasons}. To start again, set "
             "overwrite=true or another `output`."
         )
     return None
@@ -228,58 +188,6 @@ def find_damage(path: Path) -> str | None:
         if _checksum(file) != checksum:
             return f"{name} has another checksum"
     return None
-
-
-def clear_remains(folder: Path, update: int) -> None:
-    """Delete half-written checkpoints; put those after an update, which are damaged, out of the resumed run's way."""
-    for path in folder.glob("*.partial"):
-        shutil.rmtree(path)
-    for saved, path in list_checkpoints(folder):
-        if saved > update:
-            aside = path.with_name(path.name + ".damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-
-
-def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete all checkpoints but those of the updates in `keep`; what cannot be deleted now, a later call tries."""
-    for update, path in list_checkpoints(folder):
-        if update not in keep:
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                logger.warning("the checkpoint %s could not be deleted: %s", path, error)
-
-
-def kept_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> set[int]:
-    """Return the updates whose checkpoints a recipe keeps: the last ones, the best ones, and the present one."""
-    best = [update for _, update in progress.best]
-    return {*_regular_updates(folder, settings, progress.update), *best, progress.update}
-
-
-def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
-    """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
-    updates = _regular_updates(folder, settings, progress.update)
-    best = [update for _, update in progress.best]
-    if settings.publish in ("last", "ema"):
-        updates = [progress.update]
-    elif settings.publish in ("best", "average_best"):
-        if not best:
-            logger.warning("nothing was validated, so that the last weights are published and not the best")
-        updates = (best if settings.publish == "average_best" else best[:1]) or [progress.update]
-    damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
-    for path, damage in damages.items():
-        if damage is not None:
-            logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
-    whole = [path for path, damage in damages.items() if damage is None]
-    # The last one was written a moment ago.
-    return whole or [checkpoint_path(folder, progress.update)]
-
-
-def _regular_updates(folder: Path, settings: CheckpointRecipe, now: int) -> list[int]:
-    """List the newest checkpoints that the recipe's interval made, and the present one."""
-    saved = [update for update, _ in list_checkpoints(folder)]
-    return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]
 
 
 def _write_manifest(folder: Path) -> None:

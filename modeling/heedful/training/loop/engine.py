@@ -3,38 +3,40 @@
 One process, several with whole weights (DDP), and several with a share of them each (FSDP2).
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from heedful.training.processes import local, shard_like, whole, whole_weights
+from heedful.data.micro_batches import MicroBatch
+from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class Engine:
-    """Takes the steps of a run.
+    """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
     Args:
         accelerator: The processes and devices.
-        model: The model, with the same weights in every process.
+        model: The model, with the same weights on every rank.
         optimizer: Its optimizer.
 
     Attributes:
         model: The model as Accelerate wraps it.
         optimizer: The optimizer, likewise.
-        parameters: What the optimizer changes, or this process's share of it.
+        parameters: What the optimizer changes, or this rank's share of it.
     """
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
         self.accelerator = accelerator
+        self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
 
@@ -43,51 +45,76 @@ class Engine:
         """The model without its wrapping."""
         return self.accelerator.unwrap_model(self.model)
 
-    def shards_weights(self) -> bool:
-        """Return whether the launcher has asked for weights or optimizer in parts."""
-        return self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
+        """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
+        with torch.device(device):
+            plain = self._kind(self._config)
+        plain.generation_config = self._generation_config
+        return plain
 
-    def settle(self, batch: dict[str, torch.Tensor]) -> None:
-        """Let DDP decide in which pieces it exchanges gradients, which it does after its first backward pass.
+    def build_buckets(self, micro_batch: MicroBatch) -> None:
+        """Let DDP build the buckets in which it all-reduces gradients, which it does after its first backward pass.
 
-        Sums over three and more processes depend on these pieces in their last bit, so that without this the first
-        update of a resumed run would be another than that of a run which was never stopped.
+        Sums over three and more ranks depend on these buckets in their last bit. Without this, the first update of a
+        resumed run would differ from that of a run which was never stopped.
 
         Args:
-            batch: Any one; its gradient is thrown away.
+            micro_batch: Any one; its gradient is thrown away.
         """
         if isinstance(self.model, DistributedDataParallel):
-            self.backward(self.model(**batch).loss)
+            self.accumulate([micro_batch], tokens=1)
             self.discard()
 
-    def micro_batch(self, exchanges: bool) -> AbstractContextManager:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
+        """Add up the gradients of this rank's micro-batches, and all-reduce them with the last one.
+
+        Args:
+            micro_batches: Those of this rank; every rank must have equally many.
+            tokens: Target tokens of the whole update, on all ranks: the summed loss is divided by them.
+            all_reduce: Whether to all-reduce; otherwise it is left to a call of `all_reduce`.
+
+        Returns:
+            The summed loss of this rank's micro-batches in nats, a scalar on its device.
+        """
+        total = torch.zeros((), device=self.accelerator.device)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            batch = {name: values.to(self.accelerator.device) for name, values in micro_batch.tensors.items()}
+            with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
+                loss = self.model(**batch, num_items_in_batch=tokens).loss
+                if not micro_batch.counts:
+                    loss = loss * 0
+                self.backward(loss)
+            total += loss.detach() * tokens
+        return total
+
+    def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass.
 
         Args:
-            exchanges: Whether the processes exchange their gradients with it: once an update, with its last one.
+            all_reduces: Whether the backward pass all-reduces the gradients: once an update, with its last one.
         """
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(exchanges)
+            self.model.set_requires_gradient_sync(all_reduces)
             return nullcontext()
-        return nullcontext() if exchanges else self.accelerator.no_sync(self.model)
+        return nullcontext() if all_reduces else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of this process's part of the loss; the exchange makes the sum over the processes of it."""
-        # The exchange is a mean.
+        """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
+        # The all-reduce of DDP and FSDP2 is a mean.
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
-    def exchange(self) -> None:
-        """Exchange the gradients where no backward pass has done it."""
+    def all_reduce(self) -> None:
+        """All-reduce the gradients where no backward pass has done it."""
         if not torch.distributed.is_initialized():
             return
-        # All processes have the same ones: each has had a pair, if only one that does not count.
+        # Every rank has the same ones, because each has had a micro-batch, if only one that does not count.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
             handle.wait()
         torch._foreach_div_(gradients, torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> float:
-        """Return the norm of the gradient over all processes, the same in each.
+        """Return the norm of the gradient over all ranks, the same on each.
 
         Args:
             limit: The gradient is scaled down to this norm where it is longer; `None` leaves it.
@@ -98,7 +125,7 @@ class Engine:
             self.accelerator.unscale_gradients()
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
-        return whole(norm).item()
+        return full_tensor(norm).item()
 
     def step(self, rate: float) -> None:
         """Change the weights by their gradients.
@@ -122,30 +149,30 @@ class Engine:
             scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
 
     def weights_are_finite(self) -> bool:
-        """Return whether every weight of this process is a number."""
-        return all(bool(local(weight).isfinite().all()) for weight in self.parameters)
+        """Return whether every weight of this rank is a number."""
+        return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, tied ones once, and saved buffers; every process must ask.
+        """Return whole weights by name, tied ones once, and saved buffers; every rank must ask.
 
         Args:
-            keep: Whether this process wants them.
+            keep: Whether this rank wants them.
         """
         saved = self.network.state_dict()
         buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
-        return whole_weights(dict(self.network.named_parameters()) | buffers, keep)
+        return full_weights(dict(self.network.named_parameters()) | buffers, keep)
 
     def optimizer_state(self, keep: bool) -> dict[str, Any]:
-        """Return the optimizer's state as one process with whole weights has it; every process must ask."""
+        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
         state = self.optimizer.state_dict()
         complete = {
-            number: whole_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
+            number: full_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
             for number, values in state["state"].items()
         }
         return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
 
     def load(self, weights: dict[str, torch.Tensor], optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of processes and their sharding was then.
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then.
 
         Args:
             weights: The whole weights, which the model was prepared with.

@@ -15,13 +15,13 @@ from datetime import timedelta
 from accelerate import Accelerator
 from torch.distributed import TCPStore
 
-from heedful.training.processes import told_by_main
+from heedful.training.processes.collectives import broadcast
 
 PERIOD = 5.0
 PATIENCE = 30.0
 
 
-class Watch:
+class Heartbeat:
     """A context in which the processes of a run look after each other; nothing, where there is but one.
 
     The main process looks at all, the others at it: where one is lost, the main one ends, and with it the rest.
@@ -40,7 +40,7 @@ class Watch:
         self._telling = threading.Lock()  # a word is made and sent before another one is
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Heartbeat":
         if self.accelerator.num_processes > 1:
             self._store = self._connect()
             self._tell(0)
@@ -58,7 +58,7 @@ class Watch:
             thread.join(self.period)
 
     @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Ask for patience without end while this process does what may hold up its signs of life, such as writing."""
         self._is_busy = True
         if self._threads:
@@ -76,7 +76,7 @@ class Watch:
         is_main, host = self.accelerator.is_main_process, os.environ.get("MASTER_ADDR", "127.0.0.1")
         limit = timedelta(seconds=self.patience)
         own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit) if is_main else None
-        port = told_by_main(self.accelerator, own.port if own is not None else None)
+        port = broadcast(self.accelerator, own.port if own is not None else None)
         return own or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _tell(self, count: int) -> None:

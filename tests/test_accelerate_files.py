@@ -334,4 +334,4 @@ def test_every_command_of_the_document_names_files_that_exist():
             start = words.index("scripts/train.py") + 1
             read_recipe(ROOT / words[start], [word for word in words[start + 1 :] if not word.startswith("$")])
         else:
-            assert words[words.index("-m") + 1 :][:2] == ["heedful.cli", "evaluate"]
+            assert words[words.index("-m") + 1 :][:2] == ["heedful", "evaluate"]

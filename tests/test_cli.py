@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful import cli
-from heedful.data.korean_english import korean_english_pairs
+from heedful.cli import main as cli
+from heedful.data.korean_english.pairs import korean_english_pairs
 from tiny_runs import logged, tiny_tree
 
-ENTRY_POINT = Path(sys.executable).with_name("heedful")
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SIZES |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
 LEARNING = {
@@ -34,10 +33,9 @@ LEARNING = {
 
 
 def process(*arguments, **options):
-    """Run the entry point as a user would."""
-    command = [ENTRY_POINT] if ENTRY_POINT.exists() else [sys.executable, "-m", "heedful.cli"]
+    """Run the command as a user would."""
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 200, **options}
-    command = [str(argument) for argument in [*command, *arguments]]
+    command = [sys.executable, "-m", "heedful", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, **options)
 
 
@@ -208,7 +206,7 @@ def test_attention_is_drawn(model, heedful, tmp_path, kind):
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['heedful', '--help']\n"
-        "from heedful.cli import main\ntry: main()\nexcept SystemExit as e:\n"
+        "from heedful.cli.main import main\ntry: main()\nexcept SystemExit as e:\n"
         " assert not e.code\nprint([n for n in ('torch', 'transformers', 'numpy', 'datasets') if n in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

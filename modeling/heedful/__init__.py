@@ -28,7 +28,7 @@ _HOMES = {
     "HeedRNNForConditionalGeneration": "heedful.modeling_heed_rnn",
     "HeedRNNModel": "heedful.modeling_heed_rnn",
     "HeedRNNPreTrainedModel": "heedful.modeling_heed_rnn",
-    "HeedSeq2SeqTrainer": "heedful.training.trainer",
+    "HeedSeq2SeqTrainer": "heedful.training.trainer.trainer",
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
     "NativeDecoder": "heedful.inference.native.decoder",

@@ -35,9 +35,9 @@ from transformers import (
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.training.checkpoints.checkpoints import checkpoint_path
 from heedful.training.loop.loop import TrainingLoop

@@ -8,9 +8,9 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from heedful import cli
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.cli import main as cli
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
 from heedful.diagnosis.findings import Finding, graded, percent
 from heedful.training.recipe_file import read_recipe

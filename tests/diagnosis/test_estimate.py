@@ -12,7 +12,7 @@ import yaml
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.data.micro_batches import padding_share, split_update
 from heedful.diagnosis import estimate
 from heedful.diagnosis.estimate import Rehearsal, count_parameters, dry_run, plan_batches, state_memory
@@ -201,7 +201,7 @@ def test_two_processes_print_one_estimate_for_two(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tiny_tree(tmp_path / "run"), allow_unicode=True), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "heedful.cli", "train", str(path), "--dry-run"]
+    command += ["-m", "heedful", "train", str(path), "--dry-run"]
     finished = subprocess.run(
         command, capture_output=True, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=200
     )

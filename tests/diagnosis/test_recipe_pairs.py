@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 
 from heedful.data.cleaning import CleaningRules
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.diagnosis.recipe_checks.pairs import (
     DEFECTS,
     Pairs,

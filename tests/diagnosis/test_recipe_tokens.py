@@ -10,8 +10,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.encoding import PairEncoder
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.recipe_checks import tokens as checks
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from helpers import tiny_config

@@ -21,9 +21,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from heedful import HeedForConditionalGeneration, cli, modeling_heed
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful import HeedForConditionalGeneration, modeling_heed
+from heedful.cli import main as cli
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.findings import Finding
 from heedful.diagnosis.trials import make_sample
 from heedful.diagnosis.verification import (

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
 from heedful.configuration_heed_rnn import HeedRNNConfig
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids

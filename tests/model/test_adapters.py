@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
 import sys
 import warnings
 
@@ -28,7 +26,7 @@ from transformers import (
 
 from heedful import HeedForConditionalGeneration
 from heedful.data.micro_batches import collate
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
 from heedful.training.trainer import HeedSeq2SeqTrainer
@@ -413,37 +411,3 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"needs peft: pip install 'heedful\[adapters\]'"):
         load_model(folders / "adapter")
-
-
-WITHOUT_HEED = """
-import sys
-sys.modules["heedful"] = None  # makes the import fail
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForSeq2SeqLM, pipeline
-place = sys.argv[1]
-settings = {"trust_remote_code": True}
-model = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/merged", **settings).eval()
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-translate = pipeline(model=f"{place}/merged", device="cpu", **settings)
-assert [row["translation_text"] for row in translate(["네.", "비가 온다."])] == ["It rains.", "Yes."]
-base = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/model", **settings)
-adapted = PeftModel.from_pretrained(base, f"{place}/adapter").eval()
-source, target = torch.tensor([[15, 16, 17, 2]]), torch.tensor([[1, 18, 19]])
-logits = adapted(input_ids=source, decoder_input_ids=target).logits
-torch.testing.assert_close(logits, model(source, decoder_input_ids=target).logits, rtol=1e-4, atol=1e-4)
-fresh = get_peft_model(model, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules="all-linear", r=2))
-fresh.train()(input_ids=source, labels=target, num_items_in_batch=6).loss.backward()
-assert sum(p.grad is not None and bool(p.grad.any()) for p in fresh.parameters()) > 10
-fresh.merge_and_unload().save_pretrained(sys.argv[2])
-again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2], **settings)
-print("done")
-"""
-
-
-def test_code_from_a_folder_takes_adapters_too(folders, tmp_path):
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_HEED, str(folders), str(tmp_path / "again")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]
-    assert len(list((tmp_path / "again").glob("*.py"))) == 3

@@ -9,6 +9,7 @@ from torch import nn
 
 from heedful import HeedConfig, HeedForConditionalGeneration, modeling_heed
 from heedful.modeling_heed import HeedDropout, HeedLinear, Packing, linear, needed_targets, project_together
+from helpers import pairwise
 
 SIZES = {
     **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
@@ -263,9 +264,9 @@ ARCHITECTURES = {
 }
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "kernel", "side"), pairwise(ARCHITECTURES, ["eager", "sdpa"], ["right", "left"])
+)
 def test_padding_that_is_not_computed_changes_neither_loss_nor_gradients(
     architecture, kernel, side, packed_rows, monkeypatch
 ):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful import NativeDecoder, modeling_heed
 from heedful.modeling_heed import WindowedMask
-from helpers import PAD, VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import PAD, VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -84,9 +84,10 @@ def test_windows_are_used_for_long_sequences_alone():
     assert windows_used(tiny_model(), batch(LONG, 8)) == 0
 
 
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("variant", ["default", "rotary", "grouped", "dot", "modern"])
+@pytest.mark.parametrize(
+    ("variant", "side", "kernel"),
+    pairwise(["default", "rotary", "grouped", "dot", "modern"], ["left", "right"], ["eager", "sdpa"]),
+)
 def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kernel, masked):
     model = tiny_model(attention=kernel, **VARIANTS[variant], **RADII).train()
     given = batch(LONG, 90, 8, side=side)

@@ -10,7 +10,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from heedful import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
 from heedful.data.micro_batches import collate
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
 from helpers import SHARINGS, assert_near, tiny_config, tiny_model

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from rnn_models import SUTSKEVER, tiny_rnn_config
 from transformers import AutoConfig
 
 from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
+from helpers import SUTSKEVER, tiny_rnn_config
 
 MODELS = Path(__file__).parents[2] / "configuration" / "models"
 WRONG = [

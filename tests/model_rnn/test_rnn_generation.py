@@ -4,11 +4,23 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rnn_models import ATTENTIONS, SEPARATE, SUTSKEVER, VARIANTS, tiny_rnn
 
 from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.modeling_heed_rnn import RecurrentCache
-from helpers import ENDS, FIRST_WORD, START, assert_near, padded, sentences, tiny_model
+from helpers import (
+    ATTENTIONS,
+    ENDS,
+    FIRST_WORD,
+    SEPARATE,
+    START,
+    SUTSKEVER,
+    assert_near,
+    padded,
+    sentences,
+    tiny_model,
+    tiny_rnn,
+)
+from helpers import RECURRENT_VARIANTS as VARIANTS
 
 STRATEGIES = {
     "greedy": {"do_sample": False},

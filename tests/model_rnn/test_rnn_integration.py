@@ -3,19 +3,18 @@
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from rnn_models import SUTSKEVER, tiny_rnn, tiny_rnn_config
 from transformers import pipeline
 
 from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.model_checks import check_attentions, check_cache, check_tied_weights
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.loading import load_model
-from heedful.publishing.conversion import convert
-from heedful.publishing.export_ctranslate2 import export_ctranslate2
-from heedful.publishing.export_onnx import export_onnx
-from helpers import assert_near, shake
+from heedful.publishing.conversion.model_conversion import convert
+from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
+from heedful.publishing.exports.onnx_export import export_onnx
+from helpers import SUTSKEVER, assert_near, shake, tiny_rnn, tiny_rnn_config
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 

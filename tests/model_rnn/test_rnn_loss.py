@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rnn_models import VARIANTS, tiny_rnn
 
-from helpers import PAD, assert_near, padded, sentences
+from helpers import PAD, assert_near, padded, sentences, tiny_rnn
+from helpers import RECURRENT_VARIANTS as VARIANTS
 
 SOURCE_LENGTHS = (3, 9, 5, 2, 7, 4, 6, 8)
 TARGET_LENGTHS = (6, 1, 9, 3, 2, 8, 4, 5)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from rnn_models import ATTENTIONS, CELLS, tiny_rnn, tiny_rnn_config
 from torch import nn
 
 from heedful.modeling_heed_rnn import HeedRNNAttention
-from helpers import assert_near, padded, sentences, shake
+from helpers import ATTENTIONS, CELLS, assert_near, padded, sentences, shake, tiny_rnn, tiny_rnn_config
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rnn_models import SUTSKEVER, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
 
@@ -22,6 +21,7 @@ from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
+from helpers import SUTSKEVER, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

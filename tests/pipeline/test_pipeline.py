@@ -1,9 +1,6 @@
 """The translation pipeline: what goes in whole comes out whole, for every kind of checkpoint."""
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from threading import Thread
 
@@ -31,7 +28,8 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from heedful import pipeline_heed
 from heedful.configuration_heed import HeedConfig
-from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER, train_tokenizers
+from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import (
@@ -547,28 +545,3 @@ def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp
     assert [path.name for path in tmp_path.glob("*.py")] == ["pipeline_heed.py"]
     again = pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True)
     assert again("a b", tgt_lang="fra_Latn") == translate("a b")
-
-
-SCRIPT = """
-import sys
-sys.modules["heedful"] = None  # makes the import fail
-from transformers import pipeline
-texts, folders, again = eval(sys.argv[1])
-for folder in folders:
-    for task in ((None,), ("heed-translation",)):
-        translate = pipeline(*task, model=folder, trust_remote_code=True, device="cpu")
-        assert type(translate).__module__.startswith("transformers_modules."), type(translate)
-        assert translate(list(texts), batch_size=2) == [{"translation_text": text} for text in texts.values()]
-    translate.save_pretrained(again)
-    translate = pipeline(model=again, trust_remote_code=True, device="cpu")
-    assert translate(list(texts), batch_size=2) == [{"translation_text": text} for text in texts.values()]
-print("done")
-"""
-
-
-def test_folders_bring_their_pipeline_where_heed_is_not_installed(folder, separate, tmp_path):
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    arguments = repr((PAIRS, [str(folder), str(separate)], str(tmp_path / "again")))
-    command = [sys.executable, "-c", SCRIPT, arguments]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]

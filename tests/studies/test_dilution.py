@@ -39,7 +39,7 @@ def test_rows_are_gathered_by_length():
 
 
 def test_joined_texts_are_sentences_one_after_the_other():
-    from heedful.data.korean_english import korean_english_pairs
+    from heedful.data.korean_english.pairs import korean_english_pairs
 
     singles = [pair["en"] for pair in korean_english_pairs("test", 6, 2)]
     texts = [target for _, target in dilution.joined_pairs("test", (1, 2), 4, 2)]

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from full_disk import FileTooLarge
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.training.checkpoints import checkpoints
 from heedful.training.checkpoints.checkpoints import (

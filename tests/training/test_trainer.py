@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from heedful.training.trainer.batches import without_padding
 from helpers import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
@@ -284,11 +285,9 @@ def test_micro_batches_of_an_update_cost_about_the_same(column):
     assert max(sizes[:4]) < 1.5 * 4000 / 4
 
 
-def test_generated_tokens_end_once_whatever_generate_fills_up_with(column):
-    trainer = column.trainer()
-    trainer.model.generation_config.eos_token_id = [2, 4]
+def test_generated_tokens_end_once_whatever_generate_fills_up_with():
     tokens = torch.tensor([[1, 7, 4, 2, 2, 0], [2, 7, 8, 0, 0, 0], [1, 0, 9, 8, 2, 0]])
-    kept = trainer._without_padding(tokens, 1).tolist()
+    kept = without_padding(tokens, prompt=1, pads=[0, None], ends=[2, 4]).tolist()
     assert kept == [[1, 7, 4, -100, -100], [2, 7, 8, -100, -100], [1, 0, 9, 8, 2]]
 
 

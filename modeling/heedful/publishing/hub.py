@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.inference.loading import WEIGHT_FILES, first_line, load_model
-from heedful.publishing.model_card import with_repository
+from heedful.publishing.card_text import with_repository
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -58,8 +58,8 @@ def push(
         token: Of the Hub; by default the one that `hf auth login` left, or the variable HF_TOKEN.
 
     Raises:
-        FileNotFoundError: When the folder lacks a file that others would need; the message names it.
-        ValueError: When weights, tokenizers, config or card cannot be used.
+        FileNotFoundError: If the folder lacks a file that others would need; the message names it.
+        ValueError: If weights, tokenizers, config or card cannot be used.
     """
     from huggingface_hub import HfApi
 
@@ -86,8 +86,8 @@ def check_folder(folder: Path) -> None:
     """Check that a folder holds all that it takes to load its model elsewhere.
 
     Raises:
-        FileNotFoundError: When a file is missing; the message names it.
-        ValueError: When weights, tokenizers, config or card cannot be used.
+        FileNotFoundError: If a file is missing; the message names it.
+        ValueError: If weights, tokenizers, config or card cannot be used.
     """
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "does not exist"
@@ -116,7 +116,7 @@ def read_card(path: Path) -> "ModelCard":
         The card; `card.data` has the metadata, `card.data.eval_results` the scores.
 
     Raises:
-        ValueError: When the metadata is missing or malformed, or lacks the license, the language or the library,
+        ValueError: If the metadata is missing or malformed, or lacks the license, the language or the library,
             by which the Hub files a model.
     """
     from huggingface_hub import ModelCard

@@ -43,7 +43,7 @@ def joined_pairs(split: str, sentences: tuple[int, ...], count: int, seed: int) 
         count: Number of texts.
         seed: Of the corpus.
     """
-    from heedful.data.korean_english import korean_english_pairs
+    from heedful.data.korean_english.pairs import korean_english_pairs
 
     sizes = [sentences[number % len(sentences)] for number in range(count)]
     pairs = iter(list(korean_english_pairs(split, sum(sizes), seed)))

@@ -12,7 +12,8 @@ from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_u
 from heedful.data.cleaning import CleaningReport, clean_pairs
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import written_whole
 from heedful.training.processes.collectives import encode_in_shares
 from heedful.training.recipe import Recipe

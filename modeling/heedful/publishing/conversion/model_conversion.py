@@ -4,7 +4,6 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,34 +13,37 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_is_new, listed, new_folder
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration, sinusoids
-from heedful.publishing.conversion_card import ConversionFacts, write_conversion_card
-from heedful.publishing.tokenizer_conversion import convert_tokenizers
+from heedful.publishing.conversion.conversion_card import Conversion, write_conversion_card
+from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-# Largest difference of a logit in float32; relative where logits are above 1.
+# The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
 TRANSFORMERS_DEFAULT_LENGTH = 20
-# The classes whose weights are read, and what makes each of them another Heed model than the paper's.
+# The classes whose weights are read.
 ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
     "marian": "MarianMTModel",
     "mbart": "MBartForConditionalGeneration",
 }
+# The options that make Heed compute what each of them does.
 OPTIONS: dict[str, dict[str, Any]] = {
     "bart": {"position_encoding": "learned", "embedding_norm": True},
     "m2m_100": {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"},
     "marian": {"sinusoid_layout": "concatenated"},
     "mbart": {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
 }
+# fmt: off
 COPIED_FIELDS = (
-    *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
-    *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding"),
-    *("dropout", "attention_dropout", "activation_dropout", "use_cache"),
-    *("pad_token_id", "eos_token_id", "decoder_start_token_id"),
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
+    "dropout", "attention_dropout", "activation_dropout", "use_cache",
+    "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )
+# fmt: on
 # Parts of names, theirs and ours, in the order in which they are replaced.
 RENAMINGS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -53,28 +55,9 @@ RENAMINGS = {
     "layernorm_embedding": "embedding_norm",
     "coder.layer_norm": "coder.norm",
 }
+EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 # The learned positions of BART and mBART begin in this row of their tables.
 FIRST_POSITION = 2
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """What became of a converted model.
-
-    Attributes:
-        folder: Where it lies.
-        model_type: What it was, such as "marian".
-        parameters: Number of parameters, shared ones counted once.
-        difference: Largest difference of a logit, in float32.
-        notes: What a user should know, a sentence each.
-
-    """
-
-    folder: Path
-    model_type: str
-    parameters: int
-    difference: float
-    notes: tuple[str, ...]
 
 
 def convert(
@@ -97,51 +80,53 @@ def convert(
     Raises:
         ValueError: If `target` exists, or the model, its weights or its tokenizer cannot be expressed; the message
             names the fields and their values.
-        OSError: If `source` cannot be read, or `target` not be written.
+        OSError: If `source` cannot be read, or `target` cannot be written.
         ImportError: If the tokenizer needs sentencepiece, which is not installed.
-
     """
     target = Path(target)
     check_is_new(target)
     theirs, dtype = _load(str(source))
     ours = convert_model(theirs)
     difference = largest_difference(theirs, ours)
-    if not difference <= TOLERANCE:  # not-a-number, too
+    if not difference <= TOLERANCE:  # so that not-a-number is refused too
         raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
-    notes = _training_notes(theirs.config)
-    generation_config = theirs.generation_config
-    model_type = theirs.config.model_type
-    del theirs
+    config, generation_config = theirs.config, theirs.generation_config
+    del theirs  # the largest checkpoints fit into memory twice, but not three times
     converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
     for name, value in converted.settings.items():
         setattr(generation_config, name, value)
     ours.generation_config = _generation_config(generation_config, ours.config)
-    notes += converted.notes
-    told: dict[str, Any] = {"model_type": model_type, "parameters": ours.num_parameters(), "difference": difference}
-    facts = ConversionFacts(source=str(source), languages=converted.languages, notes=notes, **told)
+    conversion = Conversion(
+        source=str(source),
+        folder=target,
+        model_type=config.model_type,
+        parameters=ours.num_parameters(),
+        difference=difference,
+        languages=converted.languages,
+        notes=(*_training_notes(config), *converted.notes),
+    )
     with new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
             converted.pair.save_pretrained(folder)
-        write_conversion_card(folder, target.name, facts)
-    return Conversion(folder=target, notes=tuple(notes), **told)
+        write_conversion_card(folder, conversion)
+    return conversion
 
 
 def convert_config(config: "PreTrainedConfig") -> HeedConfig:
     """Return the config of the Heed model that computes the same, as far as the config alone tells.
 
-    What the weights tell (`vocab_size`, what is shared, `output_bias`) is left to `convert_model`.
+    `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
 
     Raises:
-        ValueError: If the model cannot be expressed, naming every field that prevents it.
-
+        ValueError: If the model cannot be expressed; the message names every field that prevents it.
     """
     _check_expressible(config)
     options = {**OPTIONS[config.model_type], **{name: getattr(config, name) for name in COPIED_FIELDS}}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
     sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
-    # In transformers label smoothing is the trainer's and not the model's.
+    # transformers smooths labels in the trainer, not in the model.
     return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
 
 
@@ -153,18 +138,17 @@ def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
             `M2M100ForConditionalGeneration`.
 
     Raises:
-        ValueError: If it cannot be expressed, naming every field that prevents it.
-
+        ValueError: If it cannot be expressed; the message names every field that prevents it.
     """
     config = convert_config(theirs.config)
     weights = _renamed_weights(theirs, config)
-    source, target, output = (weights[name] for name in _EMBEDDINGS)
+    source, target, output = (weights[name] for name in EMBEDDINGS)
     options = config.to_dict()
     options |= {"vocab_size": source.shape[0], "decoder_vocab_size": target.shape[0]}
     one_source, one_output = source.data_ptr() == target.data_ptr(), target.data_ptr() == output.data_ptr()
     options |= {"share_encoder_decoder_embeddings": one_source, "tie_output_embeddings": one_output}
     options |= {"tie_word_embeddings": one_source or one_output, "output_bias": "lm_head.bias" in weights}
-    # On no device, so that the numbers which the weights replace are never drawn.
+    # On no device: initial weights, which are replaced, need not be drawn.
     with torch.device("meta"):
         ours = HeedForConditionalGeneration(HeedConfig(**options))
     ours.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
@@ -195,9 +179,6 @@ def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGenera
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-_EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-
-
 def _check_expressible(config: "PreTrainedConfig") -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in ARCHITECTURES:
@@ -223,7 +204,7 @@ def _check_expressible(config: "PreTrainedConfig") -> None:
 
 
 def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
-    """Load a checkpoint whole, computing in float32, and tell in which dtype its weights were."""
+    """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     # Code in the folder is never run: the four classes are transformers' own.
@@ -231,11 +212,11 @@ def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
     _check_expressible(config)
     load = AutoModelForSeq2SeqLM.from_pretrained
     try:
-        # Other shapes are told below by their names, which transformers' own error leaves out.
+        # The error below names weights of other shapes; transformers' own error would not.
         model, report = load(source, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True)
     except OSError:
         raise
-    except Exception as error:  # of safetensors, pickle or transformers, as the file has it
+    except Exception as error:  # safetensors, pickle and transformers each raise their own
         raise ValueError(f"The model in {source} cannot be loaded: {first_line(error)}") from error
     shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
     if shapes:
@@ -281,14 +262,14 @@ def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None
 
 
 def _training_notes(config: "PreTrainedConfig") -> list[str]:
-    """Tell of fields that only training reads, and that Heed has not."""
+    """Return a note about fields that only training reads and Heed does not have, if there are any."""
     names = ("encoder_layerdrop", "decoder_layerdrop")
     found = [f"`{name}` {getattr(config, name)}" for name in names if getattr(config, name, 0)]
-    return [f"Left out, for only training reads it: {', '.join(found)}."] if found else []
+    return [f"Left out, because only training reads it: {', '.join(found)}."] if found else []
 
 
 def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "GenerationConfig":
-    """Return their generation config with a length where it sets none: transformers' default is 20 tokens."""
+    """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
     from transformers import GenerationConfig
 
     settings = GenerationConfig.from_dict(theirs.to_dict())

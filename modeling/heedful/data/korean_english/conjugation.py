@@ -20,32 +20,21 @@ REGULAR_IN_H = ("좋", "넣", "놓", "쌓", "낳", "찧", "땋")
 REGULAR_IN_REU = ("따르", "치르", "들르")
 ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
 
-# Vowels that melt into the 어 or 아 that follows them.
-CONTRACTIONS = {
-    "ㅏ": "ㅏ",
-    "ㅓ": "ㅓ",
-    "ㅐ": "ㅐ",
-    "ㅔ": "ㅔ",
-    "ㅕ": "ㅕ",
-    "ㅗ": "ㅘ",
-    "ㅜ": "ㅝ",
-    "ㅣ": "ㅕ",
-    "ㅚ": "ㅙ",
-    "ㅡ": "ㅓ",
-}
+# Vowels that contract with the 어 or 아 that follows them, and what comes out.
+CONTRACTIONS = dict(zip("ㅏㅓㅐㅔㅕㅗㅜㅣㅚㅡ", "ㅏㅓㅐㅔㅕㅘㅝㅕㅙㅓ", strict=True))
 
 
 def split_syllable(syllable: str) -> tuple[int, str, str]:
     """Take a Hangul syllable apart.
 
     Args:
-        syllable: one precomposed Hangul syllable.
+        syllable: One precomposed Hangul syllable.
 
     Returns:
         The number of its initial consonant, its vowel, and its final consonant ("" where it has none).
 
     Raises:
-        ValueError: if it is anything else.
+        ValueError: If it is anything else.
     """
     if len(syllable) != 1 or not FIRST_SYLLABLE <= ord(syllable) <= LAST_SYLLABLE:
         raise ValueError(f"`syllable` must be one Hangul syllable, but is {syllable!r} instead.")
@@ -84,8 +73,8 @@ def attach(word: str, particle: str) -> str:
     """Attach a particle in the form that the word's last syllable asks for.
 
     Args:
-        word: a noun.
-        particle: "topic" (은/는), "subject" (이/가), "object" (을/를), "and" (과/와),
+        word: A noun.
+        particle: One of "topic" (은/는), "subject" (이/가), "object" (을/를), "and" (과/와),
             "toward" (으로/로, also after ㄹ) or "copula" (이다's 이, dropped after a vowel).
     """
     after_consonant, after_vowel = PARTICLES[particle]
@@ -98,7 +87,7 @@ def stem(dictionary_form: str) -> str:
     """Return a verb's or adjective's stem.
 
     Raises:
-        ValueError: if the dictionary form doesn't end in 다.
+        ValueError: If the dictionary form doesn't end in 다.
     """
     if len(dictionary_form) < 2 or not dictionary_form.endswith("다"):
         raise ValueError(f"`dictionary_form` must end in 다, but is {dictionary_form!r} instead.")
@@ -106,7 +95,7 @@ def stem(dictionary_form: str) -> str:
 
 
 def irregularity(stem_: str) -> str:
-    """Name a stem's class: "하", "르", or the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes; "" if regular."""
+    """Return the class of a stem: "하", "르", the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes, or "" if regular."""
     final = final_consonant(stem_)
     if stem_.endswith("하"):
         return "하"
@@ -141,10 +130,10 @@ def infinitive(dictionary_form: str) -> str:
     elif kind == "ㅅ":
         root = with_final(root, "")
     elif final == "" and vowel in CONTRACTIONS:
-        melted = CONTRACTIONS[vowel]
+        contracted = CONTRACTIONS[vowel]
         if vowel == "ㅡ" and len(root) > 1 and split_syllable(root[-2])[1] in BRIGHT_VOWELS:
-            melted = "ㅏ"  # 바쁘다 바빠, but 쓰다 써
-        return root[:-1] + join_syllable(initial, melted)
+            contracted = "ㅏ"  # 바쁘다 바빠, but 쓰다 써
+        return root[:-1] + join_syllable(initial, contracted)
     return root + ("아" if vowel in BRIGHT_VOWELS else "어")
 
 

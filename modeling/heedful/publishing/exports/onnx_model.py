@@ -1,6 +1,6 @@
 """`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes.
 
-It is how an export is compared with the model it was made of, and it needs none of that model's weights:
+An export is compared this way with the model that it was made of, whose weights it does not need:
 
     model = OnnxModel.from_pretrained("exported")
     tokens = model.generate(**inputs, num_beams=4)
@@ -11,13 +11,13 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from heedful.configuration_heed import HeedConfig, vocabulary_of_the_target
-from heedful.modeling_heed import HeedPreTrainedModel
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -33,7 +33,6 @@ def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool =
         layers: Number of decoder layers.
         prefix: `past_key_values` for inputs, `present` for outputs.
         has_source: Whether the keys and values of the source are among them, under `encoder`.
-
     """
     sides = ("decoder", "encoder") if has_source else ("decoder",)
     return [
@@ -41,18 +40,18 @@ def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool =
     ]
 
 
-class OnnxModel(HeedPreTrainedModel, GenerationMixin):
+class OnnxModel(PreTrainedModel, GenerationMixin):
     """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
 
-    It has no parameters: the numbers are onnxruntime's.
+    It has no parameters, so nothing in it can be trained, resized or saved: onnxruntime holds the weights.
 
     Args:
-        config: Of the exported model.
+        config: Configuration of the exported model.
         folder: Where its ONNX files are.
-        threads: Of onnxruntime within one operator; by default as many as torch uses.
-
+        threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
     """
 
+    config_class = HeedConfig
     main_input_name = "input_ids"
 
     def __init__(self, config: HeedConfig, folder: str | Path, threads: int | None = None):
@@ -67,12 +66,11 @@ class OnnxModel(HeedPreTrainedModel, GenerationMixin):
 
         Args:
             folder: As `heedful export onnx` wrote it.
-            threads: Of onnxruntime within one operator; by default as many as torch uses.
+            threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
 
         Raises:
             FileNotFoundError: If the folder or one of its files does not exist.
             ImportError: If onnxruntime is not installed.
-
         """
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
@@ -89,7 +87,7 @@ class OnnxModel(HeedPreTrainedModel, GenerationMixin):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits."""
+        """The type of the logits."""
         return torch.float32
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
@@ -97,7 +95,7 @@ class OnnxModel(HeedPreTrainedModel, GenerationMixin):
         return self.encoder
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size."""
+        """Generate as transformers does, but count tokens by the target's vocabulary where it has another size."""
         with vocabulary_of_the_target():
             return GenerationMixin.generate(self, *args, **kwargs)
 
@@ -116,20 +114,19 @@ class OnnxModel(HeedPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding; every token counts where it is missing.
-            decoder_input_ids: `(batch, target_length)` without the tokens in the cache; with a filled cache one of
-                each row.
+            attention_mask: `(batch, source_length)`, 0 at padding; None where there is no padding.
+            decoder_input_ids: `(batch, target_length)` without the tokens in the cache; `(batch, 1)` beside a filled
+                cache.
             encoder_outputs: The encoder's output, in place of `input_ids`.
             past_key_values: A dynamic cache, extended in place.
             use_cache: Not read: the cache is filled where one is given.
-            kwargs: `return_dict`; what asks for attention weights or hidden states is refused.
+            kwargs: `return_dict`; a request for attention weights or hidden states is refused.
 
         Returns:
             `logits` `(batch, target_length, decoder_vocab_size)` and the cache.
 
         Raises:
-            ValueError: For what the exported files do not compute.
-
+            ValueError: If something is asked for that the exported files do not compute.
         """
         _check_request(past_key_values, kwargs)
         if encoder_outputs is None:
@@ -171,8 +168,7 @@ class OnnxEncoder(nn.Module):
     """The exported encoder.
 
     Args:
-        session: Of onnxruntime.
-
+        session: The session of onnxruntime that computes it.
     """
 
     main_input_name = "input_ids"
@@ -195,7 +191,6 @@ def onnxruntime_module() -> Any:
 
     Raises:
         ImportError: If it is not installed; the message names the extra.
-
     """
     try:
         import onnxruntime
@@ -213,7 +208,7 @@ def _session(path: Path, threads: int) -> Any:
 
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Run a session; of integers it takes only 64 bits."""
+    """Run a session, with integers in 64 bits: it takes no others."""
     arrays = {
         name: (value if value.is_floating_point() else value.long()).contiguous().numpy()
         for name, value in inputs.items()

@@ -102,6 +102,8 @@ def shake(module: torch.nn.Module):
 def tiny_model(config=None, seed: int = 0, attention: str | None = None, family: str = "transformer", **changes):
     """Return a tiny model in evaluation mode whose outputs depend on everything it reads."""
     torch.manual_seed(seed)
+    if family == "recurrent" and attention is not None:
+        changes["attention"] = attention  # no kernel, but how its config says that it attends
     config = config or tiny_config(family, **changes)
     if isinstance(config, HeedRNNConfig):
         model = HeedRNNForConditionalGeneration(config)

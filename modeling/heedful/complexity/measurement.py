@@ -7,12 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from heedful.complexity.layers import ConvolutionalEncoderLayer, RecurrentLayer, SelfAttentionLayer
+from heedful.complexity.layers import make_layer
 from heedful.complexity.settings import ComplexitySettings
 from heedful.diagnosis.memory import HeldBytes
 
@@ -20,23 +20,6 @@ from heedful.diagnosis.memory import HeldBytes
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked")
 # Shorter calls are repeated, so that what is timed lasts so many seconds.
 SHORTEST_TIMING = 0.02
-
-
-def make_layer(
-    kind: str, settings: ComplexitySettings, device: Literal["cpu", "meta"] = "cpu", kernel: str = "sdpa"
-) -> nn.Module:
-    """Make a layer of `KINDS`, in evaluation mode; `kernel` computes attention where the kind does not say."""
-    width, heads, radius = settings.d_model, settings.heads, settings.neighbourhood
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "self_attention": lambda: SelfAttentionLayer(width, heads, kernel=kernel),
-        "restricted": lambda: SelfAttentionLayer(width, heads, radius, kernel=kernel),
-        "recurrent": lambda: RecurrentLayer(width, settings.cell),
-        "convolutional": lambda: ConvolutionalEncoderLayer(width, settings.kernel_width),
-        "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
-        "masked": lambda: SelfAttentionLayer(width, heads, radius, in_windows=False, kernel=kernel),
-    }
-    with torch.device(device):
-        return makers[kind]().eval()
 
 
 @torch.no_grad()
@@ -89,18 +72,13 @@ def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float]]]:
                     seconds[kind][number].append(seconds_of(layer, states))
     finally:
         torch.set_num_threads(threads)
-    summaries: dict[str, Callable[[list[float]], float]] = {
-        "milliseconds": statistics.median,
-        "fastest": min,
-        "slowest": max,
-    }
-    return {
-        kind: {
-            **{name: [1000 * of(each) for each in seconds[kind]] for name, of in summaries.items()},
-            "bytes": held[kind],
-        }
-        for kind in KINDS
-    }
+    return {kind: {**_summaries(seconds[kind]), "bytes": held[kind]} for kind in KINDS}
+
+
+def _summaries(rounds: list[list[float]]) -> dict[str, list[float]]:
+    summaries: dict[str, Callable[[list[float]], float]]
+    summaries = {"milliseconds": statistics.median, "fastest": min, "slowest": max}
+    return {name: [1000 * of(each) for each in rounds] for name, of in summaries.items()}
 
 
 def machine() -> dict[str, Any]:

@@ -6,17 +6,17 @@ import pytest
 
 from heedful.data.cleaning import CleaningRules
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.diagnosis.findings import Pairs
-from heedful.diagnosis.pair_checks import (
+from heedful.diagnosis.recipe_checks.pairs import (
     DEFECTS,
+    Pairs,
     check_cleaning,
     check_length_ratios,
     check_overlap,
     check_pointless_pairs,
-    check_scripts,
     check_text,
-    script_of,
+    cleaned,
 )
+from heedful.diagnosis.recipe_checks.scripts import check_scripts, script_of
 
 CLEAN = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 400)]
 HELD_OUT = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("validation", 50)]
@@ -37,6 +37,11 @@ def held_out(pairs=HELD_OUT, key="data.validation"):
     return [split(pairs, key.split(".")[-1], key)]
 
 
+def dropped_by_cleaning(train, rules, held_out=()):
+    _, dropped, reasons = cleaned(train, rules, [pair for split in held_out for pair in split])
+    return check_cleaning(train, dropped, reasons)
+
+
 def only(findings, check):
     (finding,) = findings
     assert finding.check == check
@@ -46,7 +51,7 @@ def only(findings, check):
 def test_clean_pairs_give_no_finding():
     train = split(CLEAN)
     rules = CleaningRules()
-    assert check_cleaning(train, rules, held_out()) == []
+    assert dropped_by_cleaning(train, rules, held_out()) == []
     assert check_pointless_pairs(train, OFF) == []
     assert check_overlap(train, OFF, held_out()) == []
     assert check_length_ratios(train) == []
@@ -68,21 +73,21 @@ def test_pairs_that_the_rules_drop_are_not_complained_about():
     rules = CleaningRules(drop_empty=True, drop_identical=True, drop_duplicates=True)
     pairs = with_pairs(("", "Hello."), ("PyTorch", "PyTorch"), CLEAN[3])
     assert check_pointless_pairs(pairs, rules) == []
-    finding = only(check_cleaning(pairs, rules), "cleaning")
-    assert finding.severity == "note"
+    finding = only(dropped_by_cleaning(pairs, rules), "cleaning")
+    assert finding.level == "note"
     assert "3 of 403" in finding.told
     assert "empty 1, identical 1, duplicate 1" in finding.told
     assert "train row 101" in finding.examples[0]
 
 
 def test_rules_that_leave_nothing_are_an_error():
-    finding = only(check_cleaning(split(CLEAN), CleaningRules(max_characters=2)), "cleaning")
-    assert finding.severity == "error"
+    finding = only(dropped_by_cleaning(split(CLEAN), CleaningRules(max_characters=2)), "cleaning")
+    assert finding.level == "error"
 
 
 def test_a_corpus_of_copies_is_an_error():
     copies = split([(target, target) for _, target in CLEAN])
-    assert only(check_pointless_pairs(copies, OFF), "identical").severity == "error"
+    assert only(check_pointless_pairs(copies, OFF), "identical").level == "error"
 
 
 def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_costs():
@@ -98,15 +103,15 @@ def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_c
 
 def test_a_test_set_out_of_the_training_data_is_an_error_and_such_a_validation_set_a_warning():
     train = split(CLEAN)
-    assert only(check_overlap(train, OFF, held_out(CLEAN[:50], "data.test.a")), "overlap").severity == "error"
-    assert only(check_overlap(train, OFF, held_out(CLEAN[:50])), "overlap").severity == "warning"
+    assert only(check_overlap(train, OFF, held_out(CLEAN[:50], "data.test.a")), "overlap").level == "error"
+    assert only(check_overlap(train, OFF, held_out(CLEAN[:50])), "overlap").level == "warning"
 
 
 def test_overlap_that_cleaning_drops_is_counted_and_no_warning():
     train, tests = split(CLEAN), held_out(CLEAN[:5], "data.test.a")
     assert check_overlap(train, CleaningRules(), tests) == []
-    finding = only(check_cleaning(train, CleaningRules(), tests), "cleaning")
-    assert finding.severity == "note"
+    finding = only(dropped_by_cleaning(train, CleaningRules(), tests), "cleaning")
+    assert finding.level == "note"
     assert "overlap" in finding.told
 
 
@@ -141,13 +146,13 @@ def test_every_defect_of_a_text_is_found_and_named_with_its_row(name):
 
 def test_a_corpus_full_of_mojibake_is_an_error():
     broken = split([(ko.encode().decode("latin-1"), en) for ko, en in CLEAN])
-    severities = {finding.check: finding.severity for finding in check_text(broken)}
-    assert severities["mojibake"] == "error"
+    levels = {finding.check: finding.level for finding in check_text(broken)}
+    assert levels["mojibake"] == "error"
 
 
 def test_decomposed_korean_is_found_where_nothing_has_composed_it():
     broken = split([(unicodedata.normalize("NFD", ko), en) for ko, en in CLEAN])
-    assert only(check_text(broken), "decomposed").severity == "warning"
+    assert only(check_text(broken), "decomposed").level == "warning"
 
 
 @pytest.mark.parametrize(
@@ -160,24 +165,24 @@ def test_ordinary_letters_are_no_defect(text):
 
 def test_swapped_languages_are_an_error():
     finding = only(check_scripts(split(CLEAN), held_out([(en, ko) for ko, en in HELD_OUT]), (None, None)), "scripts")
-    assert (finding.severity, finding.where) == ("error", "data.validation")
+    assert (finding.level, finding.where) == ("error", "data.validation")
     assert "swapped" in finding.told
 
 
 def test_languages_that_contradict_the_scripts_are_told():
     findings = check_scripts(split(CLEAN), [], ("en", "ko"))
-    assert [(finding.severity, finding.where) for finding in findings] == [
+    assert [(finding.level, finding.where) for finding in findings] == [
         ("error", "data.source"),
         ("error", "data.target"),
     ]
     (finding,) = check_scripts(split(CLEAN), [], ("ru", "en"))
-    assert (finding.severity, finding.where) == ("warning", "data.source")
+    assert (finding.level, finding.where) == ("warning", "data.source")
 
 
 def test_targets_in_another_script_are_told_from_a_share_on():
     untranslated = [(ko, ko) for ko, _ in CLEAN[:40]]
     finding = only(check_scripts(split([*CLEAN, *untranslated]), [], ("ko", "en")), "scripts")
-    assert finding.severity == "warning"
+    assert finding.level == "warning"
     assert "40 of 440 training targets" in finding.told
     assert finding.examples[0].startswith("train row 401")
     assert check_scripts(split([*CLEAN, *untranslated[:3]]), [], ("ko", "en")) == []

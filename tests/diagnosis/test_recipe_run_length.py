@@ -2,7 +2,7 @@
 
 import pytest
 
-from heedful.diagnosis.run_checks import RunPlan, check_epochs, check_intervals, check_schedule
+from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from tiny_runs import tiny_recipe
 
 # 1,000 updates of which 100 make an epoch, with validations and checkpoints on the way.
@@ -19,12 +19,12 @@ PLAN = RunPlan(updates_per_epoch=100, seconds_per_update=0.5)
 
 @pytest.fixture
 def findings(tmp_path):
-    """Run the checks on the sound recipe with changes; return (severity, key) of each finding, and the texts."""
+    """Run the checks on the sound recipe with changes; return (level, key) of each finding, and the texts."""
 
     def check(plan=PLAN, **changes):
         recipe = tiny_recipe(tmp_path / "run", {**SOUND, **changes})
-        found = [*check_schedule(recipe, plan, 32), *check_epochs(recipe, plan), *check_intervals(recipe, plan)]
-        return [(finding.severity, finding.where) for finding in found], " ".join(finding.told for finding in found)
+        found = check_run_length(recipe, plan, 32)
+        return [(finding.level, finding.where) for finding in found], " ".join(finding.told for finding in found)
 
     return check
 
@@ -76,7 +76,7 @@ def test_a_schedule_that_something_else_ends_first_is_a_warning(findings, limit,
 
 def test_what_the_speed_of_this_machine_decides_is_no_error(findings):
     found, told = findings(**{"optimization.max_minutes": 0.5, "validation.patience": None})
-    assert {severity for severity, _ in found} == {"warning"}
+    assert {level for level, _ in found} == {"warning"}
     assert "by the speed measured here" in told
 
 

@@ -13,8 +13,8 @@ from heedful.data.encoding import PairEncoder
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis import tokenizer_checks as checks
-from heedful.diagnosis.findings import Pairs
+from heedful.diagnosis.recipe_checks import tokens as checks
+from heedful.diagnosis.recipe_checks.pairs import Pairs
 from helpers import tiny_config
 from tiny_runs import tiny_recipe
 
@@ -73,7 +73,7 @@ CONFIG = {"vocab_size": 6, "d_model": 8, "encoder_attention_heads": 1, "decoder_
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "severity", "named"),
+    ("config", "generation", "level", "named"),
     [
         ({"eos_token_id": 3}, {"eos_token_id": 3}, "error", "`eos_token_id` must be 2, but is 3"),
         ({"vocab_size": 7}, {}, "error", "`vocab_size` must be 6, but is 7"),
@@ -86,11 +86,11 @@ CONFIG = {"vocab_size": 6, "d_model": 8, "encoder_attention_heads": 1, "decoder_
         ({}, {"decoder_start_token_id": None, "bos_token_id": None}, "error", "cannot start"),
     ],
 )
-def test_special_ids_that_contradict_each_other_are_told(config, generation, severity, named):
+def test_special_ids_that_contradict_each_other_are_told(config, generation, level, named):
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     generation_config = GenerationConfig(**{**ids, **generation})
     (finding,) = checks.check_special_ids(given(), HeedConfig(**{**CONFIG, **config}), generation_config, "model")
-    assert (finding.severity, finding.where) == (severity, "model")
+    assert (finding.level, finding.where) == (level, "model")
     assert named in finding.told
 
 
@@ -107,7 +107,7 @@ def test_several_end_tokens_may_contain_the_configs():
 def test_a_tokenizer_that_forgets_the_end_or_adds_a_start_is_an_error(template, told):
     tokenizers = given(template)
     (finding,) = checks.check_ends(checks.encode(split(JUMPS), tokenizers), tokenizers, "tokenizer.path")
-    assert (finding.severity, finding.where) == ("error", "tokenizer.path")
+    assert (finding.level, finding.where) == ("error", "tokenizer.path")
     assert told in finding.told
     assert finding.examples[0].startswith("train row 1")
 
@@ -140,7 +140,7 @@ def test_a_tokenizer_with_holes_in_its_ids_is_an_error(tmp_path):
     state["model"]["vocab"]["run"] = 40
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     (finding,) = checks.check_tokenizer_ids(TokenizerPair.from_pretrained(tmp_path), "key")
-    assert finding.severity == "error"
+    assert finding.level == "error"
     assert "ids up to 40" in finding.told
 
 
@@ -148,7 +148,7 @@ def test_unknown_words_are_named_for_each_side(words):
     pairs = [*PAIRS, {"source": "키보드", "target": PAIRS[0]["target"]}]
     encoded = checks.encode(split(pairs), words)
     (finding,) = checks.check_unknown_tokens(encoded, words, "tokenizer.vocab_size")
-    assert finding.severity == "note"
+    assert finding.level == "note"
     assert "source tokens" in finding.told
     assert "'키보드'" in finding.told
     assert finding.examples[0].startswith("train row 301")
@@ -157,7 +157,7 @@ def test_unknown_words_are_named_for_each_side(words):
 def test_a_side_that_is_mostly_unknown_is_an_error():
     encoded = checks.encode(split(), given())
     findings = checks.check_unknown_tokens(encoded, given(), "tokenizer.path")
-    assert [finding.severity for finding in findings] == ["error", "error"]
+    assert [finding.level for finding in findings] == ["error", "error"]
     assert "target tokens" in findings[1].told
 
 
@@ -176,7 +176,7 @@ def test_too_long_pairs_are_counted_as_training_counts_them(joint):
 
 def test_limits_that_drop_everything_are_an_error(joint):
     (finding,) = checks.check_lengths(checks.encode(split(), joint), (1, None))
-    assert finding.severity == "error"
+    assert finding.level == "error"
 
 
 def test_both_directions_are_encoded_as_training_does():
@@ -186,7 +186,7 @@ def test_both_directions_are_encoded_as_training_does():
     rows = [(ids.tolist(), labels.tolist()) for ids, labels in zip(encoded.sources, encoded.targets, strict=True)]
     expected = [(row["input_ids"], row["labels"]) for row in PairEncoder(tokenizers, languages=languages).rows(PAIRS)]
     assert rows == expected
-    assert encoded.places == [*range(300), *range(300)]
+    assert encoded.numbers == [*range(300), *range(300)]
 
 
 def test_rows_longer_than_the_models_positions_are_errors_before_and_in_validation(joint, tmp_path):
@@ -226,7 +226,7 @@ def test_references_that_no_translation_can_reach_are_told(joint, tmp_path):
 
 def test_a_vocabulary_too_large_for_the_data_is_a_warning(joint, words):
     (finding,) = checks.check_vocabulary_use(checks.encode(split(PAIRS[:20]), joint), joint, "tokenizer.vocab_size")
-    assert finding.severity == "warning"
+    assert finding.level == "warning"
     assert "would do" in finding.advice
     findings = checks.check_vocabulary_use(checks.encode(split(), words), words, "tokenizer.vocab_size")
     assert [finding.told.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli.options import Overrides, RecipeFile, quieten, rank_and_world_size
+from heedful.cli.options import Overrides, RecipeFile, quieten
+from heedful.training.processes.launcher import rank
 
 
 def train(
@@ -18,7 +19,7 @@ def train(
     from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
-    prints = rank_and_world_size()[0] == 0
+    prints = rank() == 0
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 

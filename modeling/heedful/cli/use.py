@@ -20,8 +20,8 @@ from heedful.cli.options import (
     TargetLanguage,
     TokenBudget,
     quieten,
-    rank_and_world_size,
 )
+from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
 
@@ -116,7 +116,7 @@ def _translate_all(
     from heedful.inference.translation import Translator
 
     model, revision = place
-    if rank_and_world_size()[1] == 1:
+    if world_size() == 1:
         translator = Translator.from_pretrained(model, device=device, revision=revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
     from heedful.training.loop.validation import translate_on_ranks

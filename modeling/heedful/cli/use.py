@@ -4,7 +4,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +35,9 @@ def translate(
     n_best: Annotated[int, typer.Option("--n-best", help="Translations of each sentence, best first.")] = 1,
     scores: Annotated[bool, typer.Option("--scores", help="Print each translation's score before it.")] = False,
     max_new_tokens: MaxNewTokens = None,
+    early_stopping: Annotated[
+        bool | None, typer.Option(help="End beam search with its last beam's hypothesis. Default: the model's own.")
+    ] = None,
     to: TargetLanguage = None,
     token_budget: TokenBudget = 8192,
     engine: Engine = "auto",
@@ -53,6 +56,7 @@ def translate(
         num_beams=num_beams,
         num_return_sequences=n_best,
         max_new_tokens=max_new_tokens,
+        early_stopping=early_stopping,
         target_language=to,
         token_budget=token_budget,
     ):
@@ -156,17 +160,18 @@ def attention(
     device: Device = None,
 ):
     """See which tokens a model looks at: pictures, a page to hover over, alignments, entropy."""
-    from heedful.inference.attention.requests import View, Wanted, answer_request, check_request
+    from heedful.inference.attention.request import Request, answer_lines
     from heedful.inference.translation import Translator
 
     pairs = _pairs_to_look_at(text, target, data, (source_column, target_column))
-    view = View(kind, layer, head, grid, rollout)
-    wanted = Wanted(output, alignment, gold, entropy, as_json)
-    given = check_request(view, wanted, pairs, is_corpus=data is not None)
+    view: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "grid": grid, "rollout": rollout}
+    request = Request(
+        pairs, data is not None, output, **view, alignment=alignment, gold=gold, entropy=entropy, json=as_json
+    )
+    given = request.gold_alignments()
     quieten()
-    translator = Translator.from_pretrained(model, device=device, revision=revision)
-    found = answer_request(translator, pairs, view, wanted, given, to)
-    print(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else "\n".join(found.lines()))
+    answer = request.answer(Translator.from_pretrained(model, device, revision), given, to)
+    print(json.dumps(answer, ensure_ascii=False) if as_json else "\n".join(answer_lines(answer)))
 
 
 def _pairs_to_look_at(

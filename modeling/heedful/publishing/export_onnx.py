@@ -19,9 +19,9 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_is_new, listed, new_folder
+from heedful.inference.engines import pad_sources, token_batches
 from heedful.inference.loading import first_line
 from heedful.inference.strategies.steps import end_tokens
-from heedful.inference.translation import pad_sources, token_batches
 from heedful.modeling_heed import AdditiveScore, HeedForConditionalGeneration, HeedLinear
 from heedful.pipeline_heed import position_limit
 from heedful.publishing.export_check import Comparison, compare, load_pair

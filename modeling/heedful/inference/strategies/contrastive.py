@@ -31,8 +31,7 @@ class ContrastiveSearch:
         top_k: Number of candidates. `None` takes generate()'s `top_k`.
 
     Raises:
-        ValueError: When called, for a setting out of range or that cannot be combined.
-
+        ValueError: If, when it is called, a setting is out of range or cannot be combined with another.
     """
 
     penalty_alpha: float | None = None
@@ -47,24 +46,11 @@ class ContrastiveSearch:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode; called by `generate()`.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: `(B, L)` decoder prompts.
-            logits_processor: Applied to the logits of the next token, before candidates are taken.
-            stopping_criteria: End a sentence.
-            generation_config: With all settings.
-            model_kwargs: The encoded source, its mask and the cache.
-
-        Returns:
-            `(B, L)` tokens, or a `GenerateEncoderDecoderOutput`.
-
-        """
+        """Decode as `Strategy` says, one `(B, L)` sequence per sentence."""
         check_request("ContrastiveSearch", model, generation_config, model_kwargs, BEAM_MODES)
         self._check_cache(model_kwargs)
         alpha, k = self._resolve(generation_config, model.get_output_embeddings().weight.shape[0])
-        # A copy, for the helper expands it in place and it may be the user's.
+        # A copy, because the helper expands it in place and it may be the user's.
         model_kwargs["encoder_outputs"] = copy.copy(model_kwargs["encoder_outputs"])
         tokens, model_kwargs = model._expand_inputs_for_generation(
             expand_size=k, is_encoder_decoder=True, input_ids=input_ids, **model_kwargs
@@ -120,7 +106,7 @@ class ContrastiveSearch:
     def _check_cache(self, model_kwargs: dict[str, Any]) -> None:
         cache = model_kwargs.get("past_key_values")
         if cache is not None and cache.is_compileable:
-            # It is one token short: candidates for the last token are run through the decoder too.
+            # It has room for one token too few: candidates for the last token run through the decoder too.
             raise ValueError(
                 "`cache_implementation` must be None or 'dynamic' with ContrastiveSearch, but the cache is static"
                 " instead."
@@ -141,7 +127,7 @@ def choose(
     """Return which of k candidates has the largest (1 - α) p(v) - α max_j s(h_v, h_j) (Su et al., 2022, equation 5).
 
     Args:
-        probabilities: `(B, k)`.
+        probabilities: `(B, k)` of the candidates.
         states: `(B, k, D)` last hidden state of each candidate.
         context: `(B, L, D)` last hidden states of the tokens before.
         is_context: `(B, L)`, False at padding.
@@ -149,13 +135,12 @@ def choose(
 
     Returns:
         `(B)` numbers of candidates.
-
     """
     similarities = torch.nn.functional.cosine_similarity(
         states[:, :, None].float(), context[:, None].float(), dim=-1
     )  # (B, k, L)
     worst = similarities.masked_fill(~is_context[:, None], -1.0).amax(-1).to(probabilities.device)
-    # A candidate that processors forbid has probability 0 and may not win by being unlike the rest.
+    # A candidate that processors forbid has probability 0, and must not win because it is unlike the rest.
     values = ((1 - alpha) * probabilities - alpha * worst).masked_fill(probabilities == 0, float("-inf"))
     return values.argmax(-1)
 

@@ -39,21 +39,14 @@ NAMES = {"page": "a report (.html)"}
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `heedful attention`, which do not contradict each other.
+    """The options of `heedful attention`, by their names there; they do not contradict each other.
 
     Args:
         pairs: Sources, each with its target, or None to follow the model's own translation.
         data: Whether the pairs come from files.
-        output: Picture or page to write.
-        kind: "cross", "encoder" or "decoder"; None means cross.
-        layer: From 0, or from -1 for the last; None means the last, and for a grid or rollout all.
-        head: From 0; None means the mean over all heads.
-        grid: Whether to draw all heads.
-        rollout: Whether to follow attention through the layers.
-        alignment: Whether to align words.
-        gold: File of given alignments to compare with.
-        entropy: Whether to measure how widely each head looks.
-        json: Whether to tell the weights.
+        output, kind, layer, head, grid, rollout: What to draw, or which map to read: by default the mean over all
+            heads of the last layer's cross-attention, and all layers of a grid or rollout.
+        alignment, gold, entropy, json: What to print.
 
     Raises:
         ValueError: If nothing is asked for, or an option would be ignored.
@@ -181,6 +174,31 @@ class Request:
         if self.grid:
             return draw_attention_grid(maps, path, self.kind or "cross", self.layer)
         return draw_attention(self._map(maps), path)
+
+
+def pairs_of(
+    text: str | None, target: str | None, data: Sequence[str] | None, source: str | None, target_column: str | None
+) -> list[Pair]:
+    """Return the sentence of the command line, or the pairs of its files.
+
+    Raises:
+        ValueError: If not either TEXT or --data is given, or an option does not go with it.
+    """
+    if (text is None) == (data is None):
+        raise ValueError("Either TEXT or --data must be given, and not both.")
+    if text is not None and (source or target_column):
+        raise ValueError("`--source-column` and `--target-column` must come with --data, whose columns they name.")
+    if text is not None:
+        return [(text, target)]
+    if target is not None:
+        raise ValueError("`--target` must come with TEXT: the pairs of --data have targets.")
+    from heedful.data.sources import read_pairs
+
+    files: Any = data[0] if data and len(data) == 1 else data
+    pairs = read_pairs(files, source=source or "source", target=target_column or "target", split="test")
+    if not len(pairs):
+        raise ValueError("`--data` must hold pairs, but has none.")
+    return [(pair["source"], pair["target"]) for pair in pairs]
 
 
 def answer_lines(answer: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from heedful.inference.strategies.penalties import LengthPenaltyForm, coverage_p
 from heedful.inference.strategies.steps import (
     Averaging,
     ModelSteps,
+    Records,
     average,
     check_members,
     check_request,
@@ -222,9 +223,7 @@ class _Search:
         self.limits = self._limits(tokens)
         self.words = self._read_words()
         self.groups = [self._new_group(part, tokens) for part in range(settings.groups)]
-        self.recorded: dict[str, list[Any]] = {
-            name: [] for name in ("scores", "logits", "attentions", "cross", "hidden")
-        }
+        self.records = Records(settings.config)
 
     @property
     def is_done(self) -> bool:
@@ -286,7 +285,7 @@ class _Search:
         tokens = torch.cat([group.running.tokens for group in self.groups], 1).flatten(0, 1)  # (B * K, L)
         log_probabilities, attention, outputs = self.voters.next(tokens)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
-        self._record(log_probabilities, outputs)
+        self.records.add(log_probabilities, outputs)
         log_probabilities = log_probabilities.view(self.batch, self.settings.beams, -1)
         counts = log_probabilities.new_zeros((self.batch, log_probabilities.shape[-1]))  # (B, V)
         for group in self.groups:
@@ -349,8 +348,7 @@ class _Search:
 
     def _ended(self, tokens: torch.Tensor) -> torch.Tensor:
         flat = tokens.flatten(0, 1)
-        scores = tuple(self.recorded["scores"]) or None
-        ended = self.criteria(flat, scores).view(tokens.shape[:2])
+        ended = self.criteria(flat, self.records.scores).view(tokens.shape[:2])
         return ended | (tokens.shape[-1] - self.prompt_length >= self.limits)[:, None]
 
     def _finish(self, group: _Group, candidates: _Hypotheses, ended: torch.Tensor) -> torch.Tensor:
@@ -391,20 +389,6 @@ class _Search:
         group.done = group.done | (best == NEVER) | (full & (hopeless | stops_when_full))
         group.running.scores = group.running.scores.masked_fill(group.done[:, None], NEVER)
 
-    def _record(self, scores: torch.Tensor, outputs: Any) -> None:
-        wanted = self.settings.config
-        if not wanted.return_dict_in_generate:
-            return
-        if wanted.output_scores:
-            self.recorded["scores"].append(scores.clone())
-        if wanted.output_logits:
-            self.recorded["logits"].append(outputs.logits[:, -1].to(scores.device, torch.float32, copy=True))
-        if wanted.output_attentions:
-            self.recorded["attentions"].append(outputs.decoder_attentions)
-            self.recorded["cross"].append(outputs.cross_attentions)
-        if wanted.output_hidden_states:
-            self.recorded["hidden"].append(outputs.decoder_hidden_states)
-
     def result(self, config: Any, model_kwargs: dict[str, Any]) -> Any:
         """Return the best hypotheses of all groups, as generate() does."""
         every = self.groups[0].finished
@@ -419,22 +403,12 @@ class _Search:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-        def given(name: str) -> tuple[Any, ...] | None:
-            return tuple(self.recorded[name]) or None
-
-        encoded = model_kwargs["encoder_outputs"]
         return GenerateBeamEncoderDecoderOutput(
             sequences=tokens,
             sequences_scores=best.scores.flatten(),
-            scores=given("scores"),
-            logits=given("logits"),
             beam_indices=beam_indices,
-            encoder_attentions=encoded.get("attentions") if config.output_attentions else None,
-            encoder_hidden_states=encoded.get("hidden_states") if config.output_hidden_states else None,
-            decoder_attentions=given("attentions"),
-            cross_attentions=given("cross"),
-            decoder_hidden_states=given("hidden"),
             past_key_values=self.voters.members[0].model_kwargs.get("past_key_values"),
+            **self.records.fields(model_kwargs["encoder_outputs"], self.batch),
         )
 
     def _check_found(self, scores: torch.Tensor) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, check_request, end_tokens, filler
-
-RECORDED = ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
+from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, Records, check_request, end_tokens, filler
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ class ContrastiveSearch:
         outputs = steps.next(tokens)
         context = outputs.decoder_hidden_states[-1].view(len(input_ids), k, input_ids.shape[1], -1)[:, 0]  # (B, L, D)
         is_context = self._prompt_mask(input_ids, model_kwargs, k)
-        recorded: dict[str, list[Any]] = {name: [] for name in RECORDED}
+        records = Records(generation_config)
         going = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
         sentences = torch.arange(len(input_ids), device=input_ids.device)
         while going.any():
             logits = outputs.logits[::k, -1].to(input_ids.device, torch.float32, copy=True)  # (B, V)
-            scores = logits_processor(input_ids, logits.clone())
-            _record(recorded, generation_config, scores, logits, outputs)
+            scores = logits_processor(input_ids, logits)
+            records.add(scores, outputs, every=k)
             probabilities, candidates = scores.softmax(-1).topk(k)  # (B, k)
             outputs = steps.next(torch.cat([tokens, candidates.view(-1, 1)], 1))
             states = outputs.decoder_hidden_states[-1][:, -1].view(len(sentences), k, -1)  # (B, k, D)
@@ -76,13 +74,20 @@ class ContrastiveSearch:
             input_ids = torch.cat([input_ids, newest[:, None]], 1)
             context = torch.cat([context, states[sentences, chosen][:, None]], 1)
             is_context = torch.cat([is_context, torch.ones_like(is_context[:, :1])], 1)
-            going = going & ~stopping_criteria(input_ids, tuple(recorded["scores"]) or None)
+            going = going & ~stopping_criteria(input_ids, records.scores)
             # The chosen candidate's row becomes all k rows of its sentence, cache and logits included.
             rows = (sentences * k + chosen).repeat_interleave(k)
             steps.reorder(rows)
             outputs = _rows_of(outputs, rows)
             tokens = input_ids.repeat_interleave(k, 0)
-        return _result(generation_config, input_ids, recorded, steps.model_kwargs)
+        if not generation_config.return_dict_in_generate:
+            return input_ids
+        from transformers.generation.utils import GenerateEncoderDecoderOutput
+
+        # Without the cache, which has k rows for each sentence.
+        return GenerateEncoderDecoderOutput(
+            sequences=input_ids, **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids))
+        )
 
     def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
         given = getattr(config, "penalty_alpha", None)
@@ -158,39 +163,4 @@ def _rows_of(outputs: Any, rows: torch.Tensor) -> Any:
         decoder_hidden_states=taken(outputs.decoder_hidden_states),
         decoder_attentions=taken(outputs.get("decoder_attentions")),
         cross_attentions=taken(outputs.get("cross_attentions")),
-    )
-
-
-def _record(recorded: dict[str, list[Any]], config: Any, scores: Any, logits: Any, outputs: Any) -> None:
-    if not config.return_dict_in_generate:
-        return
-    k = len(outputs.logits) // len(logits)
-    if config.output_scores:
-        recorded["scores"].append(scores)
-    if config.output_logits:
-        recorded["logits"].append(logits)
-    wanted = {"decoder_attentions": config.output_attentions, "cross_attentions": config.output_attentions}
-    for name, is_wanted in (wanted | {"decoder_hidden_states": config.output_hidden_states}).items():
-        if is_wanted and outputs.get(name):  # a recurrent decoder has no self-attention
-            recorded[name].append(tuple(layer[::k] for layer in outputs[name]))
-
-
-def _result(config: Any, tokens: Any, recorded: dict[str, list[Any]], model_kwargs: dict[str, Any]) -> Any:
-    if not config.return_dict_in_generate:
-        return tokens
-    from transformers.generation.utils import GenerateEncoderDecoderOutput
-
-    k = len(model_kwargs["encoder_outputs"][0]) // len(tokens)
-
-    def encoder_states(name: str) -> Any:
-        layers = model_kwargs["encoder_outputs"].get(name)
-        # Only tensors are expanded to k rows by `generate()`'s helper, tuples of layers are not.
-        return layers and tuple(layer if len(layer) == len(tokens) else layer[::k] for layer in layers)
-
-    return GenerateEncoderDecoderOutput(
-        sequences=tokens,
-        **{name: tuple(entries) or None for name, entries in recorded.items()},
-        encoder_attentions=encoder_states("attentions") if config.output_attentions else None,
-        encoder_hidden_states=encoder_states("hidden_states") if config.output_hidden_states else None,
-        past_key_values=None,  # it holds k rows a sentence
     )

@@ -159,6 +159,54 @@ class ModelSteps:
             cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
 
 
+class Records:
+    """What `generate()` is asked to return of each step beside the tokens.
+
+    Args:
+        generation_config: With `return_dict_in_generate` and the settings `output_…`.
+    """
+
+    def __init__(self, generation_config: Any):
+        wanted: dict[str, Any] = {
+            "scores": generation_config.output_scores,
+            "logits": generation_config.output_logits,
+            "decoder_attentions": generation_config.output_attentions,
+            "cross_attentions": generation_config.output_attentions,
+            "decoder_hidden_states": generation_config.output_hidden_states,
+        }
+        self.config = generation_config
+        returns = generation_config.return_dict_in_generate
+        self.steps: dict[str, list[Any]] = {name: [] for name, value in wanted.items() if value and returns}
+
+    @property
+    def scores(self) -> tuple[torch.Tensor, ...] | None:
+        """The recorded scores, as stopping criteria get them."""
+        return tuple(self.steps.get("scores", ())) or None
+
+    def add(self, scores: torch.Tensor, outputs: Any, every: int = 1) -> None:
+        """Record a step: its `(rows, V)` processed scores, and of the model's output one row of `every`."""
+        for name, values in self.steps.items():
+            if name == "scores":
+                values.append(scores.clone())
+            elif name == "logits":
+                values.append(outputs.logits[::every, -1].to(scores.device, torch.float32, copy=True))
+            elif outputs.get(name):  # a recurrent decoder has no self-attention
+                values.append(tuple(layer[::every] for layer in outputs[name]))
+
+    def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
+        """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
+
+        def states(name: str, is_wanted: Any) -> Any:
+            layers = encoded.get(name) if is_wanted else None
+            return layers and tuple(once_per_sentence(layer, sentences) for layer in layers)
+
+        return {
+            **{name: tuple(values) or None for name, values in self.steps.items()},
+            "encoder_attentions": states("attentions", self.config.output_attentions),
+            "encoder_hidden_states": states("hidden_states", self.config.output_hidden_states),
+        }
+
+
 def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
     """Return the first row of each sentence, of states with one or several rows per sentence."""
     return states[:: len(states) // sentences]

@@ -1,7 +1,7 @@
 """Matrix products with weights laid out once for the CPU: float32 and bfloat16 by oneDNN, int8 by FBGEMM.
 
-Each is a function from `(rows, in_features)` to `(rows, out_features)`. Where torch was built without a library, plain
-`torch.nn.functional.linear` takes the place of oneDNN, and int8 is refused.
+Each is a function from `(rows, in_features)` to `(rows, out_features)`. If torch was built without oneDNN, plain
+`torch.nn.functional.linear` takes its place; without FBGEMM, int8 is refused.
 """
 
 import warnings
@@ -15,13 +15,13 @@ Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-# One row times a matrix of up to so many weights is done sooner by plain `linear`, whose call costs less.
+# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
 SMALL_MATRIX = 2**16
 INT8_LIMIT = 127
 
 
 def has_onednn() -> bool:
-    """Tell whether torch can lay out weights for oneDNN here."""
+    """Return whether torch can lay out weights for oneDNN here."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
@@ -43,18 +43,17 @@ def kernel_name(precision: Precision) -> str:
 def packed_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision, relu: bool = False
 ) -> Product:
-    """Return the function x ↦ x Wᵀ + b, with ReLU behind it where asked for.
+    """Return the function x ↦ x Wᵀ + b, or max(0, x Wᵀ + b).
 
     Args:
         weight: `(out_features, in_features)`.
         bias: `(out_features)`, or `None`.
-        precision: Of the weights. With `int8` each output feature has its own scale, and the input is quantized anew
+        precision: Type of the weights. With `int8` each output feature has its own scale, and the input is quantized
             at each call, with one scale for all its rows.
         relu: Whether ReLU follows.
 
     Raises:
         ValueError: If torch has no kernel for the precision here.
-
     """
     weight = weight.detach().float()
     bias = None if bias is None else bias.detach().float()
@@ -90,9 +89,8 @@ def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -
         raise ValueError("`precision` must be float32 or bfloat16 where torch has no int8 kernels, but is int8.")
     scales = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.quantize_per_tensor"
-        )  # `int8_engine` asks whether it is there
+        # It is going to be removed; `int8_engine` looks whether it is there.
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
         levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = engine

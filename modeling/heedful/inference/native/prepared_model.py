@@ -4,20 +4,20 @@ import warnings
 from typing import Any, Self
 
 import torch
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from heedful.inference.native.decoder import NativeDecoder, refusal
+from heedful.inference.native.decoder import KNOWN_CRITERIA, NativeDecoder, settings_obstacle
 from heedful.inference.native.network import obstacle
-from heedful.inference.native.packing import Precision
+from heedful.inference.native.weights import Precision
 
 
 def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":
     """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
 
-    Greedy and beam search are then the `NativeDecoder`'s, and so is the encoder wherever no gradient is computed. What
-    the native decoder cannot do (sampling, streaming, recorded scores and attentions, other caches, …) runs as before.
-    Changed weights are packed anew; a few rows written through `.data` or numpy may go unseen, unlike those written
-    under `torch.no_grad()`. The copies are not saved, copied or sent with the model; `undo` lets go of them.
+    Greedy search and beam search are then those of the `NativeDecoder`, and so is the encoder wherever no gradient is
+    computed. What the native decoder cannot do (sampling, streaming, recorded scores and attentions, other caches, …)
+    runs as before. Weights that change are packed again. A change that is written to a few numbers through `.data` or
+    numpy may go unnoticed; one under `torch.no_grad()` does not. The packed copies are not saved, copied or pickled
+    with the model, and `undo` frees them.
 
         prepared = prepare_for_inference(model)
         model.generate(**inputs, num_beams=4)
@@ -33,8 +33,7 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
         The handle that undoes it.
 
     Raises:
-        ValueError: If the model is in training mode, prepared already, or the `NativeDecoder` cannot take its place.
-
+        ValueError: If the model is in training mode or already prepared, or the `NativeDecoder` cannot take its place.
     """
     decoder = NativeDecoder(model, precision)
     if model.training:
@@ -51,7 +50,6 @@ class PreparedModel:
 
     Args:
         decoder: The model's native decoder.
-
     """
 
     def __init__(self, decoder: NativeDecoder):
@@ -62,11 +60,11 @@ class PreparedModel:
         self.model.prepared = self.model.model.encoder.prepared = self
 
     def __reduce__(self):
-        # A copy of the model, or what another process gets, is not prepared.
+        # A copy of the model is not prepared, neither here nor in another process.
         return type(None), ()
 
     def __enter__(self) -> Self:
-        """Return itself; it was prepared when it was made."""
+        """Return itself: the model is prepared since this was made."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +72,7 @@ class PreparedModel:
         self.undo()
 
     def undo(self) -> None:
-        """Let `generate()` use the model's own modules again; a second time it does nothing."""
+        """Let `generate()` use the model's own modules again. A second call does nothing."""
         if self.model.prepared is self:
             self.model.prepared = self.model.model.encoder.prepared = None
 
@@ -85,17 +83,16 @@ class PreparedModel:
         inputs_embeds: torch.Tensor | None,
         records: bool,
     ) -> torch.Tensor | None:
-        """Encode `(batch, source_length)` tokens, or return `None` where the encoder's modules must do it.
+        """Return the `(batch, source_length, d_model)` encoding, or `None` if the encoder's modules must compute it.
 
         Args:
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 0 at padding.
-            inputs_embeds: Given in place of tokens.
+            inputs_embeds: Embeddings in place of tokens.
             records: Whether attention weights or hidden states are asked for.
 
         Raises:
-            ValueError: As `NativeDecoder.encoded`.
-
+            ValueError: As `NativeDecoder.encoded` does.
         """
         if input_ids is None or inputs_embeds is not None or records or not self._may_compute():
             return None
@@ -104,7 +101,7 @@ class PreparedModel:
         decoder = self._current_decoder()
         if decoder is None:
             return None
-        # The modules may have to go on with it.
+        # The decoder's modules may have to go on with it.
         return decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
 
     def decode(
@@ -115,34 +112,25 @@ class PreparedModel:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> torch.Tensor | None:
-        """Search as `generate()` asks, or return `None` where its own loops must do it.
-
-        Args:
-            input_ids: `(batch · beams, length)` decoder prompts.
-            logits_processor: As `generate()` made it.
-            stopping_criteria: Likewise.
-            generation_config: With all settings.
-            model_kwargs: The encoded source, its mask, the cache and what else there is.
-
-        """
+        """Return the tokens as `Strategy` says, or `None` if the loops of `generate()` itself must find them."""
         config, cache = generation_config, model_kwargs.get("past_key_values")
         is_ours = (
             self._may_compute()
             and not config.return_dict_in_generate
             and config.cache_implementation is None
-            and refusal(config) is None
-            and all(type(each) in (MaxLengthCriteria, EosTokenCriteria) for each in stopping_criteria)
+            and settings_obstacle(config) is None
+            and all(type(each) in KNOWN_CRITERIA for each in stopping_criteria)
             and not any(model_kwargs.get(name) for name in ("streamer", "synced_gpus"))
             and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))
-            # Prefix tuning of peft puts its own there.
+            # Prefix tuning of peft sets its own.
             and "prepare_inputs_for_generation" not in self.model.__dict__
-            # A cache that was handed in is to be filled; transformers marks it so.
+            # A cache that the user passed in must be filled; transformers marks it so.
             and not (cache is not None and getattr(cache, "_is_user_defined", False))
         )
         decoder = self._current_decoder() if is_ours else None
         if decoder is None:
             return None
-        return decoder.search(input_ids, logits_processor, config, model_kwargs).tokens
+        return decoder.search(input_ids, logits_processor, config, model_kwargs)[0]
 
     def _may_compute(self) -> bool:
         return not (
@@ -153,7 +141,7 @@ class PreparedModel:
         )
 
     def _current_decoder(self) -> NativeDecoder | None:
-        """Return the decoder with the present weights, or `None`, with a warning, if something stands in its way."""
+        """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
         if self._decoder.is_current:
             self._is_blocked = False
             return self._decoder

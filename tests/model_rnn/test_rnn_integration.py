@@ -156,7 +156,7 @@ def test_ids_outside_the_vocabulary_are_refused_beside_an_adapter_of_the_embeddi
 def test_what_torchao_cannot_quantize_or_save_is_refused(tmp_path):
     tiny_rnn().save_pretrained(tmp_path)
     settings = TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=256))
-    with pytest.raises(ValueError, match="no weight could be quantized.*`d_model`"):
+    with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):
         HeedRNNForConditionalGeneration.from_pretrained(tmp_path, quantization_config=settings)
     model = tiny_rnn()
     quantize_(model, Int8WeightOnlyConfig())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.positions_heed import sinusoids
-from heedful.studies import positions
+from heedful.studies.models import positions
 from heedful.studies.study import Lab, run_study
 
 
@@ -43,12 +43,12 @@ def test_the_error_is_rounding():
 
 
 def test_reversal_is_reversed_never_twice_the_same_and_as_long_as_asked():
-    pairs = positions.reversal_pairs((2, 4), 200, 1)
+    pairs = positions.reversed_letters((2, 4), 200, 1)
     assert len(set(pairs)) == 200
     assert all(source.split()[::-1] == target.split() for source, target in pairs)
     assert {len(source.split()) for source, _ in pairs} == {2, 3, 4}
-    assert positions.reversal_pairs((2, 4), 50, 1) == pairs[:50]
-    assert positions.reversal_pairs((2, 4), 50, 2) != pairs[:50]
+    assert positions.reversed_letters((2, 4), 50, 1) == pairs[:50]
+    assert positions.reversed_letters((2, 4), 50, 2) != pairs[:50]
 
 
 @pytest.mark.slow

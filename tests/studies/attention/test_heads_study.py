@@ -7,8 +7,10 @@ import torch
 
 from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
-from heedful.studies import comparison, heads
-from heedful.studies.head_pruning import Head, attention_modules, head_importance, heads_of, without_heads
+from heedful.studies import pairs
+from heedful.studies.attention import heads
+from heedful.studies.attention.looks import Look
+from heedful.studies.attention.pruning import Head, attention_modules, head_importance, heads_of, without_heads
 from heedful.studies.study import Lab, run_study
 from helpers import sentences, tiny_model
 
@@ -116,38 +118,32 @@ def test_importance_of_no_pair_is_an_error(model):
 
 
 def test_a_look_tells_where_the_weight_is():
-    look = heads.Look()
+    look = Look()
     look.add(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first
-    assert [look.share(place) for place in ("previous", "same", "next")] == [0, 0, 1]
-    assert look.share("first") == look.share("</s>") == 1 / 4
-    assert look.entropy == 0
-    assert look.largest == look.looking == 4
+    assert [look.mean(place) for place in ("previous", "same", "next")] == [0, 0, 1]
+    assert look.mean("first") == look.mean("</s>") == 1 / 4
+    assert look.mean("entropy") == 0
+    assert look.mean("largest weight") == 1
     look.add(torch.full((4, 4), 1 / 4))
-    assert look.share("next") == pytest.approx((3 + 3 / 4) / 6)
-    assert look.entropy / look.looking == pytest.approx(math.log(4) / 2)
+    assert look.mean("next") == pytest.approx((3 + 3 / 4) / 6)
+    assert look.mean("entropy") == pytest.approx(math.log(4) / 2)
 
 
 def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "TEST_PAIRS", "builtin:test:12")
-    for name, value in {
-        "COUNTS": (1, 4),
-        "PRUNED": (4,),
-        "SEEDS": 1,
-        "SHARES": (0, 0.5, 1),
-        "RANDOM_ORDERS": 1,
-    }.items():
+    monkeypatch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
+    for name, value in {"SEEDS": 1, "SHARES": (0, 0.5, 1), "RANDOM_ORDERS": 1}.items():
         monkeypatch.setattr(heads, name, value)
-    small = {"data.test": {"test": "builtin:test:12"}, "tokenizer.vocab_size": 400, "decoding.max_length": 12}
+    small = {"data.test": {"test": "builtin:test:6"}, "tokenizer.vocab_size": 400, "decoding.max_length": 6}
     study = replace(heads.STUDY, changes={**heads.STUDY.changes, **small})
     lab = Lab(study, updates=4, data="builtin:train:400", folder=tmp_path / "trainings")
     folder = run_study(lab, tmp_path / "heads")
     results = json.loads((folder / "results.json").read_text())
     tables = {table["name"]: table["rows"] for table in results["tables"]}
-    assert [row[0] for row in tables["quality"]] == [1, 4]
+    assert [row[0] for row in tables["quality"]] == [1, 4, 8]
     assert tables["quality"][0][2] == tables["quality"][1][2] == results["values"]["parameters"]
     assert len(tables["looks"]) == 3 * 2 * 4
-    assert [row[1] for row in tables["pruning"]] == [24, 12, 0]
-    full, half, none = (row[2:4] for row in tables["pruning"])
+    assert [row[1] for row in tables["pruning"]] == [24, 12, 0, 48, 24, 0]
+    full, half, none = (row[2:4] for row in tables["pruning"][:3])
     assert full[0] == full[1]  # nothing is left out, in any order
     assert half[0] != half[1]
     assert none[0] == pytest.approx(none[1])

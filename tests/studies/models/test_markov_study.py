@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from heedful.data.micro_batches import collate
-from heedful.studies import comparison, markov
+from heedful.studies import pairs as study_pairs
+from heedful.studies.models import markov
 from heedful.studies.study import Lab, run_study
 
 TEST = "builtin:test:12"
@@ -20,11 +21,11 @@ def laboratory(tmp_path_factory):
     small = {"data.test": {"test": TEST}, "tokenizer.vocab_size": 400, "decoding.max_length": 8}
     study = replace(markov.STUDY, changes={**markov.STUDY.changes, **small})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "TEST_PAIRS", TEST)
+        patch.setattr(study_pairs, "TEST_PAIRS", TEST)
         patch.setattr(markov, "TRANSLATED", 2)
         lab = Lab(study, updates=8, data="builtin:train:400", folder=folder / "trainings")
         written = run_study(lab, folder / "out")
-        pairs = comparison.held_out_pairs()
+        pairs = study_pairs.held_out_pairs()
     return lab, json.loads((written / "results.json").read_text()), pairs
 
 
@@ -33,7 +34,7 @@ def test_all_models_foretell_the_same_tokens_with_the_same_tokenizer(laboratory)
     encoded = []
     for training in lab.trainings:
         tokenizers = training.translator().tokenizers
-        encoded.append(tokenizers.encode_target([pair["target"] for pair in pairs]))
+        encoded.append(tokenizers.encode_target([target for _, target in pairs]))
     assert len(lab.trainings) == 5
     assert all(rows == encoded[0] for rows in encoded)
     assert all(row[-1] == tokenizers.special_ids()["eos_token_id"] for row in encoded[0])
@@ -48,11 +49,11 @@ def test_perplexity_is_of_all_tokens_together(laboratory):
     ):
         translator = training.translator()
         loss, tokens = 0.0, 0
-        for pair in pairs:
-            source = markov.NOTHING if nothing else pair["source"]
+        for own_source, target in pairs:
+            source = markov.NOTHING if nothing else own_source
             row = {
                 "input_ids": translator.tokenizers.encode_source([source])[0],
-                "labels": translator.tokenizers.encode_target([pair["target"]])[0],
+                "labels": translator.tokenizers.encode_target([target])[0],
             }
             batch = collate([row], 0)
             with torch.no_grad():
@@ -70,13 +71,13 @@ def test_models_without_the_source_are_trained_on_the_same_targets(laboratory):
         lines = Path(training.changes["data.train"]).read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         assert {row["source"] for row in rows} == {markov.NOTHING}
-        assert [row["target"] for row in rows] == [pair["target"] for pair in markov._training_pairs(lab)]
+        assert [row["target"] for row in rows] == [target for _, target in markov._training_pairs(lab)]
 
 
 def test_counts_are_of_the_training_targets(laboratory):
     lab, results, _ = laboratory
     tokenizers = lab.trainings[0].translator().tokenizers
-    rows = tokenizers.encode_target([pair["target"] for pair in markov._training_pairs(lab)])
+    rows = tokenizers.encode_target([target for _, target in markov._training_pairs(lab)])
     table = {row[0]: row for row in results["tables"][0]["rows"]}
     assert len(rows) == 400
     assert table["unigram"][2] == len({token for row in rows for token in row})

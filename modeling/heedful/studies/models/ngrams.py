@@ -8,11 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 History = tuple[int, ...]
 
-# With few n-grams that were seen once or twice the estimate is 0 or 1, and some token would get nothing.
+# Where few n-grams were seen once or twice the estimate may be 0 or 1, and some token would get nothing.
 SMALLEST_DISCOUNT, LARGEST_DISCOUNT = 0.1, 0.9
 
 
@@ -50,7 +48,7 @@ class NgramModel:
 
     Args:
         rows: Training sentences as token ids, each ending in </s>.
-        window: Number τ of tokens that are looked back at.
+        window: Number τ of earlier tokens that are read.
         vocab_size: Number of tokens, seen or not.
         start_id: Stands before the first token of every sentence.
 
@@ -88,22 +86,7 @@ class NgramModel:
             ValueError: If the token id is out of range.
         """
         self._checked([token])
-        return self._probability(self._last(history), token)
-
-    def distribution(self, history: Sequence[int]) -> np.ndarray:
-        """Return p(· | history) of all tokens, `(vocab_size,)`; it sums to one.
-
-        Args:
-            history: As in `probability`.
-        """
-        last = self._last(history)
-        probabilities = np.full(self.vocab_size, 1 / self.vocab_size)
-        for level, known in self._known(last):
-            counts = np.zeros(self.vocab_size)
-            counts[list(level.counts[known])] = list(level.counts[known].values())
-            rest = level.discount * np.count_nonzero(counts)
-            probabilities = (np.maximum(counts - level.discount, 0) + rest * probabilities) / level.totals[known]
-        return probabilities
+        return self._probability(self._history(history, len(history)), token)
 
     def perplexity(self, rows: Iterable[Sequence[int]]) -> float:
         """Return the exponential of the mean negative log-likelihood per token, </s> included.
@@ -132,12 +115,9 @@ class NgramModel:
         return row
 
     def _history(self, row: Sequence[int], place: int) -> History:
-        """Return what is seen at a place of a row: fewer tokens than `window` near its beginning."""
+        """Return the tokens that the model reads before a place of a row: fewer than `window` near its beginning."""
         first = place - self.window
         return tuple(row[first:place]) if first >= 0 else (self.start_id, *row[:place])
-
-    def _last(self, history: Sequence[int]) -> History:
-        return self._history(history, len(history))
 
     def _count(self, row: Sequence[int]) -> None:
         for place, token in enumerate(row):
@@ -150,15 +130,13 @@ class NgramModel:
                 for token in tokens:
                     shorter.counts[history[1:]][token] += 1
 
-    def _known(self, history: History) -> list[tuple[Level, History]]:
-        """Return the ends of a history that were seen, the empty one first."""
-        ends = [history[len(history) - length :] for length in range(len(history) + 1)]
-        return [(level, end) for level, end in zip(self.levels, ends, strict=False) if end in level.totals]
-
     def _probability(self, history: History, token: int) -> float:
         probability = 1 / self.vocab_size
-        for level, known in self._known(history):
-            tokens = level.counts[known]
-            rest = level.discount * len(tokens)
-            probability = (max(tokens.get(token, 0) - level.discount, 0) + rest * probability) / level.totals[known]
+        for length, level in enumerate(self.levels[: len(history) + 1]):
+            known = history[len(history) - length :]  # its last tokens, from none of them to all
+            if known in level.totals:
+                tokens = level.counts[known]
+                rest = level.discount * len(tokens)
+                count = max(tokens.get(token, 0) - level.discount, 0)
+                probability = (count + rest * probability) / level.totals[known]
         return probability

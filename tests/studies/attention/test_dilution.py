@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.studies import dilution
+from heedful.studies.attention import dilution
 from heedful.studies.study import Lab, run_study
 
 
@@ -42,7 +42,7 @@ def test_joined_texts_are_sentences_one_after_the_other():
     from heedful.data.korean_english.pairs import korean_english_pairs
 
     singles = [pair["en"] for pair in korean_english_pairs("test", 6, 2)]
-    texts = [target for _, target in dilution.joined_pairs("test", (1, 2), 4, 2)]
+    texts = [target for _, target in dilution.texts("test", (1, 2), 4, 2)]
     assert texts == [singles[0], " ".join(singles[1:3]), singles[3], " ".join(singles[4:6])]
 
 
@@ -67,13 +67,13 @@ def test_the_study_measures_every_head(small, tmp_path):
 def test_entropies_are_those_of_the_weights_row_by_row(small, tmp_path):
     """A model whose queries are zero looks at all it may alike, in decoder rows at one more each."""
     lab = Lab(dilution.STUDY, updates=1, folder=tmp_path / "trainings")
-    training = lab.train("model", dilution._data(lab))
+    training = dilution.train_on_texts(lab)
     translator = training.translator()
     for name, weight in translator.model.named_parameters():
         if "q_proj" in name:
             torch.nn.init.zeros_(weight)
     training.translator = lambda: translator
-    rows = dilution.attention_rows(training, dilution.joined_pairs("test", (2,), 2, 1))
+    rows = dilution.attention_rows(training, dilution.texts("test", (2,), 2, 1))
     for points in rows.values():
         assert [value for _, value in points] == pytest.approx([math.log(n) for n, _ in points], abs=1e-5)
     assert {n for n, _ in rows["decoder", 0, 0]} >= set(range(1, 10))

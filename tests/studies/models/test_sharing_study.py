@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from heedful.studies import sharing
+from heedful.studies.measures import train_with_seeds
+from heedful.studies.models import sharing
 from heedful.studies.study import Lab, run_study
 
 
@@ -43,9 +44,7 @@ def test_what_is_saved_is_the_share_of_the_parameters(results):
 
 
 def test_several_seeds_are_several_trainings(monkeypatch):
-    from heedful.studies import comparison
-
     asked = []
     monkeypatch.setattr(Lab, "train", lambda lab, name, changes=None: asked.append((name, lab.seed, changes)))
-    comparison.train_with_seeds(Lab(sharing.STUDY, seed=5), "one", {"a": 1}, 2)
+    train_with_seeds(Lab(sharing.STUDY, seed=5), "one", {"a": 1}, 2)
     assert asked == [("one, seed 5", 5, {"a": 1}), ("one, seed 6", 6, {"a": 1})]

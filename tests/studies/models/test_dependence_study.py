@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.studies import dependence
+from heedful.studies.models import dependence
+from heedful.studies.pairs import corpus_pairs
 from heedful.studies.study import Lab, run_study
 
 
@@ -27,19 +28,19 @@ def laboratory(tmp_path_factory):
 
 
 def test_sources_are_one_to_three_neighbouring_sentences_and_none_is_lost():
-    pairs = [(pair["source"], pair["target"]) for pair in dependence.read_pairs("builtin:train:50", "ko", "en")]
-    joined = dependence.joined_pairs("train", 50, seed=1)
+    pairs = corpus_pairs("builtin:train:50")
+    joined = dependence.joined_sentences("train", 50, seed=1)
     assert " ".join(source for source, _ in joined) == " ".join(source for source, _ in pairs)
     assert " ".join(target for _, target in joined) == " ".join(target for _, target in pairs)
     assert {sum(mark in "?." for mark in target) for _, target in joined} == {1, 2, 3}
 
 
 def test_reversal_pairs_are_reversed_as_long_as_asked_for_and_repeatable():
-    pairs = dependence.reversal_pairs(7, 300, seed=3)
+    pairs = dependence.reversed_sequences(7, 300, seed=3)
     lengths = {len(source.split()) for source, _ in pairs}
     assert lengths == set(range(1, 8))
     assert all(target.split() == source.split()[::-1] for source, target in pairs)
-    assert pairs == dependence.reversal_pairs(7, 300, seed=3) != dependence.reversal_pairs(7, 300, seed=4)
+    assert pairs == dependence.reversed_sequences(7, 300, seed=3) != dependence.reversed_sequences(7, 300, seed=4)
 
 
 def test_each_model_is_trained_on_both_tasks_and_scored_by_length(laboratory):
@@ -72,7 +73,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, na
     lab, _, _ = laboratory
     translator = next(one for one in lab.trainings if one.name == f"joined, {name}").translator()
     model, tokenizers = translator.model, translator.tokenizers
-    pairs = dependence.joined_pairs("test", 9, seed=1)[:2]
+    pairs = dependence.joined_sentences("test", 9, seed=1)[:2]
     embedded = []
     hook = model.get_input_embeddings().register_forward_hook(lambda module, given, output: embedded.append(output))
     shares = []
@@ -90,8 +91,8 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, na
 
 
 def test_sequences_are_grouped_by_their_number_of_symbols():
-    pairs = dependence.reversal_pairs(dependence.LONGEST, 500, seed=1)
-    groups = dependence._sequence_groups(pairs)
+    pairs = dependence.reversed_sequences(dependence.LONGEST, 500, seed=1)
+    groups = dependence._symbol_groups(None, pairs)
     assert sorted(pair for group in groups for pair in group) == sorted(pairs)
     for group, (low, high) in zip(groups, pairwise((0, *dependence.SEQUENCE_GROUPS)), strict=True):
         assert {len(source.split()) for source, _ in group} == set(range(low + 1, high + 1))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from heedful.data.sources import read_pairs
-from heedful.studies import ladder
+from heedful.studies.models import ladder
 from heedful.studies.study import Lab, run_study
 
 

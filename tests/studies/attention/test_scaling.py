@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from heedful.studies import scaling
+from heedful.studies.attention import scaling
 from heedful.studies.study import Lab, run_study
 
 
@@ -47,7 +47,7 @@ def test_the_study_trains_every_scoring_at_every_width(tmp_path, monkeypatch):
 
     def train(self, name, changes):
         trained.append(changes)
-        training = type("Training", (), {"metrics": {"validation": {"loss": 2.0}}})()
+        training = type("Training", (), {"loss": 2.0})()
         training.curve = lambda: [(1, 3.0), (2, 2.0)]
         return training
 

@@ -383,7 +383,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     ended, _, errors = heedful("train", tmp_path / "recipe.yaml")
     assert ended == code
     assert "Traceback" not in errors
@@ -410,7 +410,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
     with pytest.raises(KeyError, match="ours"):
         cli.main()

@@ -38,7 +38,7 @@ _HOMES = {
     "attention_rollout": "heedful.inference.attention.measures",
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
-    "prepare_for_inference": "heedful.inference.native.preparation",
+    "prepare_for_inference": "heedful.inference.native.prepared_model",
     "word_alignment": "heedful.inference.attention.measures",
     "write_attention_report": "heedful.inference.attention.report",
 }

@@ -103,7 +103,7 @@ def test_the_checks_of_a_model_pass(folder):
 
 def test_the_check_of_attention_is_skipped_where_there_is_none():
     verdict = check_attentions(tiny_rnn(**SUTSKEVER))
-    assert verdict.result == "skipped"
+    assert verdict.level == "skipped"
     assert "`attention` is none" in verdict.told
 
 
@@ -113,7 +113,7 @@ def test_special_ids_of_another_vocabulary_fail_the_check():
     pairs = list(korean_english_pairs("train", 50))
     tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=280)
     assert isinstance(tokenizers, TokenizerPair)
-    assert check_special_ids(tiny_rnn(), tokenizers).result == "FAIL"
+    assert check_special_ids(tiny_rnn(), tokenizers).level == "FAIL"
     with pytest.raises(ValueError, match="vocab_size"):
         Translator(tiny_rnn(), tokenizers)
 

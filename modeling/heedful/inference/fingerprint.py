@@ -19,7 +19,6 @@ class Fingerprint:
 
     Args:
         model: Any module.
-
     """
 
     def __init__(self, model: nn.Module):
@@ -56,7 +55,6 @@ def foreign_part(model: nn.Module, engine: str) -> str | None:
     Args:
         model: The model.
         engine: What would compute with the copies, for the message.
-
     """
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.

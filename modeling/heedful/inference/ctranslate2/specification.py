@@ -34,7 +34,6 @@ def import_ctranslate2() -> Any:
 
     Raises:
         ImportError: If it is not installed; the message names the extra.
-
     """
     try:
         import ctranslate2
@@ -91,7 +90,6 @@ def save_model(
 
     Raises:
         ValueError: If `obstacle` finds one, or the tokens do not make a vocabulary.
-
     """
     reason = obstacle(model)
     if reason is not None:
@@ -121,7 +119,6 @@ def vocabulary(tokenizer: Any) -> list[str]:
 
     Raises:
         ValueError: If two ids have the same token, or one has none.
-
     """
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if None in tokens:

@@ -579,9 +579,9 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
         self,
         expand_size: int = 1,
         is_encoder_decoder: bool = False,
-        input_ids: torch.Tensor | None = None,
+        input_ids: Any = None,
         **model_kwargs: Any,
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
         kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
         mask = kept.get("attention_mask")
@@ -607,10 +607,10 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: torch.Tensor,
+        input_ids: Any,
         next_sequence_length: int | None = None,
         past_key_values: Any = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`.

@@ -75,9 +75,8 @@ def test_what_is_generated_is_scored(kind, size, learned, tmp_path):
         per_device_eval_batch_size=size,
     )
     found = trainer.evaluate()
-    assert {name: found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")} == {
-        **{"bleu": pytest.approx(100.0), "exact_match": 100.0, "same_length": 1.0}
-    }
+    values = [found[f"eval_{name}"] for name in ("bleu", "exact_match", "same_length")]
+    assert values == [pytest.approx(100.0), 100.0, 1.0]
     output = trainer.predict(encoded_pairs())
     assert joint_tokenizers().decode_target(output.predictions) == TARGETS
     assert output.metrics["test_exact_match"] == 100.0
@@ -153,11 +152,20 @@ def test_the_best_checkpoint_is_kept_and_loaded(kind, metric, tmp_path):
             "eval_dataset": rows or encoded_pairs(),
             "compute_metrics": (lambda results: {"exact_match": next(values)}) if metric == "exact_match" else None,
         },
-        **{"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1},
-        **{"load_best_model_at_end": True, "metric_for_best_model": metric, "save_total_limit": 2},
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model=metric,
         # A rate at which every update is worse than the one before.
-        **{"learning_rate": 1e-3 if metric == "exact_match" else 1.0, "optim": "sgd", "lr_scheduler_type": "constant"},
-        **{"label_smoothing_factor": 0.0, "max_grad_norm": 0.0},
+        learning_rate=1e-3 if metric == "exact_match" else 1.0,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        label_smoothing_factor=0.0,
+        max_grad_norm=0.0,
     )
     best = trainer.state.best_global_step
     name = metric if metric.startswith("eval_") else f"eval_{metric}"
@@ -224,7 +232,9 @@ def test_metrics_are_summed_up_over_batches(kind, tmp_path):
         kind,
         tmp_path,
         given={"compute_metrics": count},
-        **{"batch_eval_metrics": True, "predict_with_generate": True, "per_device_eval_batch_size": 4},
+        batch_eval_metrics=True,
+        predict_with_generate=True,
+        per_device_eval_batch_size=4,
     )
     assert trainer.evaluate()["eval_count"] == 6
     assert seen == [(4, False), (2, True)]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from heedful.training.processes.collectives import devices, launch_checks
+from heedful.training.processes import devices, launch_checks
 from heedful.training.processes.devices import (
     complete_deepspeed,
     join_processes,

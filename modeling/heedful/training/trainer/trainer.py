@@ -87,7 +87,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
-            # With several processes it is "cpu:0", to which transformers 5.17 cannot load an optimizer's state.
+            # With several processes it is "cpu:1" and so on; transformers 5.17 cannot load an optimizer's state there.
             # `device` has no setter, but the cached property behind it can be assigned.
             self.args._setup_devices = torch.device("cpu")
         self.tokens_per_update = tokens_per_update

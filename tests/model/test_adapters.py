@@ -24,7 +24,7 @@ from transformers import (
     pipeline,
 )
 
-from heedful import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model

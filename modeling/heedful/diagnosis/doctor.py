@@ -229,7 +229,8 @@ def _model_of_shapes(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedMo
 
 def first_epoch(recipe: Recipe, rows: Encoded) -> list[list[list[int]]]:
     """Make the updates of the first epoch, as training does: lists of buckets of places in `rows`."""
-    return UpdateBatches(*rows.lengths().T, recipe.batching).epoch(0)
+    lengths = rows.lengths()
+    return UpdateBatches(lengths[:, 0], lengths[:, 1], recipe.batching).epoch(0)
 
 
 def measured_seconds(

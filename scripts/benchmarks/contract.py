@@ -138,11 +138,10 @@ def collator(pad: int):
 def tokens_per_update(rows: list[dict[str, list[int]]]) -> int:
     """Return the fewest padded tokens of an update of six buckets that holds all rows."""
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    for tokens in range(600, HUGE, 60):
-        if (
-            len(UpdateBatches(*lengths, BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)).epoch(0))
-            == 1
-        ):
+    real = sum(map(sum, lengths))
+    for tokens in range(real - real % 60, HUGE, 60):
+        settings = BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)
+        if len(UpdateBatches(*lengths, settings).epoch(0)) == 1:
             return tokens
     raise AssertionError
 

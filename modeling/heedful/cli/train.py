@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from heedful.cli.options import Overrides, RecipeFile, quieten
 from heedful.training.processes.launcher import rank
@@ -11,9 +11,7 @@ from heedful.training.processes.launcher import rank
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, first batch, memory and time, and train nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heedful.training.recipe_file import read_recipe

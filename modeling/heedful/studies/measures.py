@@ -17,7 +17,6 @@ from heedful.studies.training import Training, study_recipe
 from heedful.training.devices import make_accelerator
 from heedful.training.validation import validation_loss
 
-SEED_COLUMNS = "parameters :, | validation loss :.3f | between seeds :.3f | BLEU :.1f | BLEU between seeds :.1f"
 TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
 
 
@@ -40,7 +39,7 @@ def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int
 
 
 def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
-    """Return the cells under `SEED_COLUMNS` of trainings from several seeds."""
+    """Return parameters, mean and spread of the validation loss, mean and spread of BLEU of trainings from seeds."""
     losses, scores = [one.loss for one in runs], [one.bleu() for one in runs]
     return runs[0].parameters, mean(losses), spread(losses), mean(scores), spread(scores)
 

@@ -53,6 +53,8 @@ def test_each_model_is_trained_on_both_tasks_and_scored_by_length(laboratory):
     symbols = ["1 to 5", "6 to 10", "11 to 15", "16 to 20", "21 to 25", "26 to 30"]
     assert reversal_gradients["columns"] == ["model", *symbols]
     assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
+    for columns, ends in ((lengths, dependence.GROUPS), (symbols, dependence.SEQUENCE_GROUPS)):
+        assert columns == [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
     for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
     assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ def laboratory(tmp_path_factory):
         (data / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     small = {"tokenizer.vocab_size": 500, "decoding.max_length": 6, "optimization.tokens_per_update": 512}
     small["optimization.mixed_precision"] = "no"  # one process cannot change it between trainings
-    study = ladder.Study("ladder", ladder.STUDY.question, ladder.run, {**ladder.CHANGES, **small}, data="folder")
+    study = replace(ladder.STUDY, changes={**ladder.STUDY.changes, **small})
     lab = Lab(study, updates=10, data=str(data), folder=folder / "trainings")
     written = run_study(lab, folder / "out")
     return lab, json.loads((written / "results.json").read_text())
@@ -30,7 +31,7 @@ def laboratory(tmp_path_factory):
 
 def test_all_rungs_have_the_same_data_tokenizer_and_number_of_updates(laboratory):
     lab, _ = laboratory
-    assert [one.name for one in lab.trainings] == [rung.name for rung in ladder.RUNGS]
+    assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
     own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
     assert all(one == shared[0] for one in shared)

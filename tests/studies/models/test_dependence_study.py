@@ -14,7 +14,7 @@ from heedful.studies.study import Lab, run_study
 
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory):
-    """Run the study with two updates a training; return its settings and results."""
+    """Run the study with three updates a training; return its settings and results."""
     folder = tmp_path_factory.mktemp("dependence")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dependence, "SENTENCES", {"train": 900, "validation": 20, "test": 900})
@@ -22,7 +22,8 @@ def laboratory(tmp_path_factory):
         patch.setattr(dependence, "MEASURED", 2)
         for settings in (dependence.JOINED, dependence.REVERSAL):
             patch.setitem(settings, "decoding.max_length", 6)
-        lab = Lab(dependence.STUDY, updates=10, folder=folder / "trainings")
+            patch.setitem(settings, "optimization.tokens_per_update", 512)
+        lab = Lab(dependence.STUDY, updates=3, folder=folder / "trainings")
         written = run_study(lab, folder / "out")
     return lab, json.loads((written / "results.json").read_text()), written
 

@@ -24,8 +24,14 @@ def laboratory(tmp_path_factory):
     small = {"tokenizer.vocab_size": 500, "decoding.max_length": 6, "optimization.tokens_per_update": 512}
     small["optimization.mixed_precision"] = "no"  # one process cannot change it between trainings
     study = replace(ladder.STUDY, changes={**ladder.STUDY.changes, **small})
+    narrow = [(ladder.DESCRIPTION["recurrent"], ("embedding_size", "hidden_size"))]
+    narrow.append((ladder.RUNGS[-1]["options"], ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")))
     lab = Lab(study, updates=10, data=str(data), folder=folder / "trainings")
-    written = run_study(lab, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        for options, widths in narrow:
+            for name in widths:
+                patch.setitem(options, name, 32)
+        written = run_study(lab, folder / "out")
     return lab, json.loads((written / "results.json").read_text())
 
 

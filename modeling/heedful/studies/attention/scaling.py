@@ -7,6 +7,7 @@ are equal, and fresh projections give queries and keys of variance 1.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -110,7 +111,7 @@ def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
 
 
 def _panels(
-    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: dict[tuple[int, str], Points]
+    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: Mapping[tuple[int, str], Points]
 ) -> dict[str, list[Panel]]:
     def by_width(measured: dict[int, Softmax], name: str) -> Points:
         return [(d_k, getattr(one, name)) for d_k, one in measured.items()]

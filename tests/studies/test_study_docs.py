@@ -81,4 +81,5 @@ def test_every_figure_is_there_and_small(path):
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_the_index_links_every_study(path):
-    assert f"]({path.stem}.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    row = f"| [{path.stem}]({path.stem}.md) | {find_study(path.stem).question} |"
+    assert row in (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int) -> list[Training]:
-    """Train the same model from several seeds, the study's first, so that differences can be told from chance."""
+    """Train the same model from several seeds, the study's first, to tell differences from chance."""
     return [
         replace(lab, seed=seed).train(name if count == 1 else f"{name}, seed {seed}", changes)
         for seed in range(lab.seed, lab.seed + count)

@@ -33,10 +33,6 @@ from heedful.studies.training import Training, train_model
 
 Data = Literal["builtin", "folder", "none"]
 
-DEFAULT_SEED = 1
-RESULTS = "results.json"
-REPORT = "report.md"
-
 
 @dataclass(frozen=True)
 class Study:
@@ -93,7 +89,7 @@ class Lab:
     """
 
     study: Study
-    seed: int = DEFAULT_SEED
+    seed: int = 1
     updates: int | None = None
     data: str | None = None
     folder: Path = Path("runs/studies/trainings")
@@ -188,8 +184,8 @@ def run_study(lab: Lab, output: Path) -> Path:
     results = results_of(lab, outcome)
     with new_folder(output) as folder:
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(render_report(results), encoding="utf-8")
+        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(render_report(results), encoding="utf-8")
         for name in lab.study.figures:
             save_figure(outcome.panels[name], folder / figure_file(lab.study.name, name))
     return output

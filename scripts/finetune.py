@@ -15,7 +15,7 @@ import typer
 from transformers import Seq2SeqTrainingArguments, set_seed
 
 from heedful import HeedSeq2SeqTrainer
-from heedful.cli import run
+from heedful.cli.main import run
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations

@@ -20,7 +20,7 @@ SENTENCES = 5
 def heedful(*arguments: str) -> str:
     """Run a `heedful` command, its progress shown, and return what it prints."""
     print(f"\n$ heedful {shlex.join(arguments)}", flush=True)
-    command = [sys.executable, "-m", "heedful.cli", *arguments]
+    command = [sys.executable, "-m", "heedful", *arguments]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
     if finished.returncode:
         sys.exit(finished.returncode)

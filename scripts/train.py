@@ -8,7 +8,7 @@ The same as `heedful train`, as a file that `accelerate launch` and `torchrun` c
 
 import sys
 
-from heedful.cli import main
+from heedful.cli.main import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "train")

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.inference.translation import Translator
 
 if __name__ == "__main__":

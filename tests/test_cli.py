@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.data.korean_english.pairs import korean_english_pairs
+from helpers import CODE
 from tiny_runs import logged, tiny_tree
 
-ENTRY_POINT = Path(sys.executable).with_name("heedful")
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SIZES |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
 LEARNING = {
@@ -34,10 +34,9 @@ LEARNING = {
 
 
 def process(*arguments, **options):
-    """Run the entry point as a user would."""
-    command = [ENTRY_POINT] if ENTRY_POINT.exists() else [sys.executable, "-m", "heedful.cli"]
+    """Run the command as a user would."""
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 200, **options}
-    command = [str(argument) for argument in [*command, *arguments]]
+    command = [sys.executable, "-m", "heedful", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, **options)
 
 
@@ -129,8 +128,8 @@ def test_the_overrides_are_in_the_published_recipe(trained):
 def test_the_published_folder_is_complete(model):
     assert {path.name for path in model.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "README.md", "configuration_heed.py", "modeling_heed.py"),
-        "pipeline_heed.py",
+        *("recipe.yaml", "metrics.json", "README.md"),
+        *CODE,
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
 
@@ -208,7 +207,7 @@ def test_attention_is_drawn(model, heedful, tmp_path, kind):
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['heedful', '--help']\n"
-        "from heedful.cli import main\ntry: main()\nexcept SystemExit as e:\n"
+        "from heedful.cli.main import main\ntry: main()\nexcept SystemExit as e:\n"
         " assert not e.code\nprint([n for n in ('torch', 'transformers', 'numpy', 'datasets') if n in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -384,7 +383,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     ended, _, errors = heedful("train", tmp_path / "recipe.yaml")
     assert ended == code
     assert "Traceback" not in errors
@@ -392,7 +391,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
 
 
 def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heedful, tmp_path):
-    from heedful.training.loop import TrainingLoop
+    from heedful.training.loop.loop import TrainingLoop
 
     step = TrainingLoop._step
 
@@ -411,7 +410,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
     with pytest.raises(KeyError, match="ours"):
         cli.main()

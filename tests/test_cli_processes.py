@@ -12,7 +12,7 @@ import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from helpers import shake
 
 pytestmark = pytest.mark.multiprocess

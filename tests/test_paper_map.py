@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 import heedful
 from heedful import HeedConfig
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES as STUDIES
 from heedful.training.recipe import Recipe
 from test_paper_presets import BIGS_VOCABULARIES, LARGEST_VOCABULARY, PUBLISHED, ROWS, SMALLEST_VOCABULARY, count_with

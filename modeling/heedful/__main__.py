@@ -1,5 +1,5 @@
 """`python -m heedful`: the command."""
 
-from heedful.cli import main
+from heedful.cli.main import main
 
 main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful import cli
+from heedful.cli import main as cli
 from heedful.complexity import report as reports
 from heedful.complexity.counts import operations
 from heedful.complexity.figure import REACH_STYLES, STYLES, draw

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 
 
 def sentences(stems, endings, count=400):
@@ -196,11 +197,11 @@ def test_the_tag_of_the_target_language_comes_first():
 
 def test_the_target_language_must_be_known_and_told():
     pair = train(languages=["ko", "en"])
-    with pytest.raises(ValueError, match=r"`target_language` must be .* \(ko, en\), but is 'fr' instead"):
+    with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is 'fr' instead"):
         pair.encode_source(["hello"], "fr")
     with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is None"):
         pair.encode_source(["hello"])
-    with pytest.raises(ValueError, match=r"\(none\), but is 'ko'"):
+    with pytest.raises(ValueError, match="one of none, but is 'ko'"):
         train().encode_source(["hello"], "ko")
     assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])
 

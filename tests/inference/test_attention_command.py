@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from heedful import attention_entropy, attention_map, attention_maps, attention_rollout, cli, word_alignment
+from heedful import attention_entropy, attention_map, attention_maps, attention_rollout, word_alignment
+from heedful.cli import main as cli
 from heedful.inference.attention.measures import write_links
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."

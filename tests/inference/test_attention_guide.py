@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful import cli
+from heedful.cli import main as cli
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
 FOLDER = "runs/quickstart/model"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.cli import app
+from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES, find_study
 from heedful.studies.figures import bars, lines, save_figure
 from heedful.studies.pairs import write_pairs

@@ -13,9 +13,9 @@ from process_checks import NO_DROPOUT, STREAM, make_loop
 from process_run import measure
 from safetensors.torch import load_file
 
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import seed_of_update
+from heedful.training.loop.loop import seed_of_update
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess
@@ -27,7 +27,9 @@ def two(tmp_path_factory, corpus):
     AcceleratorState._reset_state(reset_partial_state=True)
     folder = tmp_path_factory.mktemp("two")
     begun = {**NO_DROPOUT, "optimization.max_updates": 3}
-    make_loop(folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun))).run()
+    make_loop(
+        folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun).optimization)
+    ).run()
     script = Path(__file__).with_name("process_run.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -115,7 +117,7 @@ def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, che
     AcceleratorState._reset_state(reset_partial_state=True)
     changes = {**NO_DROPOUT, "resume": True}
     folder = two[0] / "number"
-    loop = make_loop(folder, changes, corpus, make_accelerator(tiny_recipe(folder, changes)))
+    loop = make_loop(folder, changes, corpus, make_accelerator(tiny_recipe(folder, changes).optimization))
     assert loop.progress.update == 3
     loop.run()
     assert logged(folder, "train/loss") == pytest.approx(straight, rel=1e-5)

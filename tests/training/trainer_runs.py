@@ -7,7 +7,8 @@ import torch
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from helpers import tiny_config
 from memorised import PAIRS
 

@@ -14,8 +14,8 @@ from heedful.inference.translation import Translator
 from heedful.studies.pairs import Pair
 from heedful.studies.study import Lab
 from heedful.studies.training import Training, study_recipe
-from heedful.training.devices import make_accelerator
-from heedful.training.validation import validation_loss
+from heedful.training.loop.validation import validation_loss
+from heedful.training.processes.devices import make_accelerator
 
 TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
 
@@ -63,7 +63,8 @@ def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
 
 def loss_per_token(model: Any, rows: EncodedPairs) -> float:
     """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
-    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, make_accelerator(study_recipe({})))
+    accelerator = make_accelerator(study_recipe({}).optimization)
+    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, accelerator)
 
 
 def bleu(translator: Translator, pairs: Sequence[Pair]) -> float:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import write_text
-from heedful.training.recipe import Recipe, read_recipe
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import read_recipe
 
 if TYPE_CHECKING:
     from heedful.inference.translation import Translator
@@ -154,8 +155,8 @@ def checksum_of(recipe: Recipe) -> str:
     """Return a name for a training: the same recipe and data files, the same name."""
     tree = {key: value for key, value in asdict(recipe).items() if key not in WHERE_AND_HOW}
     digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
-    for where in [recipe.data.train, recipe.data.validation, *recipe.data.test.values()]:
-        location = recipe.data.location(where)
+    where = recipe.data.locations
+    for location in (where.train, where.validation, *where.test.values()):
         for file in map(Path, [location] if isinstance(location, str) else location):
             if file.is_file():
                 digest.update(file.read_bytes())

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from heedful.files import write_text
-from heedful.training.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
-from heedful.training.recipe import Recipe, read_recipe
+from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import read_recipe, to_yaml
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
 # What a run that ended before it began may leave.
-REMAINS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
+LEFTOVERS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
 # What a run writes into its folder; `overwrite` deletes these and nothing else.
 RUN_FILES = (
     "recipe.yaml",
@@ -29,7 +30,7 @@ RUN_FILES = (
 )
 # What may change when a run is resumed, and leaves its updates the same: where things lie, how long it goes on, how it
 # is split (which changes dropout), looked at, kept and published.
-HARMLESS = (
+CHANGEABLE_KEYS = (
     "output",
     "resume",
     "overwrite",
@@ -63,7 +64,7 @@ def check_output_folder(recipe: Recipe) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` must be a folder, but {folder} is a file.")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names <= REMAINS:
+    if names <= LEFTOVERS:
         return
     if recipe.overwrite:
         if "recipe.yaml" not in names:
@@ -95,7 +96,7 @@ def check_output_folder(recipe: Recipe) -> None:
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """List the keys, with dots, whose change makes of a recipe another run: not those of logging, say."""
-    harmless = set(HARMLESS)
+    harmless = set(CHANGEABLE_KEYS)
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
         harmless.discard("optimization.max_updates")  # the learning rate follows from it
     if now.get("data", {}).get("streaming"):
@@ -124,13 +125,12 @@ def _look_up(tree: dict[str, Any], name: str) -> Any:
 
 
 @contextlib.contextmanager
-def folder_of_run(recipe: Recipe) -> Iterator[None]:
+def folder_of_run(folder: Path) -> Iterator[None]:
     """Make the folder and keep other runs out of it; for the main process.
 
     Raises:
         ValueError: If another run is writing into it, or it cannot be made or written to.
     """
-    folder = recipe.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,7 +140,7 @@ def folder_of_run(recipe: Recipe) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)
-        if {path.name for path in folder.iterdir()} <= REMAINS:
+        if {path.name for path in folder.iterdir()} <= LEFTOVERS:
             _delete_run(folder)  # a tokenizer of perhaps other data
         yield
     finally:
@@ -161,11 +161,11 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def write_recipe(recipe: Recipe) -> None:
     """Write the recipe into its run's folder, in place of an earlier one."""
-    write_text(recipe.folder / "recipe.yaml", recipe.to_yaml())
+    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
 
 
 @contextlib.contextmanager
-def set_aside(folder: Path) -> Iterator[None]:
+def earlier_run_set_aside(folder: Path) -> Iterator[None]:
     """Move an earlier run's files beside its folder; delete them if what follows succeeds, else put them back.
 
     Raises:

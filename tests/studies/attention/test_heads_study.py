@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.data.batching import collate
 from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate
 from heedful.studies import pairs
 from heedful.studies.attention import heads
 from heedful.studies.attention.looks import Look

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.studies import pairs as study_pairs
 from heedful.studies.models import markov
 from heedful.studies.study import Lab, run_study

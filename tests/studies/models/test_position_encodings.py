@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.modeling_heed import sinusoids
+from heedful.positions_heed import sinusoids
 from heedful.studies.models import positions
 from heedful.studies.study import Lab, run_study
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from heedful.data.batching import collate
 from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate
 from heedful.inference.attention.recording import Kind
 
 if TYPE_CHECKING:
-    from heedful.modeling_heed import HeedAttention, HeedForConditionalGeneration
+    from heedful.attention_heed import HeedAttention
+    from heedful.modeling_heed import HeedForConditionalGeneration
 
 
 class Head(NamedTuple):

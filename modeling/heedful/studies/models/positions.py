@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heedful.modeling_heed import sinusoids
+from heedful.positions_heed import sinusoids
 from heedful.studies.figures import Panel, lines, matrix
 from heedful.studies.pairs import Pair, reversal_pairs
 from heedful.studies.report import Outcome

@@ -1,0 +1,119 @@
+"""For those who check: recipes, models, the paper's claims, and what is installed here."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Exit, Option
+
+from heedful.cli.options import AsJson, Device, Model, Overrides, RecipeFile, print_result, quieten
+
+
+def doctor(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    pairs: Annotated[int, Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
+    as_json: AsJson = False,
+):
+    """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
+    from heedful.training.recipe_file import read_recipe
+
+    settings = read_recipe(recipe, overrides)
+    from heedful.diagnosis.doctor import diagnose
+
+    quieten()
+    diagnosis = diagnose(settings, pairs)
+    print_result(diagnosis.to_dict(), diagnosis, as_json)
+    if diagnosis.has_errors:
+        raise Exit(1)
+
+
+def verify(
+    model: Model,
+    text: Annotated[list[str] | None, Option("--text", help="Sentence to try the model with; repeatable.")] = None,
+    data: Annotated[Path | None, Option("--data", help="Text file of such sentences, one a line.")] = None,
+    trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run code that is not Heed's.")] = False,
+    as_json: AsJson = False,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="To compute in.")] = "float32",
+    device: Device = None,
+):
+    """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
+    from heedful.diagnosis.verification import verify as verify_model
+
+    texts = list(text or [])
+    if data is not None:
+        lines = data.read_text(encoding="utf-8").split("\n")  # and at nothing else that Unicode calls a line's end
+        texts += [line for line in lines if line.strip()]
+        if not texts:
+            raise ValueError(f"`--data` must hold sentences, but {data} has none.")
+    quieten()
+    result = verify_model(model, texts, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    print_result(result.to_dict(), result.table(), as_json)
+    if result.failed:
+        raise Exit(1)
+
+
+def study(
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Without it, the studies are listed.")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="New folder. Default: runs/studies/NAME.")] = None,
+    seed: Annotated[int, Option(help="Of weights, data and everything drawn.")] = 1,
+    updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
+    data: Annotated[str | None, Option(help="Other data, if it can be: builtin:train:COUNT, or a folder.")] = None,
+):
+    """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
+
+    Trained models are kept in the folder `trainings` beside the output, and found there the next time.
+    """
+    from heedful.studies.catalogue import NAMES, find_study
+    from heedful.studies.study import Lab, run_study
+
+    if name is None:
+        if (output, seed, updates, data) != (None, 1, None, None):
+            raise ValueError("The name of a study must be given where there are options, but is missing.")
+        for known in NAMES:
+            print(f"{known:<12}{find_study(known).question}")
+        return
+    folder = output or Path("runs/studies") / name
+    lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings")
+    quieten()
+    print(run_study(lab, folder) / "report.md")
+
+
+def complexity(
+    d_model: Annotated[int, Option(help="Width d of every layer.")] = 512,
+    heads: Annotated[int, Option(help="Of self-attention.")] = 8,
+    neighbourhood: Annotated[int, Option(help="Positions that a restricted query sees each way, r.")] = 32,
+    kernel_width: Annotated[int, Option(help="Of a convolution, k; odd.")] = 3,
+    cell: Annotated[Literal["rnn", "gru", "lstm"], Option(help="Of the recurrent layer.")] = "lstm",
+    lengths: Annotated[str, Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
+    reach_lengths: Annotated[str, Option(help="Of them up to 256, to look for paths in.")] = "16,32,64,128",
+    rounds: Annotated[int, Option(help="How often each layer is timed, in turns.")] = 5,
+    seed: Annotated[int, Option(help="Of weights and inputs.")] = 0,
+    output: Annotated[Path | None, Option("-o", "--output", help="New folder for figure, tables and JSON.")] = None,
+    as_json: AsJson = False,
+):
+    """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
+    from heedful.complexity.settings import ComplexitySettings, numbers_of
+
+    sizes = {"d_model": d_model, "heads": heads, "neighbourhood": neighbourhood, "kernel_width": kernel_width}
+    settings = ComplexitySettings(
+        **sizes,
+        cell=cell,
+        lengths=numbers_of("lengths", lengths),
+        reach_lengths=numbers_of("reach_lengths", reach_lengths),
+        rounds=rounds,
+        seed=seed,
+    )
+    from heedful.complexity.report import as_json as written
+    from heedful.complexity.report import make_report, tables, write_report
+
+    quieten()
+    report = make_report(settings) if output is None else write_report(settings, output)
+    print(written(report) if as_json else tables(report))
+
+
+def version():
+    """Print the versions of Heedful and of what it stands on."""
+    from importlib.metadata import version as version_of
+
+    for name in ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate"):
+        print(f"{name} {version_of(name)}")

@@ -1,0 +1,99 @@
+"""For those who publish: `heedful push`, `convert` and `export`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option, Typer
+
+from heedful.cli.options import AnyModel, Device, Model, NewFolder, quieten
+
+export = Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
+Sentences = Annotated[
+    Path | None, Option(help="Text file in the source language, one sentence a line. Default: built-in ones.")
+]
+Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
+
+
+def push(
+    model: Model,
+    repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
+    private: Annotated[
+        bool | None, Option("--private/--public", help="Of a new repository. Default: its owner's.")
+    ] = None,
+    revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
+    message: Annotated[str | None, Option(help="Of the commit.")] = None,
+):
+    """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    from heedful.publishing.hub import push as push_folder
+
+    quieten()
+    pushed = push_folder(model, repository, private=private, revision=revision, message=message)
+    print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
+
+
+def convert(
+    source: Annotated[str, Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
+    target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
+    source_language: Annotated[
+        str | None, Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
+    ] = None,
+    target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
+):
+    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
+    from heedful.publishing.conversion.model_conversion import convert as convert_folder
+
+    quieten()
+    result = convert_folder(source, target, source_language, target_language)
+    for note in result.notes:
+        print(note)
+    print(f"{result.model_type}: {result.parameters:,} parameters, logits differ by {result.difference:.1e} at most")
+    print(f"model: {result.folder}")
+
+
+@export.command("onnx")
+def export_to_onnx(
+    model: AnyModel,
+    target: NewFolder,
+    quantization: Annotated[Literal["float32", "int8"], Option(help="Type of the weights.")] = "float32",
+    sentences: Sentences = None,
+    count: Count = 500,
+):
+    """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
+    from heedful.publishing.exports.comparison import sentences_to_compare
+    from heedful.publishing.exports.onnx_export import export_onnx
+
+    compared = sentences_to_compare(sentences, count)
+    quieten()
+    result = export_onnx(model, target, compared, quantization)
+    _print_comparisons(result.comparisons)
+    if result.difference is not None:
+        print(f"logits differ by {result.difference:.1e} at most")
+    print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
+
+
+@export.command("ctranslate2")
+def export_to_ctranslate2(
+    model: AnyModel,
+    target: NewFolder,
+    quantization: Annotated[
+        Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
+        Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
+    ] = "float32",
+    sentences: Sentences = None,
+    count: Count = 500,
+    device: Device = None,
+):
+    """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
+    from heedful.publishing.exports.comparison import sentences_to_compare
+    from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
+
+    compared = sentences_to_compare(sentences, count)
+    quieten()
+    result = export_ctranslate2(model, target, compared, quantization, device)
+    _print_comparisons(result.comparisons)
+    print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+
+
+def _print_comparisons(comparisons) -> None:
+    for search, comparison in comparisons.items():
+        print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")

@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,12 @@ def shake(module: torch.nn.Module):
 
 
 def tiny_model(config=None, seed: int = 0, attention: str | None = None, family: str = "transformer", **changes):
-    """Return a tiny model in evaluation mode whose outputs depend on everything it reads."""
+    """Return a tiny model in evaluation mode whose outputs depend on everything it reads.
+
+    `attention` is the kernel of a Transformer, or the field of that name of a recurrent model's config.
+    """
+    if family == "recurrent" and attention is not None:
+        changes["attention"] = attention
     torch.manual_seed(seed)
     if family == "recurrent" and attention is not None:
         changes["attention"] = attention  # no kernel, but how its config says that it attends
@@ -180,6 +186,20 @@ def pairwise(*axes) -> list[tuple]:
     return [tuple(axis[i] for axis, i in zip(axes, values, strict=True)) for values in sorted(chosen or every)]
 
 
+def assert_refused(cases, call, error=ValueError):
+    """Call a function with each `(given, message)`; tell of all that raise no error or one without the message."""
+    faults = []
+    for given, message in cases:
+        try:
+            call(given)
+        except error as raised:
+            if not re.search(message, str(raised)):
+                faults.append(f"{given}: {raised} does not say {message}")
+        else:
+            faults.append(f"{given} is accepted")
+    assert not faults, "\n".join(faults)
+
+
 def each_once(values, others, thorough=()) -> list[tuple]:
     """Return pairs for `pytest.mark.parametrize`: the others take turns, but the thorough values have all of them."""
     turns = itertools.cycle(others)
@@ -208,6 +228,9 @@ def closure_of(*files: str) -> set[str]:
         waiting += siblings - found
     return found
 
+
+# The files of code that are saved with a Transformer.
+CODE = closure_of("modeling_heed.py")
 
 # Makes every import of heedful fail, as where it is not installed.
 WITHOUT_HEEDFUL = "import sys; sys.modules['heedful'] = None"

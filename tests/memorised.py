@@ -40,7 +40,7 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     )
     batch = collate([{"input_ids": source, "labels": target} for source, target in rows], config.pad_token_id)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(120):
+    for _ in range(60):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

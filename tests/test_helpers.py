@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from helpers import WITHOUT_HEEDFUL, each_once, fresh_process, pairwise
+from helpers import WITHOUT_HEEDFUL, assert_refused, each_once, fresh_process, pairwise
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 3), (4, 2, 2), (13, 3, 2), (5, 4, 3, 2), (2, 2, 2, 2, 2)], ids=str)
@@ -17,6 +17,16 @@ def test_every_pair_of_values_is_in_few_combinations(sizes):
         assert pairs == set(itertools.product(axes[one], axes[other]))
     largest = sorted(sizes)[-2:]
     assert len(found) == len(set(found)) <= largest[0] * largest[-1] * (1.5 if len(sizes) > 2 else 1)
+
+
+def test_whatever_is_not_refused_as_it_should_be_is_told():
+    assert_refused([("a", "invalid literal"), ("b", "'b'")], int)
+    with pytest.raises(AssertionError) as told:
+        assert_refused([("a", "invalid literal"), ("b", "'c'"), ("3", "invalid")], int)
+    assert str(told.value).splitlines()[-2:] == [
+        "b: invalid literal for int() with base 10: 'b' does not say 'c'",
+        "3 is accepted",
+    ]
 
 
 def test_each_value_has_one_of_the_others_in_turn_and_a_thorough_one_all():

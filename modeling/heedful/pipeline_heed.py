@@ -24,19 +24,17 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
+from .configuration_base_heed import HEED_TYPES, first_three, position_limit
+from .generation_heed import (
+    DEFAULT_MAX_NEW_TOKENS,
+    TRANSFORMERS_DEFAULT_LENGTH,
+    weights_that_are_no_numbers,
+)
+
 TASK = "heed-translation"
 # What a folder's config.json says about this file.
 CUSTOM_PIPELINES = {TASK: {"impl": "pipeline_heed.HeedTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
 TARGET_FOLDER = "target_tokenizer"
-
-# The bound where neither the call nor the model's generation config sets one. transformers' own, 20 tokens, cuts
-# ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
-DEFAULT_MAX_NEW_TOKENS = 256
-TRANSFORMERS_DEFAULT_LENGTH = 20
-# Heed's own, whose tokenizers fit their vocabularies exactly.
-HEED_TYPES = ("heed", "heed_rnn")
-# Their positions are extended as needed, whatever `max_position_embeddings` says.
-MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 
 # What `generate()` takes beside the fields of a generation config; this pipeline sets the other arguments itself.
 GENERATE_ARGUMENTS = {
@@ -227,20 +225,6 @@ def languages_of(tokenizer, model) -> Languages:
         if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", name)) and "prefix" in task
     }
     return TaskPrefixes(prefixes) if prefixes else Languages()
-
-
-def position_limit(config: Any) -> int | None:
-    """Tell how many positions a model's sequences may have; None is any number.
-
-    Args:
-        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
-            another encoder-decoder.
-    """
-    if config.model_type == "heed":
-        return config.max_position_embeddings if config.position_encoding == "learned" else None
-    if config.model_type in MODELS_OF_ANY_LENGTH:
-        return None
-    return getattr(config, "max_position_embeddings", None)
 
 
 # The pipeline
@@ -555,18 +539,6 @@ def _checked(text: Any) -> str:
     return text
 
 
-def weights_that_are_no_numbers(model) -> Iterator[str]:
-    """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
-    for name, parameter in model.named_parameters():
-        weights = parameter.detach()
-        # Of quantized weights, those spread over processes, and those on disk, nothing can be told.
-        is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
-        if is_plain and weights.numel() and not weights.is_meta:
-            extremes = torch.stack(torch.aminmax(weights))
-            if not extremes.isfinite().all():
-                yield name
-
-
 def _check_model(model):
     """Raise a `ValueError` for a model that cannot translate."""
     if not (model.config.is_encoder_decoder and model.can_generate()):
@@ -575,8 +547,7 @@ def _check_model(model):
         )
     broken = sorted(weights_that_are_no_numbers(model))
     if broken:
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        raise ValueError(f"The model's weights must be finite numbers, but are not in {', '.join(broken[:3])}{more}.")
+        raise ValueError(f"The model's weights must be finite numbers, but are not in {first_three(broken)}.")
 
 
 def _target_tokenizer(model, tokenizer, given):

@@ -138,11 +138,10 @@ def collator(pad: int):
 def tokens_per_update(rows: list[dict[str, list[int]]]) -> int:
     """Return the fewest padded tokens of an update of six buckets that holds all rows."""
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    for tokens in range(600, HUGE, 60):
-        if (
-            len(UpdateBatches(*lengths, BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)).epoch(0))
-            == 1
-        ):
+    real = sum(map(sum, lengths))
+    for tokens in range(real - real % 60, HUGE, 60):
+        settings = BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)
+        if len(UpdateBatches(*lengths, settings).epoch(0)) == 1:
             return tokens
     raise AssertionError
 
@@ -297,7 +296,7 @@ class WithLoop(WithTrainer):
         """Return loss and gradient of one update on all training rows."""
         rows, found = self.rows["training"], []
         loop = self.loop(self.recipe("update", token_budget=1 if micro == 1 else HUGE))
-        model = loop.accelerator.unwrap_model(loop.model)
+        model = loop.accelerator.unwrap_model(loop.engine.model)
         model.config.label_smoothing = smoothing
         size = micro * self.world if accumulation == 1 else micro
         update = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -305,8 +304,8 @@ class WithLoop(WithTrainer):
             lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
             batches = UpdateBatches(*lengths, BatchingSettings(tokens_per_update(rows), buckets_per_update=6))
             update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
-        loop.optimizer.step = lambda *_: found.append(gradient_of(model))
-        loop.model.train()
+        loop.engine.optimizer.step = lambda *_: found.append(gradient_of(model))
+        loop.engine.model.train()
         loop._train_on(update)
         window = loop.progress.window
         return window["loss"] / window["target_tokens"], found[0]
@@ -334,7 +333,7 @@ class WithLoop(WithTrainer):
             recipe = self.recipe(f"{name}-{by_length}", tokens_per_update=2000, max_updates=end)
             recipe.resume = resume
             loop = self.loop(recipe)
-            loop.accelerator.unwrap_model(loop.model).config.dropout = 0.1
+            loop.accelerator.unwrap_model(loop.engine.model).config.dropout = 0.1
             loop.run()
             model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(recipe.folder / "checkpoints", end))
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())

@@ -3,30 +3,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
 
 from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
-from heedful.data.micro_batches import collate, divide_update, padding_share, split_update
-
-lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
-several = settings(max_examples=60, deadline=None)
-
-
-def padded_tokens(rows, source, target):
-    return len(rows) * (max(source[row] for row in rows) + max(target[row] for row in rows)) if rows else 0
-
-
-def rows_of(update):
-    return sorted(row for bucket in update for row in bucket)
-
-
-def natural_lengths(rows, seed=0):
-    generator = np.random.default_rng(seed)
-    source = np.maximum(1, generator.lognormal(np.log(15) - 0.125, 0.5, rows).round()).astype(int)
-    target = np.maximum(1, (source * generator.lognormal(0, 0.2, rows)).round()).astype(int)
-    return source.tolist(), target.tolist()
+from heedful.data.micro_batches import padding_share
 
 
 @several
@@ -164,11 +146,6 @@ def test_a_small_corpus_is_padded_less_than_by_sorting_sources_alone():
     assert padding_share(buckets, source, target) < 0.8 * padding_share(plain, source, target)
 
 
-def test_padding_share_counts_both_sides():
-    assert padding_share([[0, 1], []], [4, 2], [4, 2]) == pytest.approx(0.25)
-    assert padding_share([], [], []) == 0
-
-
 def test_an_empty_corpus_has_no_updates():
     assert UpdateBatches([], [], BatchingSettings(tokens_per_update=10)).epoch(0) == []
 
@@ -185,7 +162,7 @@ def test_an_empty_corpus_has_no_updates():
 )
 def test_numbers_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        UpdateBatches([1], [1], BatchingSettings(**settings))
+        BatchingSettings(**settings)
 
 
 def test_lengths_must_fit_each_other():
@@ -195,95 +172,6 @@ def test_lengths_must_fit_each_other():
         UpdateBatches([1], [-1], BatchingSettings(tokens_per_update=9))
     with pytest.raises(ValueError, match="`epoch` must be"):
         UpdateBatches([1], [1], BatchingSettings(tokens_per_update=9)).epoch(-1)
-
-
-@several
-@given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
-def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
-    source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(
-        source, target, BatchingSettings(tokens_per_update=tokens * buckets, buckets_per_update=buckets)
-    )
-    for update in batches.epoch(0):
-        for world_size in (1, 2, 3):
-            processes = split_update(update, source, target, token_budget, world_size)
-            assert len(processes) == world_size
-            assert len({len(process) for process in processes}) == 1
-            assert sorted(row for process in processes for batch in process for row in batch) == rows_of(update)
-            for batch in (batch for process in processes for batch in process):
-                assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
-
-
-def test_one_process_with_room_gets_every_bucket_whole():
-    source, target = natural_lengths(2000)
-    for update in UpdateBatches(source, target, BatchingSettings(tokens_per_update=4096, buckets_per_update=4)).epoch(
-        0
-    ):
-        (process,) = split_update(update, source, target, 1024, 1)
-        assert sorted(map(sorted, process)) == sorted(map(sorted, update))
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize("buckets", [1, 2, 4])
-def test_processes_get_the_same_work(world_size, buckets):
-    source, target = natural_lengths(20_000)
-    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
-    for update in batches.epoch(0)[:10]:
-        processes = split_update(update, source, target, 8192, world_size)
-        loads = [sum(padded_tokens(batch, source, target) for batch in process) for process in processes]
-        assert max(loads) < 1.15 * sum(loads) / world_size
-
-
-def test_more_processes_than_rows_leave_some_without():
-    processes = split_update([[4]], {4: 5}, {4: 5}, 100, 3)
-    assert sorted(processes) == [[[]], [[]], [[4]]]
-
-
-def test_a_split_needs_a_budget_and_a_process():
-    with pytest.raises(ValueError, match="`token_budget` must be"):
-        split_update([[0]], [1], [1], 0, 1)
-    with pytest.raises(ValueError, match="`world_size` must be"):
-        split_update([[0]], [1], [1], 1, 0)
-
-
-@several
-@given(lengths, st.integers(1, 4), st.integers(1, 9))
-def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
-    source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=200, buckets_per_update=buckets))
-    for update in batches.epoch(0):
-        divided = divide_update(update, source, target, parts)
-        assert len(divided) == parts
-        assert sorted(row for part in divided for row in part) == rows_of(update)
-        if len(update) <= parts:
-            assert all(any(set(part) <= set(bucket) for bucket in update) for part in divided)
-
-
-@pytest.mark.parametrize("parts", [4, 6, 8])
-def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(parts):
-    source, target = natural_lengths(20_000)
-    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=4)).epoch(0)
-    divided = [part for update in updates for part in divide_update(update, source, target, parts)]
-    buckets = [bucket for update in updates for bucket in update]
-    assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
-
-
-def test_an_update_is_divided_into_at_least_one_part():
-    with pytest.raises(ValueError, match="`parts` must be"):
-        divide_update([[0]], [1], [1], 0)
-
-
-def test_collate_pads_on_the_right():
-    batch = collate([{"input_ids": [5, 6], "labels": [7]}, {"input_ids": [8], "labels": [9, 9, 2]}], pad_token_id=3)
-    assert batch["input_ids"].tolist() == [[5, 6], [8, 3]]
-    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert batch["labels"].tolist() == [[7, -100, -100], [9, 9, 2]]
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-
-
-def test_collate_refuses_nothing():
-    with pytest.raises(ValueError, match="at least one row"):
-        collate([], 0)
 
 
 def token_rows(count, seed=0):
@@ -297,11 +185,7 @@ def test_a_stream_gives_every_row_once_in_full_updates(count, pool_size, buckets
     rows = token_rows(count)
 
     def updates(epoch):
-        return list(
-            stream_updates(
-                iter(rows), pool_size=pool_size, tokens_per_update=600, buckets_per_update=buckets, epoch=epoch
-            )
-        )
+        return list(stream_updates(iter(rows), BatchingSettings(600, buckets), pool_size=pool_size, epoch=epoch))
 
     flat = [row for update in updates(0) for bucket in update for row in bucket]
     assert sorted(row["input_ids"][0] for row in flat) == list(range(count))
@@ -323,13 +207,13 @@ def test_a_stream_needs_little_more_than_a_pool_at_a_time():
             taken += 1
             yield row
 
-    next(stream_updates(rows(), pool_size=200, tokens_per_update=600))
+    next(stream_updates(rows(), BatchingSettings(600), pool_size=200))
     assert taken == 200
 
 
 def test_each_pool_of_a_stream_has_its_own_order():
     rows = [{"input_ids": [number], "labels": [1]} for number in range(40)]
-    updates = list(stream_updates(rows, pool_size=20, tokens_per_update=2))
+    updates = list(stream_updates(rows, BatchingSettings(2), pool_size=20))
     order = [row["input_ids"][0] for ((row,),) in updates]
     (carried_over,) = set(range(20)) - set(order[:19])
     second_pool = [carried_over, *range(20, 40)]
@@ -340,4 +224,4 @@ def test_each_pool_of_a_stream_has_its_own_order():
 
 def test_a_stream_needs_a_pool():
     with pytest.raises(ValueError, match="`pool_size` must be"):
-        next(stream_updates([], pool_size=0, tokens_per_update=9))
+        next(stream_updates([], BatchingSettings(9), pool_size=0))

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heedful.inference.translation import Translation, Translator, pad_sources, position_limit, token_batches
+from heedful.inference.engines import pad_sources, token_batches
+from heedful.inference.translation import Translation, Translator
+from heedful.pipeline_heed import position_limit
 
 
 @pytest.fixture
@@ -73,23 +75,23 @@ def test_greedy_search_has_scores_too(translator, model, tokenizers):
     labels = torch.tensor(tokenizers.encode_target(["Yes."]))
     logits = model(input_ids=torch.tensor(tokenizers.encode_source(["네."])), labels=labels).logits
     expected = logits.log_softmax(dim=-1).gather(2, labels[..., None]).mean().item()
-    assert translation.token_count == labels.shape[1]
+    assert len(translation.token_ids) == labels.shape[1]
     assert translation.score == pytest.approx(expected, abs=1e-5)
 
 
 def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
     whole = translator.translate(list(pairs))
-    monkeypatch.setattr("heedful.inference.translation.LOGITS_BUDGET", 1)
+    monkeypatch.setattr("heedful.inference.scoring.LOGITS_BUDGET", 1)
     for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
 
 
 def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
     results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
-    assert results[0] == results[2] == [Translation("", 0.0)] * 2
+    assert results[0] == results[2] == [Translation()] * 2
     assert results[1][0].text == pairs["네."]
     monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    assert translator.translate([""]) == [[Translation("", 0.0)]]
+    assert translator.translate([""]) == [[Translation()]]
     assert translator.translate([]) == []
 
 
@@ -98,7 +100,7 @@ def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]
-    assert [result[0].token_count for result in results] == [7, 5, 7]
+    assert [len(result[0].token_ids) for result in results] == [7, 5, 7]
 
 
 def test_a_finished_translation_does_not_warn(translator, pairs):
@@ -247,7 +249,7 @@ def test_other_encoder_decoders_translate_too(tokenizers):
     translator = Translator(BartForConditionalGeneration(config), tokenizers)
     with pytest.warns(UserWarning, match="cut off at 9 tokens"):
         results = translator.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
-    assert [result[0].token_count for result in results] == [9, 9]
+    assert [len(result[0].token_ids) for result in results] == [9, 9]
 
 
 @given(st.dictionaries(st.integers(0, 1000), st.integers(1, 200), max_size=60), st.integers(1, 500))

@@ -30,7 +30,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
 from heedful.training.trainer import HeedSeq2SeqTrainer
-from helpers import PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, each_once, matrices_of, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
 torch.manual_seed(0)
@@ -50,6 +50,8 @@ ADAPTERS = {
     "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
     "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
+# What has other linear layers than the default, and every way to share embeddings.
+LAYERS = {name: VARIANTS[name] for name in ("modern", "additive", "grouped", "bart", "unequal_stacks")} | SHARINGS
 PROMPTS = {
     "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
     "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
@@ -81,11 +83,6 @@ def adapted(config, updates=6, **changes):
     model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
     trained(model, updates)
     return model
-
-
-def matrices_of(model):
-    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
-    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
 
 
 # Training
@@ -181,7 +178,7 @@ def test_a_saved_adapter_on_a_fresh_model_is_the_trained_one(tmp_path, name):
     assert not torch.allclose(logits_of(loaded), logits_of(tiny_model()), atol=1e-2)
 
 
-@pytest.mark.parametrize("changes", [*VARIANTS.values(), *SHARINGS.values()], ids=[*VARIANTS, *SHARINGS])
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
 def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_path, changes):
     model = adapted(ADAPTERS["all_linear"], updates=2, **changes)
     expected, matrices = logits_of(model), matrices_of(model.get_base_model())
@@ -191,7 +188,7 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     merged.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors"),
-        *("configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"),
+        *CODE,
     }
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(merged))
@@ -321,8 +318,9 @@ def test_an_adapted_model_generates_what_the_merged_one_does(settings):
     assert torch.equal(found, model.merge_and_unload().generate(**inputs))
 
 
-@pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.parametrize("variant", ["default", "rotary", "learned", "separate_vocabularies"])
+@pytest.mark.parametrize(
+    ("variant", "name"), each_once(["default", "rotary", "learned", "separate_vocabularies"], PROMPTS, ["default"])
+)
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
     model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()
     model.requires_grad_(False)

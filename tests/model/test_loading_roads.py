@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.configuration_heed import FORMAT_VERSION
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
-from helpers import SHARINGS, tiny_model
+from helpers import FAMILIES, SHARINGS, pairwise, tiny_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 
@@ -20,35 +20,50 @@ def logits_of(model):
     return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
-@pytest.fixture(scope="module", params=["single", "sharded"])
-def folder(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp(request.param)
-    tiny_model().save_pretrained(path, max_shard_size="20KB" if request.param == "sharded" else "5GB")
-    assert (path / "model.safetensors.index.json").exists() == (request.param == "sharded")
-    return path
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return folders by family and by whether their weights are in several files; nobody may change them."""
+    place, found = tmp_path_factory.mktemp("folders"), {}
+    for family in FAMILIES:
+        for size in ("8KB", "5GB"):
+            found[family, size] = place / f"{family} {size}"
+            tiny_model(family=family).save_pretrained(found[family, size], max_shard_size=size)
+            assert (found[family, size] / "model.safetensors.index.json").exists() == (size == "8KB")
+    return found
 
 
-@pytest.mark.parametrize("road", [AutoModelForSeq2SeqLM, HeedForConditionalGeneration])
+@pytest.fixture
+def folder(folders):
+    return folders["transformer", "5GB"]
+
+
+OPTIONS = [
+    ({}, torch.float32),
+    ({"dtype": torch.bfloat16}, torch.bfloat16),
+    ({"dtype": "float16"}, torch.float16),
+    ({"dtype": "auto"}, torch.float32),
+    ({"low_cpu_mem_usage": True}, torch.float32),
+    ({"device_map": "cpu"}, torch.float32),
+    ({"device_map": "auto"}, torch.float32),
+    ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({}, torch.float32),
-        ({"dtype": torch.bfloat16}, torch.bfloat16),
-        ({"dtype": "float16"}, torch.float16),
-        ({"dtype": "auto"}, torch.float32),
-        ({"low_cpu_mem_usage": True}, torch.float32),
-        ({"device_map": "cpu"}, torch.float32),
-        ({"device_map": "auto"}, torch.float32),
-        ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
-    ],
+    ("options_and_dtype", "family", "by_auto_class", "size"),
+    pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"]),
     ids=str,
 )
-def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(folder, road, options, dtype):
-    model, report = road.from_pretrained(folder, output_loading_info=True, **options)
+def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
+    folders, options_and_dtype, family, by_auto_class, size
+):
+    options, dtype = options_and_dtype
+    road = AutoModelForSeq2SeqLM if by_auto_class else FAMILIES[family][1]
+    model, report = road.from_pretrained(folders[family, size], output_loading_info=True, **options)
     assert not any(report.values())
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert torch.equal(logits_of(model), logits_of(tiny_model().to(dtype)))
+    assert torch.equal(logits_of(model), logits_of(tiny_model(family=family).to(dtype)))
 
 
 def test_auto_is_the_dtype_that_was_saved(tmp_path):
@@ -80,6 +95,21 @@ def test_no_layer_is_split_between_devices():
 
 
 # What cannot work
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
+        ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
+        ({"hidden_size": 18}, "weights of the shapes that its config says"),
+        ({"format_version": 99}, "`format_version` must be at most 1, but is 99"),
+    ],
+)
+def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path, change, message):
+    folder = changed_config(folders["recurrent", "5GB"], tmp_path, **change)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        HeedRNNForConditionalGeneration.from_pretrained(folder)
 
 
 def changed_config(folder, tmp_path, **changes):

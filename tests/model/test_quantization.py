@@ -19,7 +19,7 @@ from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
-from helpers import each_once, tiny_model
+from helpers import each_once, matrices_of, tiny_model
 from memorised import PAIRS, memorised_model
 
 SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
@@ -59,11 +59,6 @@ def logits_of(model, folder):
 def translations(model, folder, **settings):
     found = Translator(model, TokenizerPair.from_pretrained(folder)).translate(list(PAIRS), **settings)
     return [row[0].text for row in found]
-
-
-def matrices_of(model):
-    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
-    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
 
 
 def linear_layers_of(model):

@@ -15,6 +15,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
 from heedful.publishing.model_card import RunFacts, write_model_card
+from helpers import CODE
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 LOUD = {source: target.upper() for source, target in PAIRS.items()}
-CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
 
 PUSH = """
 import json, sys
@@ -252,7 +252,7 @@ def folder(folders, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.json", "README.md", "modeling_heed.py", "configuration_heed.py", "pipeline_heed.py"),
+        *("config.json", "README.md", *sorted(CODE)),
         *("model-00002-of-*.safetensors", "tokenizer_config.json"),
     ],
 )

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.figures import bar_chart, line_chart, save_figure
-from heedful.studies.study import Figure, Lab, Outcome, Study, Table, render_report, run_study, told_findings
-from heedful.studies.training import checksum_of, study_recipe, train_model, write_pairs
+from heedful.studies.figures import Figure, bars, lines, save_figure
+from heedful.studies.pairs import write_pairs
+from heedful.studies.report import Outcome, Table, filled_findings, render_report
+from heedful.studies.study import Lab, Study, run_study
+from heedful.studies.training import checksum_of, study_recipe, train_model
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -25,8 +27,9 @@ TINY = {
 
 
 def found(lab: Lab) -> Outcome:
-    table = Table("halves", "Halves of numbers", ("n", "half"), [(1, 0.5), (3, 1.5)], {"half": ".2f"})
-    figure = Figure("line", "A line.", line_chart({"half": [(1, 0.5), (3, 1.5)]}, "n", "half"))
+    halves = [(1, 0.5), (3, 1.5)]
+    table = Table.of("halves", "Halves of numbers", "n | half :.2f", halves)
+    figure = Figure("line", "A line.", [lines({"half": halves}, "n", "half")])
     return Outcome([table], [figure], {"of_3": 1.5}, ["Half of 3 is {of_3:.2f}."])
 
 
@@ -100,7 +103,7 @@ def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
 def test_a_figure_is_drawn_to_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_figure(bar_chart({"one": 1, "two": 2}, "count"), tmp_path / name / "bars.svg")
+        save_figure(Figure("bars", "Bars.", [bars({"one": 1, "two": 2}, "count")]), tmp_path / name / "bars.svg")
     first, second = ((tmp_path / name / "bars.svg").read_bytes() for name in ("a", "b"))
     assert first == second
     assert b"two" in first
@@ -115,23 +118,27 @@ def test_a_table_has_a_line_for_every_row_and_the_same_after_json(rows):
     assert again.markdown() == table.markdown()
 
 
-def test_a_table_with_a_row_too_short_or_a_format_of_no_column_is_an_error():
+def test_a_table_with_a_row_too_short_is_an_error():
     with pytest.raises(ValueError, match="2 cells"):
         Table("t", "T", ("n", "x"), [(1,)])
-    with pytest.raises(ValueError, match="`formats` must name columns"):
-        Table("t", "T", ("n",), [(1,)], {"x": ".1f"})
+
+
+def test_a_header_tells_columns_and_their_formats_apart():
+    table = Table.of("t", "T", "n | of all: share :.0% | a:b", [(1, 0.5, "c")])
+    assert (table.columns, table.formats) == (["n", "of all: share", "a:b"], {"of all: share": ".0%"})
+    assert table.markdown().splitlines()[-1] == "| 1 | 50% | c |"
 
 
 def test_a_finding_without_its_value_is_an_error():
     with pytest.raises(KeyError, match="y"):
-        told_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
+        filled_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
 
 
 def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch):
     def trains(recipe, summary):
         raise AssertionError
 
-    monkeypatch.setattr("heedful.studies.training._train", trains)
+    monkeypatch.setattr("heedful.studies.training._run_training", trains)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     told = results["trainings"][1]
     assert (again.seconds, again.metrics, again.parameters) == (told["seconds"], told["metrics"], told["parameters"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.study import figure_file, render_report
+from heedful.studies.report import figure_file, render_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 RESULTS = sorted(FOLDER.glob("*.json"))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
-from heedful.training.processes import devices
+from heedful.training.processes import devices, launch_checks
 from heedful.training.processes.devices import (
     complete_deepspeed,
     join_processes,
@@ -58,7 +58,7 @@ def begin(monkeypatch, tmp_path):
         return seen
 
     monkeypatch.setattr(devices, "Accelerator", accelerator)
-    monkeypatch.setattr(devices, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(launch_checks, "is_deepspeed_available", lambda: True)
     return run
 
 
@@ -155,7 +155,7 @@ def test_what_contradicts_is_refused_before_any_process_waits(begin, environment
 
 
 def test_deepspeed_must_be_installed(begin, monkeypatch):
-    monkeypatch.setattr(devices, "is_deepspeed_available", lambda: False)
+    monkeypatch.setattr(launch_checks, "is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match="library is installed, but is DEEPSPEED instead: pip install deepspeed"):
         begin(DEEPSPEED, gpus=2)
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.training.model_of_recipe import make_model, read_config
+from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_config
 from tiny_runs import tiny_recipe
 
 
@@ -101,7 +102,7 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
 def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
     changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    assert corpus.languages == ("en", "ko")
+    assert corpus.encoder.languages == ("en", "ko")
     assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
     assert corpus.tokenizers.languages == ("ko", "en")
     assert len(corpus.validation) == 2
@@ -147,8 +148,8 @@ def test_options_stand_above_the_config_file(corpus, tmp_path):
     ("text", "message"),
     [
         ("{", "must be JSON, but is not"),
-        ("[1]", "must be of type heedful or heed_rnn, but is of list instead"),
-        ('{"model_type": "marian"}', "must be of type heedful or heed_rnn, but is of marian instead"),
+        ("[1]", "must be of type heed or heed_rnn, but is of list instead"),
+        ('{"model_type": "marian"}', "must be of type heed or heed_rnn, but is of marian instead"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path, text, message):

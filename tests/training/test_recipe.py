@@ -30,8 +30,8 @@ def test_a_small_recipe_has_defaults_for_the_rest(tmp_path):
 
 
 def test_the_token_budget_is_a_bucket_unless_given():
-    assert make_recipe(tiny_tree("x", {"optimization.buckets_per_update": 4})).token_budget == 500
-    assert make_recipe(tiny_tree("x", {"optimization.token_budget": 77})).token_budget == 77
+    assert make_recipe(tiny_tree("x", {"optimization.buckets_per_update": 4})).optimization.micro_batch_tokens == 500
+    assert make_recipe(tiny_tree("x", {"optimization.token_budget": 77})).optimization.micro_batch_tokens == 77
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,9 @@ def test_a_recipe_written_as_yaml_is_read_back_the_same():
 
 
 def test_the_data_folder_stands_before_file_names_only():
-    data = make_recipe(tiny_tree("x", {"data.folder": "corpora"})).data
-    assert data.location("a.tsv") == "corpora/a.tsv"
-    assert data.location(["a.de", "a.en"]) == ["corpora/a.de", "corpora/a.en"]
-    assert data.location("/else/a.tsv") == "/else/a.tsv"
-    assert data.location("builtin:train:5") == "builtin:train:5"
+    test = {"moved": "/else/a.tsv", "built_in": "builtin:test:5"}
+    changes = {"data.train": ["a.de", "a.en"], "data.validation": "a.tsv", "data.test": test}
+    data = make_recipe(tiny_tree("x", {**changes, "data.folder": "corpora"})).data
+    assert data.locations == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
     data.folder = None
-    assert data.location("a.tsv") == "a.tsv"
+    assert data.locations == (["a.de", "a.en"], "a.tsv", test)

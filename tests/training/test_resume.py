@@ -87,16 +87,16 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
         data = prepare_corpus(tiny_recipe(tmp_path / "any", KINDS[kind]), tmp_path / "tokenizer")
     changes = {**CHANGES, **KINDS[kind]}
     loop = make_loop(changes, tmp_path / "run", data)
-    count, told = loop._count, []
+    backward, signals = loop.engine.backward, []
 
-    def count_and_stop(**values):
-        count(**values)
+    def stop_and_go_backward(loss):
         # In the middle of the update's micro-batches.
-        if loop.progress.update == stop - 1 and not told:
-            told.append(True)
+        if loop.progress.update == stop - 1 and not signals:
+            signals.append(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+        backward(loss)
 
-    loop._count = count_and_stop
+    loop.engine.backward = stop_and_go_backward
     with pytest.raises(TrainingInterrupted, match=f"after update {stop};"):
         loop.run()
     resumed = make_loop({**changes, "resume": True}, tmp_path / "run", data)
@@ -127,12 +127,12 @@ def test_the_scale_of_half_precision_comes_back(corpus, tmp_path):
 
 def test_too_large_a_scale_skips_updates_without_an_error(corpus, tmp_path):
     loop = half_precision_loop(corpus, tmp_path / "run", {"optimization.max_updates": 2})
-    loop.accelerator.scaler = loop.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    before = {name: weight.clone() for name, weight in loop.model.named_parameters()}
+    loop.accelerator.scaler = loop.engine.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = {name: weight.clone() for name, weight in loop.engine.model.named_parameters()}
     progress = loop.run()
     assert (progress.update, progress.skipped_updates) == (2, 2)
     assert loop.accelerator.scaler.get_scale() == 2.0**125
-    assert all(torch.equal(before[name], weight) for name, weight in loop.model.named_parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in loop.engine.model.named_parameters())
 
 
 def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop, tmp_path, monkeypatch):
@@ -144,10 +144,10 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop
         pytest.fail("the run went on")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heedful.training.loop.validation_loss", be_told_to_stop)
+        patch.setattr("heedful.training.loop.validation.validation_loss", be_told_to_stop)
         with pytest.raises(TrainingInterrupted, match="after update 3;"):
             loop.run()
-    assert load_progress(checkpoint_path(loop.checkpoints, 3)).validated_update == 0
+    assert load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()
     assert_same(final(tmp_path / "run"), final(tmp_path / "straight"))
     validated = [line for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "validation/loss" in line]
@@ -333,7 +333,7 @@ def test_a_moving_average_that_comes_later_is_saved(make_loop, tmp_path):
 def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    path = checkpoint_path(loop.checkpoints, 1)
+    path = checkpoint_path(loop.checkpoints.folder, 1)
     (path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="all are damaged"):
         make_loop({"resume": True})
@@ -343,7 +343,7 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
 def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    state = checkpoint_path(loop.checkpoints, 1) / "training_state"
+    state = checkpoint_path(loop.checkpoints.folder, 1) / "training_state"
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
     _write_manifest(state.parent)
@@ -353,13 +353,13 @@ def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tm
 
 def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
     loop = make_loop()
-    save = loop._save
+    save = loop.checkpoints.save
 
-    def save_and_be_told(must):
+    def save_and_be_told(progress, must):
         os.kill(os.getpid(), signal.SIGTERM)
-        save(must)
+        save(progress, must)
 
-    monkeypatch.setattr(loop, "_save", save_and_be_told)
+    monkeypatch.setattr(loop.checkpoints, "save", save_and_be_told)
     with pytest.raises(TrainingInterrupted, match="after update 6"):
         loop.run()
 
@@ -386,8 +386,8 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
 def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
     make_loop({"optimization.max_updates": 2}).run()
     loop = make_loop({"optimization.beta2": 0.9, "resume": True, "allow_changes": True})
-    assert {group["betas"] for group in loop.optimizer.param_groups} == {(0.9, 0.9)}
-    assert len(loop.optimizer.state) == len(loop.engine.parameters)
+    assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
+    assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
 
 
 def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):
@@ -399,7 +399,7 @@ def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):
 def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    path = checkpoint_path(loop.checkpoints, 1)
+    path = checkpoint_path(loop.checkpoints.folder, 1)
     text = (path / "training_state/progress.json").read_text().replace('"format": 2', '"format": 9')
     (path / "training_state/progress.json").write_text(text)
     _write_manifest(path)

@@ -211,7 +211,7 @@ def test_a_budget_that_shrinks_is_refused_by_both(zero):
 def test_what_would_be_wrong_under_deepspeed_is_refused(changes, message):
     launched = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
     with pytest.raises(ValueError, match=message):
-        make_engine(launched, None, None, OptimizationRecipe(max_updates=1, **changes))
+        make_engine(launched, None, OptimizationRecipe(max_updates=1, **changes))
 
 
 def test_a_whole_run_ends_with_a_model_that_loads(zero):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Measured, SkippedError, check
 from heedful.diagnosis.trials import (
@@ -29,7 +30,6 @@ from heedful.diagnosis.trials import (
     tolerance_of,
 )
 from heedful.files import listed
-from heedful.pipeline_heed import HEED_TYPES
 
 BEAMS = 4
 

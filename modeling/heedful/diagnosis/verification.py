@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 import heedful
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Finding, Measured, Report, SkippedError, check, shown
@@ -38,7 +39,6 @@ from heedful.diagnosis.model_checks import (
 )
 from heedful.diagnosis.trials import TEXTS, Sample, difference, dtype_name, logits_of, make_sample, tolerance_of
 from heedful.inference.loading import first_line, resolve_device
-from heedful.pipeline_heed import HEED_TYPES
 
 # Those that try a model with sentences and write no file.
 MODEL_CHECKS = (

@@ -30,8 +30,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
 
     Raises:
-        ValueError: When the name is none of these, or this machine has no such device.
-
+        ValueError: If the name is none of these, or this machine has no such device.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,10 +59,9 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
             fetched before needs no network.
 
     Raises:
-        FileNotFoundError: When there is neither such a folder nor such a model or revision on the Hub, the Hub
+        FileNotFoundError: If there is neither such a folder nor such a model or revision on the Hub, the Hub
             cannot be reached and the model was not fetched before, or a file has that name.
-        ValueError: When a revision is given for a local folder.
-
+        ValueError: If a revision is given for a local folder.
     """
     folder = Path(model)
     if folder.is_file():
@@ -103,9 +101,8 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
         revision: Branch, tag or commit on the Hub.
 
     Raises:
-        FileNotFoundError: When the folder or repository, its config.json or its weights are missing.
-        ValueError: When the config or the weights cannot be used; the message has the folder and the reason.
-
+        FileNotFoundError: If the folder or repository, its config.json or its weights are missing.
+        ValueError: If the config or the weights cannot be used; the message has the folder and the reason.
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
@@ -115,7 +112,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     from transformers import AutoModelForSeq2SeqLM
 
     import heedful  # noqa: F401
-    from heedful.pipeline_heed import weights_that_are_no_numbers
+    from heedful.generation_heed import weights_that_are_no_numbers
 
     try:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -155,9 +152,8 @@ def adapted_model(folder: Path) -> Path:
         folder: The adapter's folder.
 
     Raises:
-        FileNotFoundError: When it names no model, or one that is neither here nor on the Hub.
-        ValueError: When its settings are not JSON.
-
+        FileNotFoundError: If it names no model, or one that is neither here nor on the Hub.
+        ValueError: If its settings are not JSON.
     """
     path = folder / ADAPTER_FILE
     try:

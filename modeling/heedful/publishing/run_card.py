@@ -39,7 +39,7 @@ def facts_of(result: RunResult) -> RunFacts:
     }
     example = corpus.validation_pairs[0]["source"]
     translator = Translator.from_pretrained(result.folder)
-    language = corpus.languages[0] if corpus.languages else None
+    language = corpus.target_language
     translation = translator.translate([example], target_language=language)[0][0].text
     optional: dict[str, Any] = {}
     if recipe.card.intended_use:

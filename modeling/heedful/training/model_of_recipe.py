@@ -1,6 +1,5 @@
 """The model that a recipe describes, and the engine that trains it."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe
+from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MODEL_TYPES = ("heed", "heed_rnn")
 
 
 def make_model(
@@ -72,30 +70,6 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     check_settings(settings)
     keep_gradients_exact(accelerator.state.deepspeed_plugin.deepspeed_config)
     return ZeroEngine(accelerator, model, make_optimizer(model, settings))
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Read a config.json, or the one of a folder, as a dictionary of fields.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-        ValueError: If it is not JSON, or not of a Heed model.
-    """
-    path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
-    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
-    if kind not in MODEL_TYPES:
-        raise ValueError(
-            f"The model config {path} (`model.config`) must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} "
-            "instead."
-        )
-    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
 
 
 def _start_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":

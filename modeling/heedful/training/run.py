@@ -16,7 +16,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import check_trackers, hardware_in_words, make_accelerator
-from heedful.training.publication import MODEL_FOLDER, publish_weights, score_published
+from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     progress = loop.run()
     model = publish_weights(recipe, corpus.tokenizers, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator)
-    accelerator.log(_numbers(metrics), step=progress.update)
+    accelerator.log(numbers(metrics), step=progress.update)
     accelerator.end_training()
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
@@ -100,13 +100,3 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
         hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
     )
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of all sets, named for trackers."""
-    return {
-        f"test/{name}/{key}": value
-        for name, values in metrics.items()
-        for key, value in values.items()
-        if isinstance(value, int | float)
-    }

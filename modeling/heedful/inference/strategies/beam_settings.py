@@ -6,35 +6,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.inference.strategies.penalties import LengthPenaltyForm, length_penalty
-from heedful.inference.strategies.steps import end_tokens, filler
 
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """What one call asks for, of the strategy and of generate() together."""
+    """The settings of one call, those of the strategy and of generate() together."""
 
     strategy: Any
     beams: int
     groups: int
     diversity: float
     returned: int
-    alpha: float
     length_penalty_form: LengthPenaltyForm
     tokens_beyond_source: int | None
-    early_stopping: bool | str
     force_words_ids: Sequence[Any] | None
-    ends: list[int]
-    fill: int
-    max_length: int
-    output: Any
+    config: Any
 
     @classmethod
     def resolve(cls, strategy: Any, config: Any) -> "BeamSettings":
         """Read the settings of a `BeamSearch` and of generate()'s config, and check them.
 
         Raises:
-            ValueError: For one that is out of range, or two that cannot be combined.
-
+            ValueError: If one is out of range, or two cannot be combined.
         """
         beams, returned = config.num_beams or 1, config.num_return_sequences or 1
         groups = _either("num_beam_groups", strategy.num_beam_groups, config, 1)
@@ -57,15 +50,20 @@ class BeamSettings:
         _check_penalties(form, strategy.coverage_penalty, beyond)
         _check_votes(strategy, config)
         return cls(
-            **{"strategy": strategy, "beams": beams, "groups": groups, "diversity": diversity, "returned": returned},
-            **{"alpha": config.length_penalty, "length_penalty_form": form, "tokens_beyond_source": beyond},
-            **{"early_stopping": config.early_stopping, "force_words_ids": words},
-            **{"ends": end_tokens(config), "fill": filler(config), "max_length": config.max_length, "output": config},
+            strategy=strategy,
+            beams=beams,
+            groups=groups,
+            diversity=diversity,
+            returned=returned,
+            length_penalty_form=form,
+            tokens_beyond_source=beyond,
+            force_words_ids=words,
+            config=config,
         )
 
     def penalty(self, length: Any) -> Any:
         """Return what the log-probability of a hypothesis of `length` generated tokens is divided by."""
-        return length_penalty(length, self.alpha, self.length_penalty_form)
+        return length_penalty(length, self.config.length_penalty, self.length_penalty_form)
 
 
 def _either(name: str, own: Any, config: Any, unset: Any) -> Any:

@@ -12,7 +12,8 @@ import torch
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_is_new, listed, new_folder
 from heedful.inference.loading import first_line
-from heedful.modeling_heed import HeedForConditionalGeneration, sinusoids
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.conversion_card import Conversion, write_conversion_card
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 

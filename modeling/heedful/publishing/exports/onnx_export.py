@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
+from heedful.inference.engines import pad_sources, token_batches
 from heedful.inference.strategies.steps import end_tokens
-from heedful.inference.translation import pad_sources, token_batches
-from heedful.pipeline_heed import position_limit
 from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare
 from heedful.publishing.exports.export import Export, begun_export, check_quantization
 from heedful.publishing.exports.onnx_graphs import quantize_file, write_onnx

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from heedful.attention_heed import AdditiveScore
+from heedful.fast_paths_heed import HeedLinear
 from heedful.files import listed
 from heedful.inference.loading import first_line
-from heedful.modeling_heed import AdditiveScore, HeedForConditionalGeneration, HeedLinear
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,

@@ -17,7 +17,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
-from heedful.configuration_heed import HeedConfig, vocabulary_of_the_target
+from heedful.configuration_heed import HeedConfig
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -96,7 +96,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
 
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, but count tokens by the target's vocabulary where it has another size."""
-        with vocabulary_of_the_target():
+        with self.config.vocabulary_of_the_target():
             return GenerationMixin.generate(self, *args, **kwargs)
 
     @can_return_tuple

@@ -87,7 +87,8 @@ def micro_batches(
         plan = partial(_batches_of_rows, len(rows), args.per_device_train_batch_size, seed if shuffles else None)
         return MicroBatches(rows, plan, parts, filler=0)
     lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
-    updates = UpdateBatches(*lengths.T, BatchingSettings(tokens_per_update, buckets_per_update, seed))
+    source, target = lengths.T
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update, buckets_per_update, seed))
     plan = partial(_batches_of_tokens, updates, lengths, parts)
     return MicroBatches(rows, plan, parts, filler=int(lengths.sum(1).argmin()))
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, Records, check_request, end_tokens, filler
+from heedful.inference.strategies.steps import (
+    BEAM_MODES,
+    ModelSteps,
+    Records,
+    check_request,
+    end_tokens,
+    filler,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -97,15 +105,12 @@ class ContrastiveSearch:
                 " generate()."
             )
         alpha = given if self.penalty_alpha is None else self.penalty_alpha
-        if alpha is None or not 0 <= alpha <= 1:
-            raise ValueError(f"`penalty_alpha` must be between 0 and 1, but is {alpha} instead.")
+        require(alpha is not None and 0 <= alpha <= 1, "penalty_alpha", "be between 0 and 1", alpha)
         k = config.top_k if self.top_k is None else self.top_k
-        if not k or not 1 <= k <= vocabulary:
-            raise ValueError(f"`top_k` must be between 1 and the {vocabulary} target tokens, but is {k} instead.")
+        require(bool(k) and 1 <= k <= vocabulary, "top_k", f"be between 1 and the {vocabulary} target tokens", k)
         for name, wanted in {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}.items():
             value = getattr(config, name)
-            if value not in (None, wanted):
-                raise ValueError(f"`{name}` must be {wanted} with ContrastiveSearch, but is {value} instead.")
+            require(value in (None, wanted), name, f"be {wanted} with ContrastiveSearch", value)
         return alpha, k
 
     def _check_cache(self, model_kwargs: dict[str, Any]) -> None:

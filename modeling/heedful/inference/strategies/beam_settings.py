@@ -35,7 +35,7 @@ class BeamSettings:
         groups = _either("num_beam_groups", strategy.num_beam_groups, config, 1)
         diversity = _either("diversity_penalty", strategy.diversity_penalty, config, 0.0)
         words = _either("force_words_ids", strategy.force_words_ids, config, None)
-        form = _either("length_penalty_form", strategy.length_penalty_form, config, None) or "power"
+        form: Any = _either("length_penalty_form", strategy.length_penalty_form, config, None) or "power"
         beyond = _either("tokens_beyond_source", strategy.tokens_beyond_source, config, None)
         alpha = getattr(config, "penalty_alpha", None)
         require(not config.do_sample, "do_sample", "be False with BeamSearch", True)

@@ -94,7 +94,8 @@ class ContrastiveSearch:
 
         # Without the cache, which has k rows for each sentence.
         return GenerateEncoderDecoderOutput(
-            sequences=input_ids, **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids))
+            sequences=input_ids,  # type: ignore[arg-type]
+            **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids)),
         )
 
     def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
@@ -104,9 +105,9 @@ class ContrastiveSearch:
                 f"`penalty_alpha` must be given once, but is {self.penalty_alpha} in ContrastiveSearch and {given} in"
                 " generate()."
             )
-        alpha = given if self.penalty_alpha is None else self.penalty_alpha
+        alpha: Any = given if self.penalty_alpha is None else self.penalty_alpha
         require(alpha is not None and 0 <= alpha <= 1, "penalty_alpha", "be between 0 and 1", alpha)
-        k = config.top_k if self.top_k is None else self.top_k
+        k: Any = config.top_k if self.top_k is None else self.top_k
         require(bool(k) and 1 <= k <= vocabulary, "top_k", f"be between 1 and the {vocabulary} target tokens", k)
         for name, wanted in {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}.items():
             value = getattr(config, name)

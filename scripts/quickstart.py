@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 
 RECIPE = "configuration/recipes/quickstart.yaml"
 RUN = Path("runs/quickstart")

@@ -1,5 +1,6 @@
 """No test reaches for the network or for a second core."""
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,6 +11,13 @@ import torch
 
 # Here too, for fixtures of whole modules, which come before those of functions: sums over two threads differ in bits.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections_of_garbage():
+    """Leave all modules and caches out of later collections: accelerate makes one for each file that it loads."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

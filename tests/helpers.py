@@ -1,8 +1,19 @@
-"""Tiny models and batches that several test files use."""
+"""Tiny models and batches, pairs of options and new processes that several test files use."""
 
+import ast
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
-from heedful import HeedConfig, HeedForConditionalGeneration
+import heedful
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 
 PAD, START = 0, 1
 # Many end tokens, so that the sentences of a batch end at different steps.
@@ -33,16 +44,50 @@ SHARINGS = {
     "separate_vocabularies": VARIANTS["separate_vocabularies"],
     "separate_vocabularies_untied": {"decoder_vocab_size": 71, "tie_word_embeddings": False},
 }
+# The options that decide which positions and masks there are: what depends on these alone need not try all variants.
+POSITIONS = ("default", "rotary", "learned", "neighbourhoods")
+
+CELLS = ("rnn", "lstm", "gru")
+ATTENTIONS = ("dot", "scaled_dot", "general", "additive")
+SEPARATE = VARIANTS["separate_vocabularies"]
+# The encoder's last state is all that the decoder gets.
+SUTSKEVER = {"cell": "lstm", "attention": "none", "input_feeding": False, "bidirectional": False}
+SUTSKEVER |= {"bridge": "copy", "reverse_source": True}
+# The same for recurrent models: each changes what states, masks or caches have to do.
+RECURRENT_VARIANTS = {
+    "default": {},
+    "rnn": {"cell": "rnn", "attention": "dot"},
+    "lstm": {"cell": "lstm", "attention": "general"},
+    "sutskever": SUTSKEVER,
+    "cho": {"attention": "none"},  # which the decoder reads at every step
+    "no_feeding": {"cell": "lstm", "attention": "scaled_dot", "input_feeding": False},
+    "no_bridge": {"bridge": "none", "bidirectional": False},
+    "equations": {"use_fused_cells": False},
+    "unequal": {"encoder_layers": 3, "decoder_layers": 1},
+    "more_decoder": {"encoder_layers": 1, "decoder_layers": 3, "input_feeding": False},
+    "separate_vocabularies": SEPARATE,
+}
+FAMILIES = {
+    "transformer": (HeedConfig, HeedForConditionalGeneration, VARIANTS),
+    "recurrent": (HeedRNNConfig, HeedRNNForConditionalGeneration, RECURRENT_VARIANTS),
+}
+SIZES = {
+    "transformer": {
+        "d_model": 32,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_position_embeddings": 64,
+    },
+    "recurrent": {"embedding_size": 12, "hidden_size": 16},
+}
 
 
-def tiny_config(**changes) -> HeedConfig:
+def tiny_config(family: str = "transformer", **changes) -> HeedConfig | HeedRNNConfig:
     """Return a config of two layers without dropout, so that training mode is deterministic too."""
-    sizes = {
-        **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0},
-        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
-        **{"max_position_embeddings": 64},
-    }
-    return HeedConfig(**{**sizes, **changes})
+    sizes = {"vocab_size": 99, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0, **SIZES[family]}
+    return FAMILIES[family][0](**{**sizes, **changes})
 
 
 @torch.no_grad()
@@ -55,19 +100,47 @@ def shake(module: torch.nn.Module):
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
 
 
-def tiny_model(config: HeedConfig | None = None, seed: int = 0, attention: str | None = None, **changes):
-    """Return a tiny model in evaluation mode whose outputs depend on everything it reads."""
+def tiny_model(config=None, seed: int = 0, attention: str | None = None, family: str = "transformer", **changes):
+    """Return a tiny model in evaluation mode whose outputs depend on everything it reads.
+
+    `attention` is the kernel of a Transformer, or the field of that name of a recurrent model's config.
+    """
+    if family == "recurrent" and attention is not None:
+        changes["attention"] = attention
     torch.manual_seed(seed)
-    model = HeedForConditionalGeneration._from_config(config or tiny_config(**changes), attn_implementation=attention)
-    shake(model)
-    # The library's default embeddings: larger ones would drown the positions.
-    torch.nn.init.normal_(model.model.encoder.embed_tokens.weight, std=model.config.d_model**-0.5)
-    if not model.config.shares_source_and_target_embeddings:
-        torch.nn.init.normal_(model.model.decoder.embed_tokens.weight, std=model.config.d_model**-0.5)
+    if family == "recurrent" and attention is not None:
+        changes["attention"] = attention  # no kernel, but how its config says that it attends
+    config = config or tiny_config(family, **changes)
+    if isinstance(config, HeedRNNConfig):
+        model = HeedRNNForConditionalGeneration(config)
+        shake(model)
+    else:
+        model = HeedForConditionalGeneration._from_config(config, attn_implementation=attention)
+        shake(model)
+        # The library's default embeddings: larger ones would drown the positions.
+        torch.nn.init.normal_(model.model.encoder.embed_tokens.weight, std=config.d_model**-0.5)
+        if not config.shares_source_and_target_embeddings:
+            torch.nn.init.normal_(model.model.decoder.embed_tokens.weight, std=config.d_model**-0.5)
     model.generation_config.eos_token_id = ENDS
     # Untrained models like one token best; its successors depend on all that is read.
     model.generation_config.no_repeat_ngram_size = 1
     return model.eval()
+
+
+def tiny_rnn(seed: int = 0, **changes) -> HeedRNNForConditionalGeneration:
+    """Return a tiny recurrent model."""
+    return tiny_model(family="recurrent", seed=seed, **changes)
+
+
+def tiny_rnn_config(**changes) -> HeedRNNConfig:
+    """Return the config of a tiny recurrent model."""
+    return tiny_config("recurrent", **changes)
+
+
+def matrices_of(model) -> list[int]:
+    """Return, for source, target and output embeddings, the first of them that is the same matrix."""
+    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
+    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
 
 
 def sentences(*lengths: int, vocab_size: int = 71) -> list[torch.Tensor]:
@@ -86,3 +159,111 @@ def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor,
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-5):
     """Compare to a tolerance relative to the largest number, and absolute below one."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * max(1.0, theirs.abs().max().item()))
+
+
+def pairwise(*axes) -> list[tuple]:
+    """Return few combinations that hold every pair of values of two axes, for `pytest.mark.parametrize`.
+
+    A fault nearly always depends on one option or on two of them; a full product tries each pair many times.
+
+    Args:
+        *axes: The values of each axis.
+
+    Returns:
+        Combinations, in the order of the full product.
+    """
+
+    def pairs(values):
+        return set(itertools.combinations(enumerate(values), 2))
+
+    axes = [list(axis) for axis in axes]
+    every = list(itertools.product(*(range(len(axis)) for axis in axes)))
+    missing, chosen = set().union(*map(pairs, every)), set()
+    while missing:
+        best = max(every, key=lambda values: len(pairs(values) & missing))
+        chosen.add(best)
+        missing -= pairs(best)
+    return [tuple(axis[i] for axis, i in zip(axes, values, strict=True)) for values in sorted(chosen or every)]
+
+
+def assert_refused(cases, call, error=ValueError):
+    """Call a function with each `(given, message)`; tell of all that raise no error or one without the message."""
+    faults = []
+    for given, message in cases:
+        try:
+            call(given)
+        except error as raised:
+            if not re.search(message, str(raised)):
+                faults.append(f"{given}: {raised} does not say {message}")
+        else:
+            faults.append(f"{given} is accepted")
+    assert not faults, "\n".join(faults)
+
+
+def each_once(values, others, thorough=()) -> list[tuple]:
+    """Return pairs for `pytest.mark.parametrize`: the others take turns, but the thorough values have all of them."""
+    turns = itertools.cycle(others)
+    return [
+        (value, other) for value in values for other in (others if value in thorough else itertools.islice(turns, 1))
+    ]
+
+
+def slow_but(quick, values) -> list:
+    """Return values for `pytest.mark.parametrize`; those that are not among the quick ones have the mark `slow`."""
+    marks = {True: (), False: pytest.mark.slow}
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks[value in quick])
+        for value in values
+    ]
+
+
+def closure_of(*files: str) -> set[str]:
+    """Return the names of files of the package and of all their siblings that they import, and these in turn."""
+    found, waiting = set(), [*files]
+    while waiting:
+        file = waiting.pop()
+        found.add(file)
+        tree = ast.parse((Path(heedful.__file__).parent / file).read_text())
+        siblings = {f"{node.module}.py" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level}
+        waiting += siblings - found
+    return found
+
+
+# The files of code that are saved with a Transformer.
+CODE = closure_of("modeling_heed.py")
+
+# Makes every import of heedful fail, as where it is not installed.
+WITHOUT_HEEDFUL = "import sys; sys.modules['heedful'] = None"
+RUN_PIECES = """
+import json, sys, traceback
+first, pieces, values = json.load(open(sys.argv[1]))
+exec(first)
+raised = {}
+for name, code in pieces.items():
+    try:
+        exec(compile(code, name, "exec"), dict(values))
+    except BaseException:
+        raised[name] = traceback.format_exc()
+json.dump(raised, open(sys.argv[2], "w"))
+"""
+
+
+def fresh_process(pieces: dict[str, str], values: dict, folder: Path, first: str = "") -> dict[str, str]:
+    """Run pieces of code one after the other in one new process: to import transformers takes it seconds.
+
+    Args:
+        pieces: The code of each, by a name.
+        values: What every piece finds as its variables; they have to fit into JSON.
+        folder: Where the process may write; it is also its cache of the code in models' folders.
+        first: Code that runs before the pieces.
+
+    Returns:
+        The traceback of every piece that raised, by its name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pieces.json").write_text(json.dumps([first, pieces, values]))
+    environment = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RUN_PIECES, str(folder / "pieces.json"), str(folder / "raised.json")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads((folder / "raised.json").read_text())

@@ -1,9 +1,11 @@
 """Tiny models that know a few pairs by heart, so that what a test translates can be read."""
 
+import copy
+
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.batching import collate
+from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 
 PAIRS = {
@@ -14,6 +16,8 @@ PAIRS = {
     "그녀는 책을 읽는다.": "She reads a book.",
     "비가 온다.": "It rains.",
 }
+# The weights of the models that this process has trained: several test files want the same.
+KNOWN: dict[str, dict[str, torch.Tensor]] = {}
 
 
 def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: str | None = None, **options):
@@ -27,13 +31,18 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     sharing = {"share_encoder_decoder_embeddings": tokenizers.is_joint}
     config = HeedConfig(**{**sizes, **sharing, **tokenizers.special_ids(), **options})
     model = HeedForConditionalGeneration(config)
+    weights = KNOWN.get(key := repr([config, pairs, language, tokenizers.source.get_vocab()]))
+    if weights is not None:
+        model.load_state_dict(weights)
+        return model.eval()
     rows = zip(
         tokenizers.encode_source(list(pairs), language), tokenizers.encode_target(list(pairs.values())), strict=True
     )
     batch = collate([{"input_ids": source, "labels": target} for source, target in rows], config.pad_token_id)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(120):
+    for _ in range(60):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    KNOWN[key] = copy.deepcopy(model.state_dict())
     return model.eval()

@@ -22,7 +22,7 @@ from transformers import (
     NllbTokenizer,
 )
 
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
 from helpers import shake
 
 SIZES = {

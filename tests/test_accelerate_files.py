@@ -16,9 +16,11 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.batching import UpdateBatches, split_update
-from heedful.training.devices import check_launch
-from heedful.training.recipe import OptimizationRecipe, read_recipe
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import split_update
+from heedful.training.processes.launch_checks import check_launch
+from heedful.training.recipe import OptimizationRecipe
+from heedful.training.recipe_file import read_recipe
 from test_recipes import comments
 
 ROOT = Path(__file__).parents[1]
@@ -310,10 +312,12 @@ def test_the_table_of_memory_is_what_the_formulas_give():
 
 def test_the_table_of_micro_batches_is_what_the_loop_makes():
     lengths = [25] * 8000  # 400,000 tokens, source and target together
-    (update,) = UpdateBatches(lengths, lengths, tokens_per_update=400_000).epoch(0)
+    (update,) = UpdateBatches(lengths, lengths, BatchingSettings(tokens_per_update=400_000)).epoch(0)
+    row = {"input_ids": range(lengths[0]), "labels": range(lengths[0])}
+    rows = [[row for _ in bucket] for bucket in update]
     expected = []
     for processes in (1, 2, 8, 16, 32):
-        parts = split_update(update, lengths, lengths, 25_000, processes)
+        parts = split_update(rows, 25_000, processes)
         (number,) = {len(part) for part in parts}
         largest = max(2 * 25 * len(rows) for part in parts for rows in part)
         expected.append([str(processes), str(number), f"{largest:,}"])

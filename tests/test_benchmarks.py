@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 
 BENCHMARKS = Path(__file__).parents[1] / "scripts" / "benchmarks"
 
@@ -21,8 +21,10 @@ def figures(tmp_path, script, *options, one_by_one=True):
     file = tmp_path / "figures.json"
     process = subprocess.run([*command, *options, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    rows = json.loads(file.read_text())
-    assert not one_by_one or len(process.stdout.splitlines()) == len(rows)
+    plain, *rows = json.loads(file.read_text())
+    assert all(plain[library] > 0 for library in ("MKL", "oneDNN", "oneDNN bfloat16") if library in plain)
+    assert process.stdout.startswith("plain products GFLOP/s  ")
+    assert not one_by_one or len(process.stdout.splitlines()) == 1 + len(rows)
     return rows
 
 
@@ -62,7 +64,7 @@ def test_peak_memory_is_measured_with_equal_losses_and_tokens(tmp_path):
     training, beam = figures(tmp_path, "memory.py", *sizes, "--new-tokens", "3")
     assert 0 < training["heed"] < 1  # Marian holds the logits of all tokens
     assert training["marian_mib"] > 256 * 20000 * 4 / 2**20
-    assert all(beam[name] > 0 for name in ("heedful", "native"))
+    assert all(beam[name] > 0 for name in ("heed", "native"))
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_the_benchmark_of_the_gpu_runs_on_the_cpu_with_equal_tokens(tmp_path):
     sizes = ("--device", "cpu", "--precision", "float32", "--peak-teraflops", "1e-5", "--target-tokens", "64")
     rows = figures(tmp_path, "gpu.py", *sizes, "--batches", "1,3", "--beams", "1,2", "--new-tokens", "3")
     assert [row["case"] for row in rows] == ["training"] + ["decoding"] * 4
-    for name in ("heedful", "marian", "nn.Transformer", "t5"):
+    for name in ("heed", "marian", "nn.Transformer", "t5"):
         # Of 2 pairs of 32 tokens, with 1 layer, d 32, f 64 and 90 tokens, by the formula.
         products = (4 + 6) * 32**2 * 32 + 2 * 2 * 32 * 64 * 32 + 2 * 32**2 * 32 + 32 * 90 * 32 + 2 * 32 * 3 * 32**2
         expected = 6 * products * 2 * rows[0][f"{name} tokens/s"] / 64 / 1e7
@@ -124,7 +126,7 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     command = [sys.executable, BENCHMARKS / "translate.py", model, *options, "--beams", "1,2", "--rounds", "1"]
     process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
-    rows = json.loads(file.read_text())
+    _, *rows = json.loads(file.read_text())
     exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
     assert [row["name"] for row in rows[:5]] == exact
     assert all(row["differing"] == 0 for row in rows if row["name"] in exact)

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from heedful.cli import main as cli
-from heedful.data.korean_english import korean_english_pairs
+from heedful.data.korean_english.pairs import korean_english_pairs
+from helpers import CODE
 from tiny_runs import logged, tiny_tree
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -127,8 +128,8 @@ def test_the_overrides_are_in_the_published_recipe(trained):
 def test_the_published_folder_is_complete(model):
     assert {path.name for path in model.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "README.md", "configuration_heed.py", "modeling_heed.py"),
-        "pipeline_heed.py",
+        *("recipe.yaml", "metrics.json", "README.md"),
+        *CODE,
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
 
@@ -382,7 +383,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     ended, _, errors = heedful("train", tmp_path / "recipe.yaml")
     assert ended == code
     assert "Traceback" not in errors
@@ -390,7 +391,7 @@ def test_every_kind_of_end_has_its_exit_code(monkeypatch, heedful, tmp_path, err
 
 
 def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatch, heedful, tmp_path):
-    from heedful.training.loop import TrainingLoop
+    from heedful.training.loop.loop import TrainingLoop
 
     step = TrainingLoop._step
 
@@ -409,7 +410,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("heedful.training.recipe.read_recipe", fail)
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
     monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
     with pytest.raises(KeyError, match="ours"):
         cli.main()

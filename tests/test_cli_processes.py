@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from helpers import shake
 
 pytestmark = pytest.mark.multiprocess

@@ -10,9 +10,9 @@ from transformers.utils import logging as transformers_logging
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
-from heedful.training.recipe import read_recipe
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

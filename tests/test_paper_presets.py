@@ -10,9 +10,10 @@ from transformers import AutoConfig
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.inference.translation import Translator
-from heedful.training.checkpoints import list_checkpoints
-from heedful.training.recipe import read_recipe
+from heedful.training.checkpoints.checkpoints import list_checkpoints
+from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
+from helpers import slow_but
 from tiny_runs import SIZES, logged
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
@@ -206,7 +207,7 @@ def small_run(size: str, folder: Path):
     )
 
 
-@pytest.fixture(scope="module", params=["base", "big"])
+@pytest.fixture(scope="module", params=slow_but(["base"], ["base", "big"]))
 def finished(request, tmp_path_factory):
     """A finished small run of each recipe; nobody may change its folder."""
     return train(small_run(request.param, tmp_path_factory.mktemp(request.param) / "run"))

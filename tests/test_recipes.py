@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-from heedful.training.preparation import KINDS, read_config
-from heedful.training.recipe import Recipe, make_recipe, read_recipe
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import MODEL_TYPES, make_recipe, read_config, read_recipe, to_yaml
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -61,10 +61,10 @@ def test_there_are_recipes_and_models():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_one(path):
     recipe = read_recipe(path)
-    assert make_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
+    assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
     assert Path(recipe.output).parts[0] == "runs"
     if recipe.model.config is not None:
-        assert read_config(CONFIGURATION.parent / recipe.model.config)["model_type"] in KINDS
+        assert read_config(CONFIGURATION.parent / recipe.model.config)["model_type"] in MODEL_TYPES
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

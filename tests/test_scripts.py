@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
-from heedful.training.recipe import read_recipe
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.training.recipe_file import read_recipe
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from heedful.training.recipe import Recipe, make_recipe
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import make_recipe
 
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 from helpers import tiny_config, tiny_model
 
 PAIRS = list(korean_english_pairs("train", 200))

@@ -28,7 +28,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,14 +42,16 @@ from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer
 from transformers.utils import logging
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heedful.data.batching import UpdateBatches, collate, padding_share
+from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate, padding_share
 from heedful.inference.memory import keep_freed_memory
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import Corpus, prepare_corpus
-from heedful.training.recipe import Recipe, make_recipe
-from heedful.training.validation import validation_loss
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe import OptimizationRecipe, Recipe
+from heedful.training.recipe_file import make_recipe
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed
@@ -165,7 +167,7 @@ def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> d
     """
     lengths = rows.source_lengths, rows.target_lengths
     tokens, buckets = options["tokens"], options["buckets"]
-    updates = UpdateBatches(*lengths, tokens_per_update=tokens, buckets_per_update=buckets).epoch(0)
+    updates = UpdateBatches(*lengths, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets)).epoch(0)
     batches = {
         "random": random_batches(len(rows), size, 0),
         "group_by_length": grouped_batches(lengths[0], size, 0),
@@ -260,7 +262,9 @@ class Training:
                 yield update
                 beginnings.append(now())
 
-        TrainingLoop(recipe, replace(self.corpus, updates=updates), make_accelerator(recipe)).run()
+        corpus = copy(self.corpus)
+        corpus.updates = updates  # type: ignore[method-assign]
+        TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization)).run()
         timed = slice(WARM_UP, WARM_UP + self.options["updates"])
         ends = beginnings[WARM_UP : timed.stop + 1]
         lines = [json_module.loads(line) for line in log.read_text().splitlines()]
@@ -306,14 +310,14 @@ def compare_quality(
     rows = EncodedPairs([rows[row] for row in chosen.tolist()])
     lengths = rows.source_lengths, rows.target_lengths
     batching = {"tokens_per_update": options["tokens"], "buckets_per_update": options["buckets"]}
-    updates = len(UpdateBatches(*lengths, **batching).epoch(0))
+    updates = len(UpdateBatches(*lengths, BatchingSettings(**batching)).epoch(0))
     as_many = math.ceil(len(rows) / updates)
 
     def random_updates(size: int, seed: int, epoch: int) -> list[list[list[int]]]:
         return [[batch] for batch in random_batches(len(rows), size, 1000 * seed + epoch)]
 
     def own_updates(seed: int, epoch: int) -> list[list[list[int]]]:
-        return UpdateBatches(*lengths, **batching, seed=seed).epoch(epoch)
+        return UpdateBatches(*lengths, BatchingSettings(**batching, seed=seed)).epoch(epoch)
 
     ways = {
         "heed": own_updates,
@@ -352,14 +356,8 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    accelerator = make_accelerator(recipe_of_validation())
+    accelerator = make_accelerator(OptimizationRecipe(max_updates=1, device="cpu"))
     return validation_loss(model, corpus.validation, 4096, pad, accelerator)
-
-
-def recipe_of_validation() -> Recipe:
-    """Return the smallest recipe, for its accelerator alone."""
-    data = {**BUILT_IN, "source": "ko", "target": "en"}
-    return make_recipe({"name": "validation", "data": data, "optimization": {"max_updates": 1, "device": "cpu"}})
 
 
 def main(

@@ -33,17 +33,18 @@ from transformers import (
 )
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
-from heedful.data.batching import UpdateBatches, collate
+from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.micro_batches import collate
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
-from heedful.training.checkpoints import checkpoint_path
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.checkpoints.checkpoints import checkpoint_path
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
-from heedful.training.recipe import make_recipe
-from heedful.training.validation import translate_spread, validation_loss
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import make_recipe
 
 PAIRS, EVALUATION_PAIRS = 48, 21
 EVALUATION_SIZES = (1, 8, 48)
@@ -137,8 +138,10 @@ def collator(pad: int):
 def tokens_per_update(rows: list[dict[str, list[int]]]) -> int:
     """Return the fewest padded tokens of an update of six buckets that holds all rows."""
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-    for tokens in range(600, HUGE, 60):
-        if len(UpdateBatches(*lengths, tokens_per_update=tokens, buckets_per_update=6).epoch(0)) == 1:
+    real = sum(map(sum, lengths))
+    for tokens in range(real - real % 60, HUGE, 60):
+        settings = BatchingSettings(tokens_per_update=tokens, buckets_per_update=6)
+        if len(UpdateBatches(*lengths, settings).epoch(0)) == 1:
             return tokens
     raise AssertionError
 
@@ -285,7 +288,7 @@ class WithLoop(WithTrainer):
 
     def loop(self, recipe) -> TrainingLoop:
         """Make the loop of a recipe."""
-        accelerator = make_accelerator(recipe)
+        accelerator = make_accelerator(recipe.optimization)
         corpus = prepare_corpus(recipe, self.folder / "tokenizer", accelerator)
         return TrainingLoop(recipe, corpus, accelerator)
 
@@ -293,16 +296,16 @@ class WithLoop(WithTrainer):
         """Return loss and gradient of one update on all training rows."""
         rows, found = self.rows["training"], []
         loop = self.loop(self.recipe("update", token_budget=1 if micro == 1 else HUGE))
-        model = loop.accelerator.unwrap_model(loop.model)
+        model = loop.accelerator.unwrap_model(loop.engine.model)
         model.config.label_smoothing = smoothing
         size = micro * self.world if accumulation == 1 else micro
         update = [rows[start : start + size] for start in range(0, len(rows), size)]
         if by_tokens:
             lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
-            batches = UpdateBatches(*lengths, tokens_per_update=tokens_per_update(rows), buckets_per_update=6)
+            batches = UpdateBatches(*lengths, BatchingSettings(tokens_per_update(rows), buckets_per_update=6))
             update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
-        loop.optimizer.step = lambda *_: found.append(gradient_of(model))
-        loop.model.train()
+        loop.engine.optimizer.step = lambda *_: found.append(gradient_of(model))
+        loop.engine.model.train()
         loop._train_on(update)
         window = loop.progress.window
         return window["loss"] / window["target_tokens"], found[0]
@@ -314,7 +317,7 @@ class WithLoop(WithTrainer):
         budget = 1 if size == 1 else 30 * size
         pad = translator.model.config.pad_token_id
         sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
-        texts = translate_spread(translator, sources, accelerator, num_beams=1, token_budget=budget)
+        texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
         scores = score_translations(texts, references)
         return {
             "loss": validation_loss(translator.model, EncodedPairs(rows), budget, pad, accelerator),
@@ -330,7 +333,7 @@ class WithLoop(WithTrainer):
             recipe = self.recipe(f"{name}-{by_length}", tokens_per_update=2000, max_updates=end)
             recipe.resume = resume
             loop = self.loop(recipe)
-            loop.accelerator.unwrap_model(loop.model).config.dropout = 0.1
+            loop.accelerator.unwrap_model(loop.engine.model).config.dropout = 0.1
             loop.run()
             model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint_path(recipe.folder / "checkpoints", end))
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())

@@ -19,17 +19,16 @@ CUDA graphs (`mode="reduce-overhead"`). `same` is the share of Marian's tokens t
 """
 
 import statistics
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 import typer
-from peers import SIZES, interleaved_seconds, make_heed, make_marian, make_sources, write_rows
+from harness import Json, Rounds, Row, Sizes, Vocabulary, begin, median_seconds, report, waiting
+from peers import SIZES, endless_search, make_heed, make_marian, make_sources, training_step
 from torch import nn
 from transformers import CompileConfig, T5Config, T5ForConditionalGeneration
-from transformers.utils import logging
 
 LENGTH = 32  # tokens of each source and target
 SMOOTHING = 0.1
@@ -103,18 +102,7 @@ def step_operations(size: str, vocabulary: int, pairs: int) -> float:
     return 6.0 * products * pairs
 
 
-def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
-    """Return a function that calls another and waits for the device."""
-
-    def wait() -> None:
-        call()
-        if device != "cpu":
-            torch.cuda.synchronize()
-
-    return wait
-
-
-def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> dict[str, Any]:
+def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
     """Time a training step of every model."""
     device, vocabulary = options["device"], options["vocabulary"]
     pairs = max(1, options["target_tokens"] // LENGTH)
@@ -122,20 +110,16 @@ def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> dict[
     batch = {"input_ids": tokens.to(device), "labels": tokens.flip(1).to(device)}
 
     def make_step(model: Any, loss_of: Callable[..., torch.Tensor]) -> Callable[[], None]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         compute = torch.compile(loss_of) if is_compiled else loss_of
 
-        def step() -> None:
+        def loss() -> torch.Tensor:
             with torch.autocast(device, options["dtype"], enabled=options["dtype"] != torch.float32):
-                loss = compute(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+                return compute(model, batch)
 
-        return waiting(step, device)
+        return waiting(training_step(model, loss), device)
 
     steps = {name: make_step(*each) for name, each in losses(size, vocabulary, device).items()}
-    seconds = interleaved_seconds(steps, options["rounds"])
+    seconds = median_seconds(steps, options["rounds"])
     speeds = {name: pairs * LENGTH / each for name, each in seconds.items()}
     row = {"size": size, "case": "training", "compiled": is_compiled, "target_tokens": pairs * LENGTH}
     row |= {f"{name} tokens/s": round(speed) for name, speed in speeds.items()}
@@ -146,7 +130,7 @@ def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> dict[
     return {**row, "heed to the best": round(speeds["heed"] / best, 2)}
 
 
-def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> dict[str, Any]:
+def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
     """Time `generate()` of Marian and of Heed.
 
     Raises:
@@ -157,24 +141,18 @@ def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> 
     heed = make_heed(marian).eval().to(device, options["dtype"])
     marian = marian.to(device, options["dtype"])
     tokens, mask = (each.to(device) for each in make_sources(batch, LENGTH, vocabulary))
-    ends = {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
-    settings: dict[str, Any] = {"num_beams": beams, "do_sample": False, "max_new_tokens": new_tokens}
-    settings |= {"max_length": None, "input_ids": tokens, "attention_mask": mask, **ends}
-    graphs = {
-        "cache_implementation": "static",
-        "compile_config": CompileConfig(mode="reduce-overhead", fullgraph=True),
-    }
+    settings = {"input_ids": tokens, "attention_mask": mask, **endless_search(beams, new_tokens)}
+    compiled = CompileConfig(mode="reduce-overhead", fullgraph=True)
     calls: dict[str, Callable[[], torch.Tensor]] = {
         "marian": lambda: marian.generate(**settings),
         "heed": lambda: heed.generate(**settings),
-        "heed with graphs": lambda: heed.generate(**settings, **graphs),
+        "heed with graphs": lambda: heed.generate(**settings, cache_implementation="static", compile_config=compiled),
     }
     expected = calls["marian"]()
     same = statistics.mean(float((calls[name]() == expected).float().mean()) for name in calls if name != "marian")
     if options["dtype"] == torch.float32 and same < 1:
         raise RuntimeError(f"Heed must give Marian's tokens at {size}, {batch} x {beams}, but does not.")
-    waiters = {name: waiting(call, device) for name, call in calls.items()}
-    seconds = interleaved_seconds(waiters, options["rounds"])
+    seconds = median_seconds({name: waiting(call, device) for name, call in calls.items()}, options["rounds"])
     row = {"size": size, "case": "decoding", "batch": batch, "beams": beams, "same": round(same, 3)}
     row |= {f"{name} tokens/s": round(batch * new_tokens / each) for name, each in seconds.items()}
     return row | {name: round(seconds["marian"] / each, 2) for name, each in seconds.items() if name != "marian"}
@@ -186,42 +164,41 @@ def peak_of(device: str) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
+def measured(sizes: list[str], cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
+    """Yield one row per size and case."""
+    for size in sizes:
+        for is_compiled in options["compile"] if "training" in cases else ():
+            yield training_row(size, is_compiled == "yes", options)
+        for width in options["beams"] if "decoding" in cases else ():
+            for batch in options["batches"]:
+                yield decoding_row(size, int(batch), int(width), options)
+
+
 def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    sizes: Annotated[str, typer.Option(help="Of tiny, small, base and big, with commas.")] = "base,big",
+    sizes: Sizes = "base,big",
     cases: Annotated[str, typer.Option(help="Of training and decoding, with commas.")] = "training,decoding",
     compile: Annotated[str, typer.Option(help="Of no and yes, with commas: torch.compile in training.")] = "no",
     batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64,256",
     beams: Annotated[str, typer.Option(help="Beam widths, with commas; 1 is greedy.")] = "1,4",
     target_tokens: Annotated[int, typer.Option(help="Of a training step.")] = 25_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 32,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 37_000,
+    vocabulary: Vocabulary = 37_000,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     peak_teraflops: Annotated[float | None, typer.Option(help="Of a card whose peak is not known.")] = None,
-    rounds: Annotated[int, typer.Option(help="Timed calls of each.")] = 5,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    rounds: Rounds = 5,
+    json: Json = None,
 ):
     """Print one line per size and case."""
     if device == "cuda" and not torch.cuda.is_available():
         print("not measured: there is no GPU")
         return
-    logging.set_verbosity_error()
+    begin(torch.get_num_threads())
     options = {"device": device, "vocabulary": vocabulary, "target_tokens": target_tokens, "rounds": rounds}
-    options |= {"new_tokens": new_tokens, "dtype": getattr(torch, precision)}
+    options |= {"new_tokens": new_tokens, "dtype": getattr(torch, precision), "compile": compile.split(",")}
+    options |= {"batches": batches.split(","), "beams": beams.split(",")}
     options["peak"] = peak_teraflops * 1e12 if peak_teraflops else peak_of(device)
-    rows = []
-
-    def tell(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-
-    for size in sizes.split(","):
-        for is_compiled in compile.split(",") if "training" in cases else ():
-            tell(training_row(size, is_compiled == "yes", options))
-        for width in beams.split(",") if "decoding" in cases else ():
-            for batch in batches.split(","):
-                tell(decoding_row(size, int(batch), int(width), options))
-    write_rows(rows, json)
+    report(measured(sizes.split(","), cases.split(","), options), json, device)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from peers import make_heed, make_marian, make_sources, write_rows
+from harness import Json, Row, Sizes, Threads, Vocabulary, begin, report
+from peers import check_losses, endless_search, make_heed, make_marian, make_sources, native, training_step
 from transformers.trainer_pt_utils import LabelSmoother
-from transformers.utils import logging
 
 from heedful import NativeDecoder
 
@@ -66,32 +66,20 @@ def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> tor
     return LabelSmoother(epsilon=SMOOTHING)(outputs, labels)
 
 
-def check_losses(options: dict[str, Any]) -> None:
-    """Compare the losses of two pairs.
-
-    Raises:
-        RuntimeError: If they differ.
-    """
+def losses_without_dropout(options: dict[str, Any]) -> list[float]:
+    """Return Marian's and Heed's loss of two pairs."""
     with torch.no_grad():
-        losses = [
+        return [
             float(smoothed_loss(name, make_model(name, options, 0.0).train(), 2, options["vocabulary"]))
             for name in ("marian", "heed")
         ]
-    if abs(losses[0] - losses[1]) > 1e-5 * losses[0]:
-        raise RuntimeError(f"Heed's loss must be Marian's, {losses[0]}, but is {losses[1]}.")
 
 
 def training_peak(name: str, options: dict[str, Any]) -> tuple[int, None]:
     """Return the peak of a training step above what was resident before it, in bytes."""
-    torch.set_num_threads(options["threads"])
-    model = make_model(name, options).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-    def step(sentences: int) -> None:
-        smoothed_loss(name, model, sentences, options["vocabulary"]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    begin(options["threads"])
+    model = make_model(name, options)
+    step = training_step(model, lambda sentences: smoothed_loss(name, model, sentences, options["vocabulary"]))
     step(2)
     before = begin_anew()
     step(options["target_tokens"] // LENGTH)
@@ -100,17 +88,14 @@ def training_peak(name: str, options: dict[str, Any]) -> tuple[int, None]:
 
 def decoding_peak(name: str, options: dict[str, Any]) -> tuple[int, list[list[int]]]:
     """Return the peak of beam search above what was resident before it, in bytes, and the tokens."""
-    torch.set_num_threads(options["threads"])
-    logging.set_verbosity_error()
+    begin(options["threads"])
     model = make_model("heed" if name == "native" else name, options).eval()
     decoder = NativeDecoder(model) if name == "native" else None
-    ends = {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
-    settings = {"num_beams": BEAMS, "do_sample": False, "max_length": None, **ends}
 
     def translate(sentences: int, new_tokens: int) -> torch.Tensor:
         tokens, mask = make_sources(sentences, options["source_length"], options["vocabulary"])
-        given = decoder.encoded(tokens, mask) if decoder else {"input_ids": tokens, "attention_mask": mask}
-        return model.generate(**given, **settings, max_new_tokens=new_tokens, custom_generate=decoder)
+        inputs, settings = {"input_ids": tokens, "attention_mask": mask}, endless_search(BEAMS, new_tokens)
+        return native(model, decoder, inputs, settings) if decoder else model.generate(**inputs, **settings)
 
     translate(2, 3)
     before = begin_anew()
@@ -118,17 +103,16 @@ def decoding_peak(name: str, options: dict[str, Any]) -> tuple[int, list[list[in
     return resident_bytes("VmHWM") - before, tokens.tolist()
 
 
-def measure(case: str, options: dict[str, Any]) -> dict[str, Any]:
+def measure(case: str, options: dict[str, Any]) -> Row:
     """Return one case's figures, in MiB, and their ratios to Marian's.
 
     Raises:
         RuntimeError: If losses or tokens differ.
     """
-    names, peak = (
-        (["marian", "heed"], training_peak) if case == "training" else (["marian", "heed", "native"], decoding_peak)
-    )
+    names, peak = ["marian", "heed", "native"], decoding_peak
     if case == "training":
-        check_losses(options)
+        names, peak = ["marian", "heed"], training_peak
+        check_losses(*losses_without_dropout(options))
     peaks, results = {}, {}
     for name in names:
         # A process for each, in which nothing has been freed and kept yet.
@@ -142,27 +126,23 @@ def measure(case: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "base",
+    sizes: Sizes = "base",
     cases: Annotated[str, typer.Option(help="Of training and beam, with commas.")] = "training,beam",
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 37_000,
+    vocabulary: Vocabulary = 37_000,
     target_tokens: Annotated[int, typer.Option(help="Of a training step, in targets of 32.")] = 4096,
     batch: Annotated[int, typer.Option(help="Sentences of beam search.")] = 64,
     source_length: Annotated[int, typer.Option(help="Tokens of the longest source of beam search.")] = 50,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 50,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one line per size and case."""
     if not sys.platform.startswith("linux"):
         raise typer.BadParameter("the peak is read from /proc, which only Linux has")
+    begin(threads)
     options = {"vocabulary": vocabulary, "target_tokens": target_tokens, "batch": batch, "threads": threads}
     options |= {"source_length": source_length, "new_tokens": new_tokens}
-    rows = []
-    for size in sizes.split(","):
-        for case in cases.split(","):
-            rows.append(measure(case, {**options, "size": size}))
-            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    write_rows(rows, json)
+    report((measure(case, {**options, "size": size}) for size in sizes.split(",") for case in cases.split(",")), json)
 
 
 if __name__ == "__main__":

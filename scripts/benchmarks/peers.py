@@ -1,10 +1,6 @@
-"""What the benchmarks compare: models of equal sizes with the same weights, and calls timed in turn."""
+"""What the benchmarks compare: models of equal sizes with the same weights, and what they are asked to do."""
 
-import json
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,9 +8,10 @@ import ctranslate2
 import torch
 from transformers import MarianConfig, MarianMTModel
 
+from heedful import NativeDecoder
 from heedful.inference.ctranslate2.specification import make_specification
-from heedful.modeling_heed import sinusoids
-from heedful.publishing.conversion import COPIED_FIELDS, RENAMINGS, convert_model
+from heedful.positions_heed import sinusoids
+from heedful.publishing.conversion.model_conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
 SIZES = {
     "tiny": {"layers": 1, "width": 32, "inner": 64, "heads": 2},
@@ -33,20 +30,19 @@ def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTMod
         for side in ("encoder", "decoder")
         for name, value in (("layers", layers), ("ffn_dim", inner), ("attention_heads", heads))
     }
-    model = MarianMTModel(
-        MarianConfig(
-            vocab_size=vocabulary,
-            d_model=width,
-            **sides,
-            dropout=dropout,
-            activation_function="relu",
-            scale_embedding=True,
-            pad_token_id=vocabulary - 1,
-            eos_token_id=0,
-            decoder_start_token_id=vocabulary - 1,
-            max_position_embeddings=512,
-        )
+    config = MarianConfig(
+        vocab_size=vocabulary,
+        d_model=width,
+        **sides,
+        dropout=dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        pad_token_id=vocabulary - 1,
+        eos_token_id=0,
+        decoder_start_token_id=vocabulary - 1,
+        max_position_embeddings=512,
     )
+    model = MarianMTModel(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "embed_positions" not in name:
@@ -64,15 +60,11 @@ def marian_like(heed: Any) -> MarianMTModel:
     """Return a Marian model with the weights of a trained Heed model.
 
     Raises:
-        ValueError: If Marian has no such model; it must be the paper's but for its sizes, with one vocabulary.
+        ValueError: If Marian has no such model: it must be the paper's except in its sizes, with one vocabulary.
     """
     config = heed.config
-    model = MarianMTModel(
-        MarianConfig(
-            **{name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size")},
-            forced_eos_token_id=None,
-        )
-    )
+    sizes = {name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size")}
+    model = MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None))
     weights = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}  # biases it lacks
     for name, weight in heed.state_dict().items():
         for theirs, ours in RENAMINGS.items():
@@ -111,9 +103,8 @@ class CTranslate2:
         specification.optimize(quantization=precision)
         with TemporaryDirectory() as folder:
             specification.save(folder)
-            self.translator = ctranslate2.Translator(
-                folder, "cpu", compute_type=precision, intra_threads=torch.get_num_threads()
-            )
+            threads = torch.get_num_threads()
+            self.translator = ctranslate2.Translator(folder, "cpu", compute_type=precision, intra_threads=threads)
 
     def translate(self, sources: list[list[int]], beams: int, longest: int, shortest: int = 1) -> list[list[int]]:
         """Translate a batch, with at least `shortest` and at most `longest` tokens, the end token not counted."""
@@ -136,19 +127,37 @@ def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5
     return tokens.masked_fill(mask == 0, vocabulary - 1), mask
 
 
-def interleaved_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Time calls in turn, after one round that does not count, and return the median seconds of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+def make_pairs(batch: int, length: int, vocabulary: int, shortest: float) -> dict[str, torch.Tensor]:
+    """Return random sources and labels of up to `length` tokens, as a model's forward pass takes them."""
+    tokens, mask = make_sources(batch, length, vocabulary, shortest)
+    labels, label_mask = make_sources(batch, length, vocabulary, shortest)
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(label_mask == 0, -100)}
 
 
-def write_rows(rows: list[dict[str, Any]], path: Path | None) -> None:
-    """Write rows of figures as JSON, where a file is named."""
-    if path is not None:
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+def endless_search(beams: int, new_tokens: int) -> dict[str, Any]:
+    """Return arguments of `generate()` that give every sentence as many tokens."""
+    settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": new_tokens, "max_length": None}
+    return settings | {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
+
+
+def native(model: Any, decoder: NativeDecoder, inputs: dict[str, Any], settings: dict[str, Any]) -> torch.Tensor:
+    """Generate with Heed's own decoder."""
+    return model.generate(**decoder.encoded(**inputs), custom_generate=decoder, **settings)
+
+
+def training_step(model: Any, loss: Callable[..., torch.Tensor]) -> Callable[..., None]:
+    """Return a training step with AdamW on a model's loss; its arguments are those of `loss`."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
+
+    def step(*arguments: Any) -> None:
+        loss(*arguments).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def check_losses(theirs: float, ours: float, tolerance: float = 1e-5) -> None:
+    """Raise a `RuntimeError` if two losses differ by more than a share of the first."""
+    if abs(ours - theirs) > tolerance * theirs:
+        raise RuntimeError(f"Heed's loss must be Marian's, {theirs}, but is {ours}.")

@@ -9,16 +9,16 @@ column adds up to 100; milliseconds stand below, of a step that is not profiled.
 the source has been encoded, and `native` is Heed's own decoder.
 """
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
-from peers import interleaved_seconds, make_heed, make_marian, make_sources, write_rows
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
+from peers import endless_search, make_heed, make_marian, make_pairs, make_sources, training_step
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
 
 from heedful import NativeDecoder
 from heedful.inference.memory import keep_freed_memory
@@ -28,14 +28,7 @@ WHOLE = "what is profiled"
 SHARES = {
     "dropout": ("dropout", "bernoulli"),
     "attention": ("scaled_dot_product", "aten::bmm", "aten::baddbmm"),
-    "matrix products": (
-        "aten::mm",
-        "aten::addmm",
-        "aten::linear",
-        "_linear_pointwise",
-        "onednn::qlinear",
-        "mkldnn_linear",
-    ),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::linear", "_linear", "onednn::qlinear"),
     "norms": ("layer_norm", "rms_norm"),
     "softmax and loss": ("softmax", "nll_loss", "cross_entropy", "outputloss", "aten::argmax"),
     "optimizer": ("optimizer.", "_fused_adamw"),
@@ -70,21 +63,12 @@ def training_steps(size: str, options: dict[str, int]) -> dict[str, Callable[[],
     """Return a training step of each model."""
     marian = make_marian(size, options["vocabulary"])
     models = {"marian": marian, "heed": make_heed(marian)}
-    tokens, mask = make_sources(48, 28, options["vocabulary"], shortest=0.85)
-    labels, label_mask = make_sources(48, 28, options["vocabulary"], shortest=0.85)
-    inputs = {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(label_mask == 0, -100)}
+    inputs = make_pairs(48, 28, options["vocabulary"], shortest=0.85)
 
-    def make_step(model: Any) -> Callable[[], None]:
-        optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
+    def loss(model: Any) -> torch.Tensor:
+        return model(**inputs).loss
 
-        def step() -> None:
-            model(**inputs).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    return {name: make_step(model) for name, model in models.items()}
+    return {name: training_step(model, partial(loss, model)) for name, model in models.items()}
 
 
 def decoding_calls(size: str, batch: int, options: dict[str, int]) -> dict[str, Callable[[], Any]]:
@@ -93,8 +77,7 @@ def decoding_calls(size: str, batch: int, options: dict[str, int]) -> dict[str, 
     heed = make_heed(marian).eval()
     decoder = NativeDecoder(heed)
     tokens, mask = make_sources(batch, 24, options["vocabulary"])
-    ends = {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None, "max_length": None}
-    settings: dict[str, Any] = {"num_beams": 1, "do_sample": False, "max_new_tokens": options["new_tokens"], **ends}
+    settings = endless_search(1, options["new_tokens"])
     with torch.no_grad():
         native_source = decoder.encoded(tokens, mask)
         sources = {name: model.get_encoder()(tokens, mask) for name, model in (("marian", marian), ("heed", heed))}
@@ -111,41 +94,43 @@ def decoding_calls(size: str, batch: int, options: dict[str, int]) -> dict[str, 
     }
 
 
-def table(title: str, calls: dict[str, Callable[[], Any]], steps: int, rounds: int) -> list[dict[str, Any]]:
-    """Print the table of one case, and return its columns."""
-    seconds = interleaved_seconds(calls, rounds)
-    columns = [{"case": title, "model": name, **profiled(call)} for name, call in calls.items()]
+def table(title: str, calls: dict[str, Callable[[], Any]], steps: int, rounds: int) -> Iterator[Row]:
+    """Print the table of one case, and yield its columns."""
+    seconds = median_seconds(calls, rounds)
+    columns: list[Row] = [{"case": title, "model": name, **profiled(call)} for name, call in calls.items()]
     for column in columns:
         column["milliseconds"] = round(1000 * seconds[column["model"]] / steps, 2)
     print(f"\n| {title}, % of the time | {' | '.join(calls)} |\n|---|{'---:|' * len(calls)}")
     for row in [*SHARES, OTHER, PYTHON, "milliseconds"]:
         print(f"| {row} | {' | '.join(str(column[row]) for column in columns)} |")
-    return columns
+    yield from columns
+
+
+def measured(sizes: list[str], cases: list[str], options: dict[str, int]) -> Iterator[Row]:
+    """Yield the columns of all cases."""
+    for size in sizes:
+        for case in cases:
+            if case == "training":
+                yield from table(f"{size}, training step", training_steps(size, options), 1, options["rounds"])
+            else:
+                calls, steps = decoding_calls(size, int(case), options), options["new_tokens"]
+                yield from table(f"{size}, decoding step, batch {case}", calls, steps, options["rounds"])
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "small,base",
+    sizes: Sizes = "small,base",
     cases: Annotated[str, typer.Option(help="training, and batch sizes of decoding, with commas.")] = "training,1,64",
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 10_000,
+    vocabulary: Vocabulary = 10_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 24,
-    rounds: Annotated[int, typer.Option(help="Timed calls of each.")] = 3,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    rounds: Rounds = 3,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one table per size and case."""
-    torch.set_num_threads(threads)
-    logging.set_verbosity_error()
+    begin(threads)
     keep_freed_memory()
-    options = {"vocabulary": vocabulary, "new_tokens": new_tokens}
-    rows = []
-    for size in sizes.split(","):
-        for case in cases.split(","):
-            if case == "training":
-                rows += table(f"{size}, training step", training_steps(size, options), 1, rounds)
-            else:
-                calls = decoding_calls(size, int(case), options)
-                rows += table(f"{size}, decoding step, batch {case}", calls, new_tokens, rounds)
-    write_rows(rows, json)
+    options = {"vocabulary": vocabulary, "new_tokens": new_tokens, "rounds": rounds}
+    report(measured(sizes.split(","), cases.split(","), options), json, is_printed=False)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ slopes of straight lines through the logarithms of the upper half.
 
 import math
 import statistics
-import time
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
-from peers import make_heed, make_marian, make_sources, write_rows
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
+from peers import make_heed, make_marian, make_sources
 
-from heedful.complexity.measurement import HeldBytes
+from heedful.diagnosis.memory import HeldBytes
 
 RADIUS = 32
 TARGET_LENGTH = 16
@@ -48,19 +49,16 @@ def run(model: Any, step: str, sentences: int, length: int, vocabulary: int) -> 
 
 def measure(models: dict[str, Any], step: str, sentences: int, length: int, options: dict[str, int]):
     """Return milliseconds and MiB of each model."""
-    seconds: dict[str, list[float]] = {kind: [] for kind in models}
+    runs = {
+        kind: partial(run, model, step, sentences, length, options["vocabulary"]) for kind, model in models.items()
+    }
     mebibytes = {}
-    for number in range(options["rounds"] + 1):
-        for kind, model in models.items():
-            if number == 0:
-                with HeldBytes() as memory:
-                    run(model, step, sentences, length, options["vocabulary"])
-                mebibytes[kind] = memory.peak / MEBIBYTE
-                continue
-            start = time.process_time()
-            run(model, step, sentences, length, options["vocabulary"])
-            seconds[kind].append(time.process_time() - start)
-    return {kind: (1000 * statistics.median(seconds[kind]), mebibytes[kind]) for kind in models}
+    for kind, once in runs.items():
+        with HeldBytes() as memory:
+            once()
+        mebibytes[kind] = memory.peak / MEBIBYTE
+    seconds = median_seconds(runs, options["rounds"], of_processor=True)
+    return {kind: (1000 * seconds[kind], mebibytes[kind]) for kind in models}
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:
@@ -69,12 +67,11 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> list[dict[str, Any]]:
-    """Measure one axis; return a row for every size, kind and step, and a row of exponents for every kind and step."""
+def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> Iterator[Row]:
+    """Measure one axis; yield a row for every size, kind and step, and a row of exponents for every kind and step."""
     models = make_models(size, options["vocabulary"])
     if axis == "batch":
         models = {"full": models["full"]}
-    rows = []
     for step in ("forward", "training"):
         found = []
         for number in numbers:
@@ -84,35 +81,29 @@ def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> 
             row = {"size": size, "axis": axis, "kind": kind, "step": step}
             costs = [each[kind] for each in found]
             for number, (milliseconds, mebibytes) in zip(numbers, costs, strict=True):
-                rows.append({**row, axis: number, "ms": round(milliseconds, 1), "mib": round(mebibytes, 2)})
+                yield {**row, axis: number, "ms": round(milliseconds, 1), "mib": round(mebibytes, 2)}
             powers = [round(exponent(numbers, list(each)), 2) for each in zip(*costs, strict=True)]
-            rows.append({**row, "exponent_of_time": powers[0], "exponent_of_memory": powers[1]})
-    return rows
+            yield {**row, "exponent_of_time": powers[0], "exponent_of_memory": powers[1]}
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "base",
+    sizes: Sizes = "base",
     axes: Annotated[str, typer.Option(help="Of length and batch, with commas.")] = "length,batch",
     lengths: Annotated[str, typer.Option(help="Tokens of the source, with commas.")] = "64,128,256,512,1024,2048,4096",
     batches: Annotated[str, typer.Option(help="Sentences, with commas.")] = "1,2,4,8,16,32,64",
     length: Annotated[int, typer.Option(help="Tokens of the longest source of a batch.")] = 32,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 1_000,
-    rounds: Annotated[int, typer.Option(help="Timed calls of each.")] = 3,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    vocabulary: Vocabulary = 1_000,
+    rounds: Rounds = 3,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one line per figure."""
-    torch.set_num_threads(threads)
-    numbers = {"length": lengths, "batch": batches}
+    begin(threads)
+    texts = {"length": lengths, "batch": batches}
+    numbers = {axis: [int(number) for number in text.split(",")] for axis, text in texts.items()}
     options = {"length": length, "vocabulary": vocabulary, "rounds": rounds}
-    rows = []
-    for size in sizes.split(","):
-        for axis in axes.split(","):
-            found = scale(size, axis, [int(number) for number in numbers[axis].split(",")], options)
-            for row in found:
-                print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-            rows += found
-    write_rows(rows, json)
+    chosen = [(size, axis) for size in sizes.split(",") for axis in axes.split(",")]
+    report((row for size, axis in chosen for row in scale(size, axis, numbers[axis], options)), json)
 
 
 if __name__ == "__main__":

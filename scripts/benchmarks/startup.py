@@ -14,15 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from peers import make_heed, make_marian, write_rows
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, report, seconds_of, take_turns
+from peers import make_heed, make_marian
 from transformers import MarianMTModel
-from transformers.utils import logging
 
 from heedful import HeedForConditionalGeneration
 
@@ -48,25 +48,13 @@ def help_seconds() -> Seconds:
     return time.perf_counter() - start, float("nan")
 
 
-def call_seconds(call: Callable[[], Any]) -> Seconds:
-    """Call a function and return the seconds."""
-    start = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - start[0], time.process_time() - start[1]
-
-
-def compare(calls: dict[str, Callable[[], Seconds]], rounds: int) -> dict[str, Any]:
-    """Let calls take turns, after one round that does not count, and return medians and ratios to Marian's."""
-    found: dict[str, list[Seconds]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            seconds = call()
-            if number:
-                found[name].append(seconds)
+def compare(calls: dict[str, Callable[[], Seconds]], rounds: int) -> Row:
+    """Let calls take turns, and return medians and ratios to Marian's."""
     medians = {
-        name: [statistics.median(each) for each in zip(*seconds, strict=True)] for name, seconds in found.items()
+        name: [statistics.median(each) for each in zip(*seconds, strict=True)]
+        for name, seconds in take_turns(calls, rounds).items()
     }
-    row: dict[str, Any] = {f"{name}_seconds": round(wall, 3) for name, (wall, _) in medians.items()}
+    row: Row = {f"{name}_seconds": round(wall, 3) for name, (wall, _) in medians.items()}
     if "marian" in medians:
         ratios = [ours / theirs for ours, theirs in zip(medians["heed"], medians["marian"], strict=True)]
         row |= {"ratio": round(ratios[0], 3), "cpu_ratio": round(ratios[1], 3)}
@@ -76,56 +64,53 @@ def compare(calls: dict[str, Callable[[], Seconds]], rounds: int) -> dict[str, A
 def saved_models(size: str, vocabulary: int, folder: Path) -> dict[str, Path]:
     """Save both models with the same weights."""
     marian = make_marian(size, vocabulary)
-    places = {name: folder / size / name for name in CLASSES}
-    marian.save_pretrained(places["marian"])
-    make_heed(marian).save_pretrained(places["heed"])
-    return places
+    paths = {name: folder / size / name for name in CLASSES}
+    marian.save_pretrained(paths["marian"])
+    make_heed(marian).save_pretrained(paths["heed"])
+    return paths
 
 
-def case_rows(case: str, size: str, places: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Measure one case."""
-    calls: dict[str, Callable[[], Seconds]]
-    if case == "import":
-        calls = {name: lambda module=module: process_seconds(f"import {module}") for name, module in MODULES.items()}
-        return {"case": case, **compare(calls, rounds)}
+def calls_of(case: str, paths: dict[str, Path]) -> dict[str, Callable[[], Seconds]]:
+    """Return what is compared in one case."""
     if case == "help":
-        return {"case": case, **compare({"heed": help_seconds}, rounds)}
-    if case == "process":
-        statements = {
-            name: f"from {MODULES[name]} import {kind.__name__} as Model\nModel.from_pretrained({str(places[name])!r})"
-            for name, kind in CLASSES.items()
+        return {"heed": help_seconds}
+    if case == "load":
+        return {
+            name: partial(seconds_of, partial(model.from_pretrained, paths[name])) for name, model in CLASSES.items()
         }
-        calls = {name: lambda text=text: process_seconds(text) for name, text in statements.items()}
-    else:
-        loaders = {name: lambda name=name: CLASSES[name].from_pretrained(places[name]) for name in CLASSES}
-        calls = {name: lambda loader=loader: call_seconds(loader) for name, loader in loaders.items()}
-    return {"case": case, "size": size, **compare(calls, rounds)}
+    statements = {name: f"import {module}" for name, module in MODULES.items()}
+    if case == "process":
+        for name, model in CLASSES.items():
+            loading = f"Model.from_pretrained({str(paths[name])!r})"
+            statements[name] = f"from {MODULES[name]} import {model.__name__} as Model\n{loading}"
+    return {name: partial(process_seconds, statement) for name, statement in statements.items()}
+
+
+def measured(sizes: list[str], cases: list[str], vocabulary: int, rounds: int) -> Iterator[Row]:
+    """Yield one row per case, and per size where models are loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, size in enumerate(sizes):
+            paths = saved_models(size, vocabulary, Path(folder))
+            for case in cases:
+                has_size = case in ("process", "load")
+                if has_size or number == 0:
+                    named = {"size": size} if has_size else {}
+                    yield {"case": case, **named, **compare(calls_of(case, paths), rounds)}
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "base",
+    sizes: Sizes = "base",
     cases: Annotated[
         str, typer.Option(help="Of import, help, process and load, with commas.")
     ] = "import,help,process,load",
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 37_000,
-    rounds: Annotated[int, typer.Option(help="Timed runs of each.")] = 7,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    vocabulary: Vocabulary = 37_000,
+    rounds: Rounds = 7,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one line per case, and per size where models are loaded."""
-    torch.set_num_threads(threads)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for size in sizes.split(","):
-            places = saved_models(size, vocabulary, Path(folder))
-            for case in cases.split(","):
-                if case in ("import", "help") and any(row["case"] == case for row in rows):
-                    continue
-                rows.append(case_rows(case, size, places, rounds))
-                print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    write_rows(rows, json)
+    begin(threads)
+    report(measured(sizes.split(","), cases.split(","), vocabulary, rounds), json)
 
 
 if __name__ == "__main__":

@@ -7,83 +7,69 @@ Each line is a ratio to Marian: how many steps Heed takes while Marian takes one
 compared; the first losses, without dropout, must be equal.
 """
 
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 import typer
-from peers import interleaved_seconds, make_heed, make_marian, make_sources, write_rows
+from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
+from peers import check_losses, make_heed, make_marian, make_pairs, training_step
 
 from heedful.inference.memory import keep_freed_memory
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
-def compare(size: str, precision: str, batch: int, length: int, options: dict[str, Any]) -> dict[str, Any]:
+def compare(size: str, precision: str, options: dict[str, Any]) -> Row:
     """Time one case and return its figures.
 
     Raises:
         RuntimeError: If the losses differ.
     """
-    vocabulary = options["vocabulary"]
-    marian = make_marian(size, vocabulary)
-    heed = make_heed(marian)
-    tokens, mask = make_sources(batch, length, vocabulary, options["shortest"])
-    labels, label_mask = make_sources(batch, length, vocabulary, options["shortest"])
-    inputs = {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(label_mask == 0, -100)}
-    models = {"marian": marian, "heed": heed}
-    optimizers = {name: torch.optim.AdamW(each.parameters(), lr=1e-5, fused=True) for name, each in models.items()}
+    shape = {name: options[name] for name in ("batch", "length")}
+    marian = make_marian(size, options["vocabulary"])
+    models = {"marian": marian, "heed": make_heed(marian)}
+    inputs = make_pairs(**shape, vocabulary=options["vocabulary"], shortest=options["shortest"])
 
-    def loss(name: str) -> torch.Tensor:
-        with torch.autocast("cpu", PRECISIONS[precision], enabled=precision != "float32"):
-            return models[name](**inputs).loss
+    def loss(model: Any) -> torch.Tensor:
+        with torch.autocast("cpu", getattr(torch, precision), enabled=precision != "float32"):
+            return model(**inputs).loss
 
-    for model in models.values():
-        model.eval()
     with torch.no_grad():
-        theirs, ours = float(loss("marian")), float(loss("heed"))
-    if abs(ours - theirs) > TOLERANCE[precision] * theirs:
-        raise RuntimeError(f"Heed's loss must be Marian's at {size} in {precision}, {theirs}, but is {ours}.")
-
-    def step(name: str) -> None:
-        loss(name).backward()
-        optimizers[name].step()
-        optimizers[name].zero_grad()
-
-    for model in models.values():
-        model.train()
-    seconds = interleaved_seconds({name: lambda name=name: step(name) for name in models}, options["rounds"])
+        check_losses(*(float(loss(model.eval())) for model in models.values()), TOLERANCE[precision])
+    steps = {name: training_step(model, partial(loss, model)) for name, model in models.items()}
+    seconds = median_seconds(steps, options["rounds"])
     milliseconds = {f"{name}_ms": round(1000 * value) for name, value in seconds.items()}
+    tokens = (inputs["attention_mask"].float().mean() + (inputs["labels"] >= 0).float().mean()).item() / 2
     ratio = round(seconds["marian"] / seconds["heed"], 2)
-    padding = round(1 - (mask.float().mean() + label_mask.float().mean()).item() / 2, 2)
-    case = {"size": size, "precision": precision, "batch": batch, "length": length, "padding": padding}
-    return {**case, **milliseconds, "ratio": ratio}
+    return {
+        "size": size,
+        "precision": precision,
+        **shape,
+        "padding": round(1 - tokens, 2),
+        **milliseconds,
+        "ratio": ratio,
+    }
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Of tiny, small and base, with commas.")] = "small,base",
+    sizes: Sizes = "small,base",
     precisions: Annotated[str, typer.Option(help="Of float32 and bfloat16, with commas.")] = "float32,bfloat16",
     batch: Annotated[int, typer.Option(help="Pairs.")] = 48,
     length: Annotated[int, typer.Option(help="Tokens of the longest source and target.")] = 28,
     shortest: Annotated[float, typer.Option(help="Length of the shortest, as a share of the longest.")] = 0.85,
     keep_memory: Annotated[bool, typer.Option(help="Let the C library keep freed memory, for both.")] = True,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 10_000,
-    rounds: Annotated[int, typer.Option(help="Timed steps of each.")] = 7,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    vocabulary: Vocabulary = 10_000,
+    rounds: Rounds = 7,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one line per size and precision."""
-    torch.set_num_threads(threads)
+    begin(threads)
     if keep_memory:
         keep_freed_memory()  # as Heed's training loop does
-    options = {"vocabulary": vocabulary, "rounds": rounds, "shortest": shortest}
-    rows = []
-    for size in sizes.split(","):
-        for precision in precisions.split(","):
-            rows.append(compare(size, precision, batch, length, options))
-            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    write_rows(rows, json)
+    options = {"batch": batch, "length": length, "shortest": shortest, "vocabulary": vocabulary, "rounds": rounds}
+    report((compare(size, name, options) for size in sizes.split(",") for name in precisions.split(",")), json)
 
 
 if __name__ == "__main__":

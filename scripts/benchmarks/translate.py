@@ -8,16 +8,17 @@ float32 must equal Marian's but for ties that rounding decides, which are counte
 rule. Each is scored with BLEU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from peers import CTranslate2, interleaved_seconds, marian_like, write_rows
+from harness import Json, Row, begin, median_seconds, report
+from peers import CTranslate2, marian_like, native
 from torch.nn.utils.rnn import pad_sequence
-from transformers.utils import logging
 
 from heedful import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
 from heedful.data.sources import read_pairs
@@ -63,10 +64,9 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
     chosen = {name: getattr(model.generation_config, name) for name in ("length_penalty", "early_stopping")}
     settings |= {name: value for name, value in chosen.items() if value is not None}
 
-    def native(decoder: NativeDecoder) -> Callable[..., torch.Tensor]:
-        return lambda **batch: model.generate(**decoder.encoded(**batch), custom_generate=decoder, **settings)
-
-    engines = {name: CTranslate2(model, name) for name in precisions if name != "bfloat16"}
+    def decoded(precision: str) -> Callable[..., torch.Tensor]:
+        decoder = NativeDecoder(model, precision)
+        return lambda **batch: native(model, decoder, batch, settings)
 
     def exported(engine: CTranslate2) -> Callable[..., torch.Tensor]:
         def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -77,49 +77,42 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
 
         return generate
 
-    decoders = {f"native {name}": (native(NativeDecoder(model, name)), True) for name in precisions}
-    return {
+    calls = {
         "marian": (lambda **batch: marian.generate(**batch, **settings), False),
         "marian sorted": (lambda **batch: marian.generate(**batch, **settings), True),
         "generate": (lambda **batch: model.generate(**batch, **settings), False),
-        "native float32 unsorted": (native(NativeDecoder(model)), False),
-        **decoders,
-        **{f"ctranslate2 {name}": (exported(engine), True) for name, engine in engines.items()},
+        "native float32 unsorted": (decoded("float32"), False),
     }
+    calls |= {f"native {name}": (decoded(name), True) for name in precisions}
+    exact = [name for name in precisions if name != "bfloat16"]
+    return calls | {f"ctranslate2 {name}": (exported(CTranslate2(model, name)), True) for name in exact}
 
 
-def compare(model: Any, tokenizers: TokenizerPair, pairs: list[dict[str, str]], options: dict[str, Any]) -> list[dict]:
-    """Time one beam width and return a row of figures for each contestant."""
+def compare(
+    model: Any, tokenizers: TokenizerPair, pairs: list[dict[str, str]], options: dict[str, Any]
+) -> Iterator[Row]:
+    """Time one beam width and yield a row of figures for each contestant."""
     sources = tokenizers.encode_source([pair["source"] for pair in pairs])
     sentences = Sentences(sources, options["batch"], model.config.pad_token_id)
-    ends = [model.config.eos_token_id]
-    calls, found = {}, {}
+    found = {}
 
-    def call(name: str, generate: Callable, is_sorted: bool) -> Callable[[], None]:
-        def run() -> None:
-            found[name] = sentences.translated(generate, is_sorted, ends)
+    def translate(name: str, generate: Callable, is_sorted: bool) -> None:
+        found[name] = sentences.translated(generate, is_sorted, [model.config.eos_token_id])
 
-        return run
-
-    for name, entry in contestants(model, options["beams"], options["longest"], options["precisions"]).items():
-        calls[name] = call(name, *entry)
-    seconds = interleaved_seconds(calls, options["rounds"])
+    entries = contestants(model, options["beams"], options["longest"], options["precisions"])
+    calls = {name: partial(translate, name, *entry) for name, entry in entries.items()}
+    seconds = median_seconds(calls, options["rounds"])
     references = [pair["target"] for pair in pairs]
-    rows = []
     for name in calls:
-        differing = sum(ours != theirs for ours, theirs in zip(found[name], found["marian"], strict=True))
         score = score_translations(tokenizers.decode_target(found[name]), references)["bleu"]
-        rows.append(
-            {
-                "beams": options["beams"],
-                "name": name,
-                "ratio": round(seconds["marian"] / seconds[name], 2),
-                "sentences_per_second": round(len(pairs) / seconds[name], 1),
-                "differing": differing,
-                "bleu": round(score, 2),
-            }
-        )
-    return rows
+        yield {
+            "beams": options["beams"],
+            "name": name,
+            "ratio": round(seconds["marian"] / seconds[name], 2),
+            "sentences_per_second": round(len(pairs) / seconds[name], 1),
+            "differing": sum(ours != theirs for ours, theirs in zip(found[name], found["marian"], strict=True)),
+            "bleu": round(score, 2),
+        }
 
 
 def main(
@@ -133,22 +126,17 @@ def main(
     longest: Annotated[int, typer.Option(help="Most tokens of a translation.")] = 100,
     precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,bfloat16,int8",
     rounds: Annotated[int, typer.Option(help="Timed runs over all sentences.")] = 3,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    json: Json = None,
 ):
     """Print one line per beam width and contestant; `ratio` is to Marian."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
+    begin(threads=1)
     trained = HeedForConditionalGeneration.from_pretrained(model).eval()
     tokenizers = TokenizerPair.from_pretrained(model)
     pairs = list(islice(read_pairs(data, source, target), limit))
     options = {"batch": batch, "longest": longest, "rounds": rounds, "precisions": precisions.split(",")}
-    rows = []
-    for width in beams.split(","):
-        measured = compare(trained, tokenizers, pairs, options | {"beams": int(width)})
-        for row in measured:
-            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-        rows += measured
-    write_rows(rows, json)
+    widths = [int(width) for width in beams.split(",")]
+    rows = (compare(trained, tokenizers, pairs, options | {"beams": width}) for width in widths)
+    report((row for compared in rows for row in compared), json)
 
 
 if __name__ == "__main__":

@@ -3,43 +3,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.batching import (
-    UpdateBatches,
-    collate,
-    divide_update,
-    padding_share,
-    split_update,
-    stream_updates,
-)
-
-lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
-several = settings(max_examples=60, deadline=None)
-
-
-def padded_tokens(rows, source, target):
-    return len(rows) * (max(source[row] for row in rows) + max(target[row] for row in rows)) if rows else 0
-
-
-def rows_of(update):
-    return sorted(row for bucket in update for row in bucket)
-
-
-def natural_lengths(rows, seed=0):
-    generator = np.random.default_rng(seed)
-    source = np.maximum(1, generator.lognormal(np.log(15) - 0.125, 0.5, rows).round()).astype(int)
-    target = np.maximum(1, (source * generator.lognormal(0, 0.2, rows)).round()).astype(int)
-    return source.tolist(), target.tolist()
+from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
+from heedful.data.micro_batches import padding_share
+from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
 
 
 @several
 @given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
 def test_an_epoch_holds_every_row_once_and_keeps_the_budget(rows, tokens, buckets, seed, epoch):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    )
     updates = batches.epoch(epoch)
     assert sorted(row for update in updates for row in rows_of(update)) == list(range(len(rows)))
     assert all(len(update) == buckets for update in updates[:-1])
@@ -54,14 +32,18 @@ def test_an_epoch_holds_every_row_once_and_keeps_the_budget(rows, tokens, bucket
 @given(lengths, st.integers(0, 2**40), st.integers(0, 1000))
 def test_two_instances_agree(rows, seed, epoch):
     source, target = zip(*rows, strict=True)
-    first = UpdateBatches(source, target, tokens_per_update=100, buckets_per_update=2, seed=seed)
-    second = UpdateBatches(np.array(source), np.array(target), tokens_per_update=100, buckets_per_update=2, seed=seed)
+    first = UpdateBatches(source, target, BatchingSettings(tokens_per_update=100, buckets_per_update=2, seed=seed))
+    second = UpdateBatches(
+        np.array(source), np.array(target), BatchingSettings(tokens_per_update=100, buckets_per_update=2, seed=seed)
+    )
     second.epoch(epoch + 1)
     assert first.epoch(epoch) == second.epoch(epoch)
 
 
 def test_the_order_is_the_same_on_every_platform():
-    batches = UpdateBatches([3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], tokens_per_update=12, seed=7)
+    batches = UpdateBatches(
+        [3, 1, 2, 3, 1, 2, 9], [3, 1, 2, 3, 1, 2, 9], BatchingSettings(tokens_per_update=12, seed=7)
+    )
     assert batches.epoch(3) == [[[1, 4]], [[6]], [[2, 5]], [[3, 0]]]
 
 
@@ -69,7 +51,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_company():
     source, target = natural_lengths(500)
 
     def epoch(seed, number):
-        return UpdateBatches(source, target, tokens_per_update=512, seed=seed).epoch(number)
+        return UpdateBatches(source, target, BatchingSettings(tokens_per_update=512, seed=seed)).epoch(number)
 
     def companies(updates):
         return {frozenset(bucket) for update in updates for bucket in update}
@@ -83,13 +65,15 @@ def test_epochs_and_seeds_differ_in_order_and_in_company():
 @given(lengths, st.integers(4, 300), st.integers(1, 4), st.integers(0, 5))
 def test_every_epoch_has_as_many_updates(rows, tokens, buckets, seed):
     source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets, seed=seed)
+    )
     assert len({(len(updates), sum(map(len, updates))) for updates in map(batches.epoch, range(6))}) == 1
 
 
 def test_a_large_corpus_has_as_many_updates_in_every_epoch_and_hardly_more_than_it_needs():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=2048)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=2048))
     numbers = {len(batches.epoch(epoch)) for epoch in range(8)}
     assert len(numbers) == 1
     assert max(numbers) * 2048 < 1.05 * (sum(source) + sum(target))
@@ -108,7 +92,7 @@ def share_together_again(first, second):
 
 def test_most_rows_have_other_company_in_the_next_epoch():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192))
     epochs = [[bucket for update in batches.epoch(epoch) for bucket in update] for epoch in range(4)]
     assert share_together_again(epochs[0], epochs[0]) == 1
     for first, second in pairwise(epochs):
@@ -119,14 +103,14 @@ def test_most_rows_have_other_company_in_the_next_epoch():
 
 def test_an_update_of_several_buckets_has_other_company_in_the_next_epoch():
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=4))
     assert share_together_again(*(list(map(rows_of, batches.epoch(epoch))) for epoch in range(2))) < 0.2
 
 
 @pytest.mark.parametrize("buckets", [2, 4])
 def test_every_update_of_several_buckets_has_short_and_long_rows(buckets):
     source, target = natural_lengths(30_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
     for epoch in range(3):
         updates = [
             [np.mean([source[row] + target[row] for row in bucket]) for bucket in update]
@@ -137,14 +121,14 @@ def test_every_update_of_several_buckets_has_short_and_long_rows(buckets):
 
 
 def test_a_row_longer_than_the_budget_is_alone():
-    updates = UpdateBatches([2, 50, 2, 2], [2, 50, 2, 2], tokens_per_update=16).epoch(0)
+    updates = UpdateBatches([2, 50, 2, 2], [2, 50, 2, 2], BatchingSettings(tokens_per_update=16)).epoch(0)
     assert [[1]] in updates
     assert len(updates) == 2
 
 
 def test_hardly_anything_is_padding():
     source, target = natural_lengths(100_000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192)).epoch(0)
     buckets = [bucket for update in updates for bucket in update]
     assert padding_share(buckets, source, target) < 0.05
     shuffled = random.Random(0).sample(range(len(source)), len(source))
@@ -154,7 +138,7 @@ def test_hardly_anything_is_padding():
 
 def test_a_small_corpus_is_padded_less_than_by_sorting_sources_alone():
     source, target = natural_lengths(5000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192).epoch(0)
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192)).epoch(0)
     buckets = [bucket for update in updates for bucket in update]
     by_source = sorted(range(len(source)), key=lambda row: (source[row], target[row]))
     size = len(source) // len(buckets)
@@ -162,13 +146,8 @@ def test_a_small_corpus_is_padded_less_than_by_sorting_sources_alone():
     assert padding_share(buckets, source, target) < 0.8 * padding_share(plain, source, target)
 
 
-def test_padding_share_counts_both_sides():
-    assert padding_share([[0, 1], []], [4, 2], [4, 2]) == pytest.approx(0.25)
-    assert padding_share([], [], []) == 0
-
-
 def test_an_empty_corpus_has_no_updates():
-    assert UpdateBatches([], [], tokens_per_update=10).epoch(0) == []
+    assert UpdateBatches([], [], BatchingSettings(tokens_per_update=10)).epoch(0) == []
 
 
 @pytest.mark.parametrize(
@@ -183,101 +162,16 @@ def test_an_empty_corpus_has_no_updates():
 )
 def test_numbers_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        UpdateBatches([1], [1], **settings)
+        BatchingSettings(**settings)
 
 
 def test_lengths_must_fit_each_other():
     with pytest.raises(ValueError, match="have 2 and 1 instead"):
-        UpdateBatches([1, 2], [1], tokens_per_update=9)
+        UpdateBatches([1, 2], [1], BatchingSettings(tokens_per_update=9))
     with pytest.raises(ValueError, match="`target_lengths` must not be negative"):
-        UpdateBatches([1], [-1], tokens_per_update=9)
+        UpdateBatches([1], [-1], BatchingSettings(tokens_per_update=9))
     with pytest.raises(ValueError, match="`epoch` must be"):
-        UpdateBatches([1], [1], tokens_per_update=9).epoch(-1)
-
-
-@several
-@given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
-def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
-    source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=tokens * buckets, buckets_per_update=buckets)
-    for update in batches.epoch(0):
-        for world_size in (1, 2, 3):
-            processes = split_update(update, source, target, token_budget, world_size)
-            assert len(processes) == world_size
-            assert len({len(process) for process in processes}) == 1
-            assert sorted(row for process in processes for batch in process for row in batch) == rows_of(update)
-            for batch in (batch for process in processes for batch in process):
-                assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
-
-
-def test_one_process_with_room_gets_every_bucket_whole():
-    source, target = natural_lengths(2000)
-    for update in UpdateBatches(source, target, tokens_per_update=4096, buckets_per_update=4).epoch(0):
-        (process,) = split_update(update, source, target, 1024, 1)
-        assert sorted(map(sorted, process)) == sorted(map(sorted, update))
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize("buckets", [1, 2, 4])
-def test_processes_get_the_same_work(world_size, buckets):
-    source, target = natural_lengths(20_000)
-    batches = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=buckets)
-    for update in batches.epoch(0)[:10]:
-        processes = split_update(update, source, target, 8192, world_size)
-        loads = [sum(padded_tokens(batch, source, target) for batch in process) for process in processes]
-        assert max(loads) < 1.15 * sum(loads) / world_size
-
-
-def test_more_processes_than_rows_leave_some_without():
-    processes = split_update([[4]], {4: 5}, {4: 5}, 100, 3)
-    assert sorted(processes) == [[[]], [[]], [[4]]]
-
-
-def test_a_split_needs_a_budget_and_a_process():
-    with pytest.raises(ValueError, match="`token_budget` must be"):
-        split_update([[0]], [1], [1], 0, 1)
-    with pytest.raises(ValueError, match="`world_size` must be"):
-        split_update([[0]], [1], [1], 1, 0)
-
-
-@several
-@given(lengths, st.integers(1, 4), st.integers(1, 9))
-def test_an_update_is_divided_into_so_many_micro_batches(rows, buckets, parts):
-    source, target = zip(*rows, strict=True)
-    batches = UpdateBatches(source, target, tokens_per_update=200, buckets_per_update=buckets)
-    for update in batches.epoch(0):
-        divided = divide_update(update, source, target, parts)
-        assert len(divided) == parts
-        assert sorted(row for part in divided for row in part) == rows_of(update)
-        if len(update) <= parts:
-            assert all(any(set(part) <= set(bucket) for bucket in update) for part in divided)
-
-
-@pytest.mark.parametrize("parts", [4, 6, 8])
-def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(parts):
-    source, target = natural_lengths(20_000)
-    updates = UpdateBatches(source, target, tokens_per_update=8192, buckets_per_update=4).epoch(0)
-    divided = [part for update in updates for part in divide_update(update, source, target, parts)]
-    buckets = [bucket for update in updates for bucket in update]
-    assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
-
-
-def test_an_update_is_divided_into_at_least_one_part():
-    with pytest.raises(ValueError, match="`parts` must be"):
-        divide_update([[0]], [1], [1], 0)
-
-
-def test_collate_pads_on_the_right():
-    batch = collate([{"input_ids": [5, 6], "labels": [7]}, {"input_ids": [8], "labels": [9, 9, 2]}], pad_token_id=3)
-    assert batch["input_ids"].tolist() == [[5, 6], [8, 3]]
-    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert batch["labels"].tolist() == [[7, -100, -100], [9, 9, 2]]
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-
-
-def test_collate_refuses_nothing():
-    with pytest.raises(ValueError, match="at least one row"):
-        collate([], 0)
+        UpdateBatches([1], [1], BatchingSettings(tokens_per_update=9)).epoch(-1)
 
 
 def token_rows(count, seed=0):
@@ -291,11 +185,7 @@ def test_a_stream_gives_every_row_once_in_full_updates(count, pool_size, buckets
     rows = token_rows(count)
 
     def updates(epoch):
-        return list(
-            stream_updates(
-                iter(rows), pool_size=pool_size, tokens_per_update=600, buckets_per_update=buckets, epoch=epoch
-            )
-        )
+        return list(stream_updates(iter(rows), BatchingSettings(600, buckets), pool_size=pool_size, epoch=epoch))
 
     flat = [row for update in updates(0) for bucket in update for row in bucket]
     assert sorted(row["input_ids"][0] for row in flat) == list(range(count))
@@ -317,21 +207,21 @@ def test_a_stream_needs_little_more_than_a_pool_at_a_time():
             taken += 1
             yield row
 
-    next(stream_updates(rows(), pool_size=200, tokens_per_update=600))
+    next(stream_updates(rows(), BatchingSettings(600), pool_size=200))
     assert taken == 200
 
 
 def test_each_pool_of_a_stream_has_its_own_order():
     rows = [{"input_ids": [number], "labels": [1]} for number in range(40)]
-    updates = list(stream_updates(rows, pool_size=20, tokens_per_update=2))
+    updates = list(stream_updates(rows, BatchingSettings(2), pool_size=20))
     order = [row["input_ids"][0] for ((row,),) in updates]
     (carried_over,) = set(range(20)) - set(order[:19])
     second_pool = [carried_over, *range(20, 40)]
-    first_order = UpdateBatches([1] * 21, [1] * 21, tokens_per_update=2).epoch(0)
+    first_order = UpdateBatches([1] * 21, [1] * 21, BatchingSettings(tokens_per_update=2)).epoch(0)
     assert sorted(order[19:39]) != order[19:39]
     assert order[19:39] != [second_pool[row] for ((row,),) in first_order[:20]]
 
 
 def test_a_stream_needs_a_pool():
     with pytest.raises(ValueError, match="`pool_size` must be"):
-        next(stream_updates([], pool_size=0, tokens_per_update=9))
+        next(stream_updates([], BatchingSettings(9), pool_size=0))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from heedful.data import encoding
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [
     {"source": "고양이가 잔다.", "target": "The cat sleeps."},

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 
 
 def sentences(stems, endings, count=400):
@@ -22,8 +23,13 @@ ENGLISH = sentences("read drink send walk talk sing jump paint open climb", "s i
 LOOKS_LIKE_CONTROL = ["<s>", "a </s> b", "<2en> hello", "<pad><unk><s></s>", " <s> ", "<2ko><2ko>"]
 HARD = [
     *LOOKS_LIKE_CONTROL,
-    *("", " ", "  two  spaces\tand\n lines\r\n", "\u2028\x0b\x85\x00\x7f", "a\xa0b\u3000c"),
-    *("\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000", "don 't , stop ."),
+    "",
+    " ",
+    "  two  spaces\tand\n lines\r\n",
+    "\u2028\x0b\x85\x00\x7f",
+    "a\xa0b\u3000c",
+    "\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000",
+    "don 't , stop .",
 ]
 BYTES = 256
 
@@ -196,11 +202,11 @@ def test_the_tag_of_the_target_language_comes_first():
 
 def test_the_target_language_must_be_known_and_told():
     pair = train(languages=["ko", "en"])
-    with pytest.raises(ValueError, match=r"`target_language` must be .* \(ko, en\), but is 'fr' instead"):
+    with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is 'fr' instead"):
         pair.encode_source(["hello"], "fr")
     with pytest.raises(ValueError, match="`target_language` must be one of ko, en, but is None"):
         pair.encode_source(["hello"])
-    with pytest.raises(ValueError, match=r"\(none\), but is 'ko'"):
+    with pytest.raises(ValueError, match="one of none, but is 'ko'"):
         train().encode_source(["hello"], "ko")
     assert train(languages=["ko"]).encode_source(["hello"]) == train(languages=["ko"]).encode_target(["hello"])
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from heedful.configuration_heed import HeedConfig
-from heedful.data.batching import collate
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.micro_batches import collate
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 PAIRS = {

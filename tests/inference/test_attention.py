@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib import font_manager, image
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import drawing
 from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
 from heedful.inference.attention.labels import token_labels

@@ -9,14 +9,14 @@ from transformers import BartConfig, BartForConditionalGeneration, MarianConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed_rnn import HeedRNNConfig
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
 from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.attention.request import Request
-from heedful.modeling_heed import HeedAttention
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 from heedful import BeamSearch, HeedConfig
 from heedful.inference.engines import pad_sources
 from heedful.inference.translation import Translator
+from heedful.training.publication import set_decoding
 from heedful.training.recipe import DecodingRecipe
-from heedful.training.run import set_decoding
 
 PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
 

@@ -8,8 +8,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.korean_english import korean_english_pairs
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "decoding.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)

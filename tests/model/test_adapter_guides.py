@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from memorised import PAIRS, memorised_model
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
 import sys
 import warnings
 
@@ -26,13 +24,13 @@ from transformers import (
     pipeline,
 )
 
-from heedful import HeedForConditionalGeneration
-from heedful.data.batching import collate
-from heedful.data.tokenization import train_tokenizers
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.data.micro_batches import collate
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
-from heedful.training.trainer import HeedSeq2SeqTrainer
-from helpers import PAD, SHARINGS, VARIANTS, assert_near, padded, sentences, tiny_model
+from heedful.training.trainer.trainer import HeedSeq2SeqTrainer
+from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, each_once, matrices_of, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
 torch.manual_seed(0)
@@ -52,6 +50,8 @@ ADAPTERS = {
     "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
     "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
+# What has other linear layers than the default, and every way to share embeddings.
+LAYERS = {name: VARIANTS[name] for name in ("modern", "additive", "grouped", "bart", "unequal_stacks")} | SHARINGS
 PROMPTS = {
     "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
     "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
@@ -83,11 +83,6 @@ def adapted(config, updates=6, **changes):
     model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
     trained(model, updates)
     return model
-
-
-def matrices_of(model):
-    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
-    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
 
 
 # Training
@@ -183,7 +178,7 @@ def test_a_saved_adapter_on_a_fresh_model_is_the_trained_one(tmp_path, name):
     assert not torch.allclose(logits_of(loaded), logits_of(tiny_model()), atol=1e-2)
 
 
-@pytest.mark.parametrize("changes", [*VARIANTS.values(), *SHARINGS.values()], ids=[*VARIANTS, *SHARINGS])
+@pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS)
 def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_path, changes):
     model = adapted(ADAPTERS["all_linear"], updates=2, **changes)
     expected, matrices = logits_of(model), matrices_of(model.get_base_model())
@@ -193,7 +188,7 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     merged.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors"),
-        *("configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"),
+        *CODE,
     }
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(merged))
@@ -323,8 +318,9 @@ def test_an_adapted_model_generates_what_the_merged_one_does(settings):
     assert torch.equal(found, model.merge_and_unload().generate(**inputs))
 
 
-@pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.parametrize("variant", ["default", "rotary", "learned", "separate_vocabularies"])
+@pytest.mark.parametrize(
+    ("variant", "name"), each_once(["default", "rotary", "learned", "separate_vocabularies"], PROMPTS, ["default"])
+)
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
     model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()
     model.requires_grad_(False)
@@ -413,37 +409,3 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"needs peft: pip install 'heedful\[adapters\]'"):
         load_model(folders / "adapter")
-
-
-WITHOUT_HEED = """
-import sys
-sys.modules["heedful"] = None  # makes the import fail
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForSeq2SeqLM, pipeline
-place = sys.argv[1]
-settings = {"trust_remote_code": True}
-model = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/merged", **settings).eval()
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-translate = pipeline(model=f"{place}/merged", device="cpu", **settings)
-assert [row["translation_text"] for row in translate(["네.", "비가 온다."])] == ["It rains.", "Yes."]
-base = AutoModelForSeq2SeqLM.from_pretrained(f"{place}/model", **settings)
-adapted = PeftModel.from_pretrained(base, f"{place}/adapter").eval()
-source, target = torch.tensor([[15, 16, 17, 2]]), torch.tensor([[1, 18, 19]])
-logits = adapted(input_ids=source, decoder_input_ids=target).logits
-torch.testing.assert_close(logits, model(source, decoder_input_ids=target).logits, rtol=1e-4, atol=1e-4)
-fresh = get_peft_model(model, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules="all-linear", r=2))
-fresh.train()(input_ids=source, labels=target, num_items_in_batch=6).loss.backward()
-assert sum(p.grad is not None and bool(p.grad.any()) for p in fresh.parameters()) > 10
-fresh.merge_and_unload().save_pretrained(sys.argv[2])
-again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2], **settings)
-print("done")
-"""
-
-
-def test_code_from_a_folder_takes_adapters_too(folders, tmp_path):
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_HEED, str(folders), str(tmp_path / "again")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-3000:]
-    assert len(list((tmp_path / "again").glob("*.py"))) == 3

@@ -5,7 +5,7 @@ import torch
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 
-from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import VARIANTS, assert_near, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
 SHAPES = [
@@ -49,7 +49,7 @@ def batches(sides=("left", "right")):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods", "grouped"])
+@pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "rotary", "neighbourhoods", "grouped"]))
 def test_the_compiled_encoder_gives_the_states_of_the_encoder_at_every_shape(variant):
     encoder = tiny_model(**VARIANTS[variant]).model.encoder
     fast, graphs = compiled(encoder)
@@ -59,7 +59,7 @@ def test_the_compiled_encoder_gives_the_states_of_the_encoder_at_every_shape(var
     assert 0 < len(graphs) <= MOST_GRAPHS
 
 
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("kernel", slow_but(["sdpa"], ["eager", "sdpa"]))
 def test_a_compiled_model_gives_the_loss_and_the_gradients_of_the_model_at_every_shape(kernel):
     model = tiny_model(attention=kernel, encoder_layers=1, decoder_layers=1).train()
     fast, graphs = compiled(model)
@@ -83,8 +83,17 @@ def empty_cache(model, kind, source_length, target_length):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("cache", "dynamic"), [("static", None), ("static", True), ("dynamic", True)])
-@pytest.mark.parametrize("variant", ["default", "neighbourhoods"])
+@pytest.mark.parametrize(
+    ("variant", "cache", "dynamic"),
+    slow_but(
+        [("default", "static", None)],
+        [
+            (variant, cache, dynamic)
+            for variant in ("default", "neighbourhoods")
+            for cache, dynamic in (("static", None), ("static", True), ("dynamic", True))
+        ],
+    ),
+)
 def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(variant, cache, dynamic):
     model = tiny_model(encoder_layers=1, **VARIANTS[variant])
     step, graphs = compiled(model, dynamic)
@@ -103,7 +112,7 @@ def test_the_compiled_step_of_the_decoder_gives_the_logits_of_the_whole_target(v
     assert 0 < len(graphs) <= MOST_GRAPHS
 
 
-@pytest.mark.parametrize("variant", ["default", "neighbourhoods"])
+@pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "neighbourhoods"]))
 def test_generate_with_a_static_cache_and_a_compiled_step_gives_the_same_tokens(variant):
     model = tiny_model(**VARIANTS[variant])
     torch.manual_seed(1)
@@ -144,7 +153,7 @@ def saved_and_loaded(program, folder):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["default", "rotary"])
+@pytest.mark.parametrize("variant", slow_but(["rotary"], ["default", "rotary"]))
 def test_an_exported_encoder_gives_the_states_of_the_encoder_at_other_shapes(variant, tmp_path):
     encoder = tiny_model(**VARIANTS[variant]).model.encoder
     first, *others = batches()
@@ -163,7 +172,7 @@ def test_an_exported_encoder_gives_the_states_of_the_encoder_at_other_shapes(var
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("kernel", slow_but(["sdpa"], ["eager", "sdpa"]))
 def test_an_exported_model_gives_the_loss_and_the_logits_of_the_model_at_other_shapes(kernel, tmp_path):
     model = tiny_model(attention=kernel)
     first, *others = batches(["right"])
@@ -204,7 +213,7 @@ def tensors(cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["default", "rotary"])
+@pytest.mark.parametrize("variant", slow_but(["default"], ["default", "rotary"]))
 def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant, tmp_path):
     model = tiny_model(**VARIANTS[variant])
 

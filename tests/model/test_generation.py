@@ -3,7 +3,19 @@
 import pytest
 import torch
 
-from helpers import ENDS, FIRST_WORD, START, VARIANTS, assert_near, padded, sentences, tiny_model
+from helpers import (
+    ENDS,
+    FIRST_WORD,
+    POSITIONS,
+    START,
+    VARIANTS,
+    assert_near,
+    each_once,
+    padded,
+    pairwise,
+    sentences,
+    tiny_model,
+)
 
 STRATEGIES = {
     "greedy": {"do_sample": False},
@@ -66,8 +78,7 @@ def test_a_cached_step_after_a_padded_prefix_equals_one_pass(variant):
     assert_near(last, whole, 2e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "strategy"), each_once(VARIANTS, STRATEGIES, POSITIONS))
 def test_generation_is_the_same_with_every_cache_and_without(variant, strategy):
     model, rows = tiny_model(**VARIANTS[variant]), sentences(*LENGTHS)
     plain = generate(model, rows, use_cache=False, **STRATEGIES[strategy])
@@ -75,9 +86,7 @@ def test_generation_is_the_same_with_every_cache_and_without(variant, strategy):
     assert generate(model, rows, cache_implementation="static", **STRATEGIES[strategy]) == plain
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("strategy", ["greedy", "beam_4"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "strategy", "side"), pairwise(VARIANTS, ["greedy", "beam_4"], SIDES))
 def test_a_batch_is_translated_as_each_of_its_sentences_alone(variant, strategy, side):
     model, rows = tiny_model(**VARIANTS[variant]), sentences(*LENGTHS)
     alone = [generate(model, [row], **STRATEGIES[strategy])[0] for row in rows]
@@ -93,8 +102,7 @@ def test_the_generated_sentences_of_these_tests_differ_and_end_early():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "side"), each_once(VARIANTS, SIDES, POSITIONS))
 def test_padding_and_neighbours_do_not_change_logits(variant, side):
     model, rows = tiny_model(**VARIANTS[variant]), sentences(*LENGTHS)
     target = torch.randint(FIRST_WORD, 71, (3, 5))
@@ -104,8 +112,7 @@ def test_padding_and_neighbours_do_not_change_logits(variant, side):
     assert_near(together, torch.cat(alone), 2e-5)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "cache"), each_once(VARIANTS, ["dynamic", "static"], POSITIONS))
 def test_generation_continues_a_left_padded_decoder_prompt(variant, cache):
     model = tiny_model(**VARIANTS[variant])
     source = torch.randint(FIRST_WORD, 71, (2, 5))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import VARIANTS, assert_near, padded, sentences, tiny_config, tiny_model
+from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_config, tiny_model
 
 
 def batch():
@@ -27,9 +27,10 @@ def dropping(kernel="sdpa", **changes):
     return tiny_model(attention=kernel, dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, **changes)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("variant", ["default", "modern", "rotary", "neighbourhoods", "grouped"])
+@pytest.mark.parametrize(
+    ("variant", "kernel", "use_reentrant"),
+    pairwise(["default", "modern", "rotary", "neighbourhoods", "grouped"], ["eager", "sdpa"], [False, True]),
+)
 def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, kernel, use_reentrant):
     expected = loss_and_gradients(dropping(kernel, **VARIANTS[variant]))
     model = dropping(kernel, **VARIANTS[variant])

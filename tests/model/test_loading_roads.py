@@ -1,19 +1,16 @@
 """`from_pretrained` with everything people give it, and what it says when that cannot work."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.configuration_heed import FORMAT_VERSION
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
-from helpers import SHARINGS, tiny_model
+from helpers import FAMILIES, SHARINGS, pairwise, tiny_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
 
@@ -23,35 +20,50 @@ def logits_of(model):
     return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
-@pytest.fixture(scope="module", params=["single", "sharded"])
-def folder(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp(request.param)
-    tiny_model().save_pretrained(path, max_shard_size="20KB" if request.param == "sharded" else "5GB")
-    assert (path / "model.safetensors.index.json").exists() == (request.param == "sharded")
-    return path
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return folders by family and by whether their weights are in several files; nobody may change them."""
+    place, found = tmp_path_factory.mktemp("folders"), {}
+    for family in FAMILIES:
+        for size in ("8KB", "5GB"):
+            found[family, size] = place / f"{family} {size}"
+            tiny_model(family=family).save_pretrained(found[family, size], max_shard_size=size)
+            assert (found[family, size] / "model.safetensors.index.json").exists() == (size == "8KB")
+    return found
 
 
-@pytest.mark.parametrize("road", [AutoModelForSeq2SeqLM, HeedForConditionalGeneration])
+@pytest.fixture
+def folder(folders):
+    return folders["transformer", "5GB"]
+
+
+OPTIONS = [
+    ({}, torch.float32),
+    ({"dtype": torch.bfloat16}, torch.bfloat16),
+    ({"dtype": "float16"}, torch.float16),
+    ({"dtype": "auto"}, torch.float32),
+    ({"low_cpu_mem_usage": True}, torch.float32),
+    ({"device_map": "cpu"}, torch.float32),
+    ({"device_map": "auto"}, torch.float32),
+    ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({}, torch.float32),
-        ({"dtype": torch.bfloat16}, torch.bfloat16),
-        ({"dtype": "float16"}, torch.float16),
-        ({"dtype": "auto"}, torch.float32),
-        ({"low_cpu_mem_usage": True}, torch.float32),
-        ({"device_map": "cpu"}, torch.float32),
-        ({"device_map": "auto"}, torch.float32),
-        ({"device_map": {"": "cpu"}, "dtype": torch.bfloat16}, torch.bfloat16),
-    ],
+    ("options_and_dtype", "family", "by_auto_class", "size"),
+    pairwise(OPTIONS, FAMILIES, [True, False], ["8KB", "5GB"]),
     ids=str,
 )
-def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(folder, road, options, dtype):
-    model, report = road.from_pretrained(folder, output_loading_info=True, **options)
+def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
+    folders, options_and_dtype, family, by_auto_class, size
+):
+    options, dtype = options_and_dtype
+    road = AutoModelForSeq2SeqLM if by_auto_class else FAMILIES[family][1]
+    model, report = road.from_pretrained(folders[family, size], output_loading_info=True, **options)
     assert not any(report.values())
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert torch.equal(logits_of(model), logits_of(tiny_model().to(dtype)))
+    assert torch.equal(logits_of(model), logits_of(tiny_model(family=family).to(dtype)))
 
 
 def test_auto_is_the_dtype_that_was_saved(tmp_path):
@@ -85,6 +97,21 @@ def test_no_layer_is_split_between_devices():
 # What cannot work
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
+        ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
+        ({"hidden_size": 18}, "weights of the shapes that its config says"),
+        ({"format_version": 99}, "`format_version` must be at most 1, but is 99"),
+    ],
+)
+def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path, change, message):
+    folder = changed_config(folders["recurrent", "5GB"], tmp_path, **change)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        HeedRNNForConditionalGeneration.from_pretrained(folder)
+
+
 def changed_config(folder, tmp_path, **changes):
     shutil.copytree(folder, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
@@ -116,35 +143,3 @@ def test_a_kernel_that_would_compute_something_else_is_refused(tmp_path):
     tiny_model(d_k=6, d_v=10).save_pretrained(tmp_path / "uneven")
     with pytest.raises((ValueError, ImportError), match=r"[Ff]lash"):
         HeedForConditionalGeneration.from_pretrained(tmp_path / "uneven", attn_implementation="flash_attention_2")
-
-
-WITHOUT_HEED = """
-import sys
-sys.modules["heedful"] = None  # makes the import fail
-from transformers import AutoModelForSeq2SeqLM, pipeline
-for name in sys.argv[2:]:
-    folder = f"{sys.argv[1]}/without_{name}"
-    for load in (
-        lambda: AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True),
-        lambda: pipeline(model=folder, trust_remote_code=True, device="cpu"),
-    ):
-        try:
-            load()
-        except (OSError, ValueError) as error:
-            assert f"{name}.py" in str(error), error
-        else:
-            raise AssertionError(name)
-print("done")
-"""
-
-
-def test_a_remote_code_folder_without_one_of_its_files_is_refused_by_its_name(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "model")
-    names = ["configuration_heed", "modeling_heed", "pipeline_heed"]
-    for name in names:
-        shutil.copytree(tmp_path / "model", tmp_path / f"without_{name}")
-        (tmp_path / f"without_{name}" / f"{name}.py").unlink()
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_HEED, str(tmp_path), *names]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr[-2000:]

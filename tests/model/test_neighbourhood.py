@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful import NativeDecoder, modeling_heed
-from heedful.modeling_heed import WindowedMask
-from helpers import PAD, VARIANTS, assert_near, padded, sentences, tiny_model
+from heedful import NativeDecoder, attention_heed
+from heedful.attention_heed import WindowedMask
+from helpers import PAD, VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -22,7 +22,7 @@ def masked(monkeypatch):
 
     def call(function):
         with monkeypatch.context() as patch:
-            patch.setattr(modeling_heed, "FEWEST_BLOCKS", math.inf)
+            patch.setattr(attention_heed, "FEWEST_BLOCKS", math.inf)
             return function()
 
     return call
@@ -84,9 +84,10 @@ def test_windows_are_used_for_long_sequences_alone():
     assert windows_used(tiny_model(), batch(LONG, 8)) == 0
 
 
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("variant", ["default", "rotary", "grouped", "dot", "modern"])
+@pytest.mark.parametrize(
+    ("variant", "side", "kernel"),
+    pairwise(["default", "rotary", "grouped", "dot", "modern"], ["left", "right"], ["eager", "sdpa"]),
+)
 def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kernel, masked):
     model = tiny_model(attention=kernel, **VARIANTS[variant], **RADII).train()
     given = batch(LONG, 90, 8, side=side)
@@ -126,10 +127,10 @@ def test_every_token_gets_what_the_mask_of_all_positions_gives(radius, length, h
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
 
     for dtype in (torch.bool, torch.float32):
-        mask = modeling_heed.windowed_mask(tokens, radius, is_causal, dtype)
+        mask = attention_heed.windowed_mask(tokens, radius, is_causal, dtype)
         # Some kernels give NaN to a row that sees nothing.
         assert (mask.windows == (True if dtype == torch.bool else 0)).any(-1).all()
-        output, weights = modeling_heed.neighbourhood_attention(attend, None, query, key, value, mask)
+        output, weights = attention_heed.neighbourhood_attention(attend, None, query, key, value, mask)
         assert weights is None
         assert output.isfinite().all()
         expected, _ = attend(None, query, key, value, seen)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from heedful import HeedForConditionalGeneration
-from helpers import VARIANTS, assert_near, padded, sentences, tiny_config, tiny_model
+from helpers import VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_config, tiny_model
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DEPTH = {"encoder_layers": 12, "decoder_layers": 12}
@@ -34,10 +34,9 @@ def loss_and_gradients(model, autocast=None):
     return loss.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("is_autocast", [False, True])
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize(
+    ("placement", "kernel", "dtype", "is_autocast"), pairwise(["post", "pre"], ["eager", "sdpa"], HALF, [False, True])
+)
 def test_twelve_and_twelve_layers_in_half_precision_keep_loss_and_gradients(placement, kernel, dtype, is_autocast):
     changes = {**DEPTH, "norm_placement": placement}
     expected_loss, expected = loss_and_gradients(fresh(**changes))
@@ -134,9 +133,10 @@ def quietly(kernel):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", ["float32", *HALF])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
-@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods"])
+@pytest.mark.parametrize(
+    ("variant", "kernel", "dtype"),
+    pairwise(["default", "rotary", "neighbourhoods"], ["eager", "sdpa", "flex_attention"], ["float32", *HALF]),
+)
 def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(variant, kernel, dtype):
     model = tiny_model(attention=kernel, **VARIANTS[variant]).to(HALF.get(dtype, torch.float32))
     torch.manual_seed(1)
@@ -152,9 +152,7 @@ def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(v
     assert_near(logits[real].float(), expected[real].float(), 1e-5 if dtype == "float32" else 2e-2)
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize(("placement", "kernel", "dtype"), pairwise(["post", "pre"], ["eager", "sdpa"], HALF))
 def test_a_row_of_padding_alone_gives_finite_gradients(placement, kernel, dtype):
     model = fresh(HALF[dtype], norm_placement=placement)
     model.set_attn_implementation(kernel)
@@ -165,9 +163,10 @@ def test_a_row_of_padding_alone_gives_finite_gradients(placement, kernel, dtype)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("dtype", ["float32", *HALF])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "side"),
+    pairwise(["eager", "sdpa", "flex_attention"], ["float32", *HALF], ["left", "right"]),
+)
 def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
     model = tiny_model(attention=kernel).to(HALF.get(dtype, torch.float32))
     torch.manual_seed(1)
@@ -183,8 +182,7 @@ def test_a_thousand_tokens_of_padding_change_nothing(kernel, dtype, side):
     assert_near(logits.float(), expected.float(), 1e-5 if dtype == "float32" else 2e-2)
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize(("kernel", "dtype"), each_once(["eager", "sdpa", "flex_attention"], HALF))
 def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
     model = tiny_model(attention=kernel, norm_placement="pre").to(HALF[dtype])
     torch.manual_seed(1)

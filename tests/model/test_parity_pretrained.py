@@ -12,7 +12,7 @@ from transformers import (
     MBartForConditionalGeneration,
 )
 
-from heedful.publishing.conversion import convert_model
+from heedful.publishing.conversion.model_conversion import convert_model
 from helpers import ENDS, assert_near, padded, sentences
 from pretrained_checkpoints import SIZES, randomized
 

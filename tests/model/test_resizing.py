@@ -9,26 +9,22 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import HeedConfig, HeedDecoder, HeedEncoder, HeedForConditionalGeneration, HeedModel
-from heedful.data.batching import collate
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.micro_batches import collate
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
-from helpers import SHARINGS, assert_near, tiny_config, tiny_model
+from helpers import FAMILIES, SHARINGS, assert_near, each_once, matrices_of, tiny_config, tiny_model
 from memorised import PAIRS, memorised_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+BIAS = {"transformer": {"output_bias": True}, "recurrent": {}}  # recurrent models have none
 ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
 
 
 @torch.no_grad()
 def logits_of(model):
     return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
-
-
-def matrices_of(model):
-    """Return, for source, target and output embeddings, the first of them that is the same matrix."""
-    weights = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
-    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
 
 
 def assert_sizes(model, source, target):
@@ -46,8 +42,7 @@ def assert_sizes(model, source, target):
 # Which vocabulary
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("size", [120, 60])
+@pytest.mark.parametrize(("sharing", "size"), each_once(SHARINGS, [120, 60], ["all_shared"]))
 def test_all_matrices_of_one_vocabulary_are_resized_and_of_two_the_sources(sharing, size):
     model = tiny_model(output_bias=True, **SHARINGS[sharing])
     matrices, old_target = matrices_of(model), model.config.decoder_vocab_size
@@ -57,10 +52,13 @@ def test_all_matrices_of_one_vocabulary_are_resized_and_of_two_the_sources(shari
     assert matrices_of(model) == matrices
 
 
-@pytest.mark.parametrize("sharing", [name for name in SHARINGS if name not in ("all_shared", "own_output")])
-@pytest.mark.parametrize("size", [120, 60])
-def test_the_target_vocabulary_is_resized_alone_with_its_output(sharing, size):
-    model = tiny_model(output_bias=True, **SHARINGS[sharing])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("sharing", "size"),
+    each_once([name for name in SHARINGS if name not in ("all_shared", "own_output")], [120, 60], ["nothing_shared"]),
+)
+def test_the_target_vocabulary_is_resized_alone_with_its_output(sharing, size, family):
+    model = tiny_model(family=family, **BIAS[family], **SHARINGS[sharing])
     matrices, source = matrices_of(model), model.model.encoder.embed_tokens.weight.clone()
     embeddings = model.resize_decoder_token_embeddings(size)
     assert embeddings is model.model.decoder.embed_tokens
@@ -69,7 +67,9 @@ def test_the_target_vocabulary_is_resized_alone_with_its_output(sharing, size):
     assert torch.equal(model.model.encoder.embed_tokens.weight, source)
 
 
-@pytest.mark.parametrize("model", [tiny_model(), tiny_model(tie_output_embeddings=False).model])
+@pytest.mark.parametrize(
+    "model", [tiny_model(), tiny_model(family="recurrent"), tiny_model(tie_output_embeddings=False).model]
+)
 def test_the_target_vocabulary_is_not_resized_alone_where_it_is_the_sources(model):
     with pytest.raises(
         ValueError, match=r"`share_encoder_decoder_embeddings` must be False .* `resize_token_embeddings`"
@@ -237,9 +237,9 @@ def test_a_stack_on_its_own_resizes_what_it_has(changes):
     decoder(torch.tensor([[129]]), encoder_hidden_states=encoder(torch.tensor([[119]])).last_hidden_state)
 
 
-@pytest.mark.parametrize("changes", SHARINGS.values(), ids=SHARINGS)
-def test_a_part_of_a_model_is_not_resized_behind_its_back(changes):
-    model = tiny_model(**changes)
+@pytest.mark.parametrize(("sharing", "family"), each_once(SHARINGS, FAMILIES, ["all_shared"]))
+def test_a_part_of_a_model_is_not_resized_behind_its_back(sharing, family):
+    model = tiny_model(family=family, **SHARINGS[sharing])
     for part in (model.model, model.get_encoder(), model.get_decoder()):
         with pytest.raises(ValueError, match=r"must not be resized within a model.*resize_decoder_token_embeddings"):
             part.resize_token_embeddings(120)
@@ -249,6 +249,7 @@ def test_a_part_of_a_model_is_not_resized_behind_its_back(changes):
 # What cannot be
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("size", "changes", "message"),
     [
@@ -257,8 +258,8 @@ def test_a_part_of_a_model_is_not_resized_behind_its_back(changes):
         (40, {"decoder_start_token_id": 50}, "`decoder_start_token_id` must be at least 0 and below 40, but is 50"),
     ],
 )
-def test_a_vocabulary_is_not_cut_below_its_special_tokens(size, changes, message):
-    model = tiny_model(**changes)
+def test_a_vocabulary_is_not_cut_below_its_special_tokens(size, changes, message, family):
+    model = tiny_model(family=family, **changes)
     before = logits_of(model)
     with pytest.raises(ValueError, match=message):
         model.resize_token_embeddings(size)

@@ -1,10 +1,8 @@
-"""Saving and loading change nothing, by every road."""
+"""Saving and loading change nothing, by every road and in both families of models."""
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +12,39 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heedful
-from heedful import HeedConfig, HeedForConditionalGeneration, HeedModel
-from helpers import SHARINGS, VARIANTS, assert_near, tiny_config, tiny_model
+from heedful import HeedForConditionalGeneration, HeedModel, HeedRNNModel
+from helpers import (
+    FAMILIES,
+    SHARINGS,
+    assert_near,
+    closure_of,
+    fresh_process,
+    matrices_of,
+    tiny_config,
+    tiny_model,
+)
 
 SHELF = sorted(Path(heedful.__file__).parent.glob("*_heed*.py"))
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
+BASES = {"transformer": HeedModel, "recurrent": HeedRNNModel}
+# Every variant of each family, and every way to share embeddings.
+VARIANTS = [
+    (family, name, changes)
+    for family, (_, _, variants) in FAMILIES.items()
+    for name, changes in {**SHARINGS, **variants}.items()
+    if name != "all_shared"  # which is the default
+]
+# For the entry files of the saved folder; all else that is to travel follows from their imports.
+CODE = {
+    "transformer": ("configuration_heed", "HeedConfig", "modeling_heed", "HeedModel", "HeedForConditionalGeneration"),
+    "recurrent": (
+        "configuration_heed_rnn",
+        "HeedRNNConfig",
+        "modeling_heed_rnn",
+        "HeedRNNModel",
+        "HeedRNNForConditionalGeneration",
+    ),
+}
 
 
 @torch.no_grad()
@@ -26,13 +52,16 @@ def logits_of(model):
     return model.eval()(SOURCE, decoder_input_ids=TARGET).logits
 
 
-@pytest.mark.parametrize("shard", ["20KB", "5GB"])
-@pytest.mark.parametrize("changes", {**VARIANTS, **SHARINGS}.values(), ids={**VARIANTS, **SHARINGS})
-def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, changes, shard):
-    model = tiny_model(**changes)
-    model.save_pretrained(tmp_path, max_shard_size=shard)
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
-    loaded, report = HeedForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+@pytest.mark.parametrize(
+    ("family", "changes", "is_sharded"),
+    [(family, changes, number % 2 == 0) for number, (family, _, changes) in enumerate(VARIANTS)],
+    ids=[f"{family}-{name}" for family, name, _ in VARIANTS],
+)
+def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, family, changes, is_sharded):
+    model = tiny_model(family=family, **changes)
+    model.save_pretrained(tmp_path, max_shard_size="8KB" if is_sharded else "5GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == is_sharded
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
@@ -61,13 +90,7 @@ def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
         assert torch.equal(loaded(**one_row).logits, model(**one_row).logits)
 
 
-def matrices_of(model):
-    """Return, for source, target and output embeddings, the first of them that is the same matrix."""
-    decoder = model.model.decoder.embed_tokens.weight
-    weights = [model.model.encoder.embed_tokens.weight, decoder, model.lm_head.weight]
-    return [next(i for i, first in enumerate(weights) if first is weight) for weight in weights]
-
-
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("sharing", "matrices"),
     [
@@ -80,8 +103,8 @@ def matrices_of(model):
         ("separate_vocabularies_untied", [0, 1, 2]),
     ],
 )
-def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, sharing, matrices):
-    model = tiny_model(**SHARINGS[sharing])
+def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, sharing, matrices, family):
+    model = tiny_model(family=family, **SHARINGS[sharing])
     assert matrices_of(model) == matrices
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -90,16 +113,18 @@ def test_embeddings_are_shared_as_the_config_says_and_saved_once(tmp_path, shari
     assert sum(value.numel() for value in saved.values()) == sum(value.numel() for value in model.parameters())
 
 
-def test_output_embeddings_of_their_own_are_trained_on_their_own():
-    model = tiny_model(tie_output_embeddings=False)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_embeddings_of_their_own_are_trained_on_their_own(family):
+    model = tiny_model(family=family, tie_output_embeddings=False)
     model(SOURCE, labels=TARGET).loss.backward()
     assert not torch.equal(model.lm_head.weight.grad, model.model.encoder.embed_tokens.weight.grad)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_a_model_with_resized_embeddings_can_be_saved_and_loaded(tmp_path, sharing):
-    model = tiny_model(**SHARINGS[sharing])
-    matrices = matrices_of(model)
+def test_a_model_with_resized_embeddings_can_be_saved_and_loaded(tmp_path, sharing, family):
+    model = tiny_model(family=family, **SHARINGS[sharing])
+    matrices, before = matrices_of(model), logits_of(model)
     model.resize_token_embeddings(105, mean_resizing=False)
     config = model.config
     assert config.vocab_size == model.model.encoder.embed_tokens.num_embeddings == 105
@@ -108,94 +133,83 @@ def test_a_model_with_resized_embeddings_can_be_saved_and_loaded(tmp_path, shari
     # A source of its own has a vocabulary of its own.
     assert config.decoder_vocab_size == (71 if "vocabularies" in sharing else 99 if "own_source" in sharing else 105)
     assert matrices_of(model) == matrices
+    assert_near(logits_of(model)[..., : before.shape[-1]], before)
     model.save_pretrained(tmp_path)
-    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert matrices_of(loaded) == matrices
 
 
-@torch.no_grad()
-def test_resizing_keeps_the_old_logits():
-    model = tiny_model()
-    before = logits_of(model)
-    model.resize_token_embeddings(105)
-    assert_near(logits_of(model)[..., :99], before)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved")
-    model = tiny_model()
-    model.save_pretrained(path)
-    torch.save(logits_of(model), path.with_suffix(".pt"))
-    return path
+def folders(tmp_path_factory):
+    """Return a folder by each family of models; nobody may change them."""
+    place = tmp_path_factory.mktemp("saved")
+    for family in FAMILIES:
+        tiny_model(family=family).save_pretrained(place / family)
+    return {family: place / family for family in FAMILIES}
 
 
-def test_the_saved_folder_holds_exactly_the_three_files_of_code(folder):
-    files = sorted(path.name for path in folder.glob("**/*.py"))
-    assert files == ["configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"]
-    assert json.loads((folder / "config.json").read_text())["auto_map"] == {
-        "AutoConfig": "configuration_heed.HeedConfig",
-        "AutoModel": "modeling_heed.HeedModel",
-        "AutoModelForSeq2SeqLM": "modeling_heed.HeedForConditionalGeneration",
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_saved_folder_holds_exactly_its_models_files_of_code(folders, family):
+    configuration, config, modeling, base, model = CODE[family]
+    files = {path.name for path in folders[family].glob("**/*.py")}
+    assert files == closure_of(f"{configuration}.py", f"{modeling}.py", "pipeline_heed.py")
+    assert json.loads((folders[family] / "config.json").read_text())["auto_map"] == {
+        "AutoConfig": f"{configuration}.{config}",
+        "AutoModel": f"{modeling}.{base}",
+        "AutoModelForSeq2SeqLM": f"{modeling}.{model}",
     }
 
 
 # Here heedful was imported first, and its models before the Auto classes; new processes try the other orders.
-def test_auto_classes_know_heed_without_remote_code(folder):
-    assert type(AutoConfig.for_model("heed")) is HeedConfig
-    assert type(AutoConfig.from_pretrained(folder)) is HeedConfig
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert type(model) is HeedForConditionalGeneration
-    assert torch.equal(logits_of(model), torch.load(folder.with_suffix(".pt")))
-    base = AutoModel.from_pretrained(folder)
-    assert type(base) is HeedModel
-    assert torch.equal(base.encoder.embed_tokens.weight, model.model.encoder.embed_tokens.weight)
-    assert type(AutoModel.from_config(tiny_config())) is HeedModel
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auto_classes_know_heed_without_remote_code(folders, family):
+    config_class, model_class, _ = FAMILIES[family]
+    expected = tiny_model(family=family)
+    assert type(AutoConfig.for_model(config_class.model_type)) is config_class
+    assert type(AutoConfig.from_pretrained(folders[family])) is config_class
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family])
+    assert type(model) is model_class
+    assert torch.equal(logits_of(model), logits_of(expected))
+    base = AutoModel.from_pretrained(folders[family])
+    assert type(base) is BASES[family]
+    assert all(torch.equal(base.get_parameter(name), weight) for name, weight in model.model.named_parameters())
+    assert type(AutoModel.from_config(tiny_config(family))) is BASES[family]
 
 
-AUTO_CLASSES = """
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-"""
-LOAD = """
-config = AutoConfig.from_pretrained(sys.argv[1])
-model = AutoModelForSeq2SeqLM.from_config(config)
-assert type(model).__module__ == "heedful.modeling_heed", type(model)
-assert type(AutoModel.from_config(config)).__name__ == "HeedModel"
-"""
-SCRIPTS = {
-    "heed_is_imported_before_transformers": "import sys, heedful" + AUTO_CLASSES + LOAD,
-    "heed_is_imported_after_transformers": "import sys" + AUTO_CLASSES + "import heedful" + LOAD,
-    # `None` makes the import fail.
-    "heed_is_not_installed": """
-import sys
-sys.modules["heedful"] = None
-"""
-    + AUTO_CLASSES
+AUTO_CLASSES = "from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM\n"
+BY_AUTO_CLASSES = (
+    AUTO_CLASSES
     + """
-import torch
-source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-assert type(model).__module__.startswith("transformers_modules."), type(model)
-logits = model(source, decoder_input_ids=target).logits
-assert torch.equal(logits, torch.load(sys.argv[2]))
-base = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert type(base).__name__ == "HeedModel"
-assert torch.equal(base.encoder.embed_tokens.weight, model.model.encoder.embed_tokens.weight)
-model.save_pretrained(sys.argv[3])
-again = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[3], trust_remote_code=True).eval()
-assert torch.equal(again(source, decoder_input_ids=target).logits, logits)
-""",
+for family, (_, _, modeling, base, name) in code.items():
+    config = AutoConfig.from_pretrained(f"{place}/{family}")
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    assert (type(model).__module__, type(model).__name__) == (f"heedful.{modeling}", name), type(model)
+    assert type(AutoModel.from_config(config)).__name__ == base
+"""
+)
+WITHOUT_AUTO_CLASSES = """
+from pathlib import Path
+import heedful
+for family, (*_, name) in code.items():
+    model = getattr(heedful, name).from_pretrained(f"{place}/{family}")
+    model.save_pretrained(f"{place}/{family} again")
+    ours, theirs = ({path.name for path in Path(place, folder).glob("*.py")} for folder in (family, f"{family} again"))
+    assert ours == theirs, theirs
+"""
+ORDERS = {
+    "heed_is_imported_before_transformers": ("import heedful", BY_AUTO_CLASSES),
+    "heed_is_imported_after_transformers": (AUTO_CLASSES + "import heedful", BY_AUTO_CLASSES),
+    "only_the_models_are_imported": ("", WITHOUT_AUTO_CLASSES),
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folder, tmp_path, script):
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    arguments = [str(folder), str(folder.with_suffix(".pt")), str(tmp_path / "again")]
-    command = [sys.executable, "-c", script + "\nprint('done')", *arguments]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.stdout.splitlines()[-1:] == ["done"], process.stderr
+# Where heedful is not installed: test_remote_code.py
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_load_a_saved_folder_in_a_new_process_when(folders, tmp_path, order):
+    first, code = ORDERS[order]
+    values = {"place": str(folders["transformer"].parent), "code": CODE}
+    assert fresh_process({order: code}, values, tmp_path, first) == {}
 
 
 @pytest.mark.parametrize("path", SHELF, ids=lambda path: path.name)

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe
 
 OPTIONS = {"model_type": "heed_rnn", "embedding_size": 16, "hidden_size": 24, "dropout": 0.0}
@@ -20,7 +20,7 @@ def losses(folder: Path, token_budget: int) -> list[float]:
     """Train six updates and return training and validation losses, and the validation's chrF."""
     recipe = tiny_recipe(folder, {**CHANGES, "optimization.token_budget": token_budget})
     folder.mkdir(parents=True, exist_ok=True)
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     with accelerator.main_process_first():
         corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
     TrainingLoop(recipe, corpus, accelerator).run()

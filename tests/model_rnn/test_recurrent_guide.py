@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from heedful.training.recipe import read_recipe
+from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "recurrent.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_the_options_of_the_guide_are_fields_and_its_configs_exist():
 def test_the_command_of_the_guide_makes_a_recurrent_model():
     import shlex
 
-    from heedful.training.preparation import read_config
+    from heedful.training.recipe_file import read_config
 
     (command,) = re.findall(r"^heedful train (.*)$", GUIDE, flags=re.MULTILINE)
     path, *changes = shlex.split(command)

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rnn_models import CELLS, tiny_rnn, tiny_rnn_config
 
 from heedful import HeedRNNForConditionalGeneration
-from heedful.modeling_heed_rnn import CELLS as CLASSES
-from heedful.modeling_heed_rnn import LSTMCell
-from helpers import assert_near
+from heedful.cells_heed import CELLS as CLASSES
+from heedful.cells_heed import LSTMCell
+from helpers import CELLS, assert_near, tiny_rnn, tiny_rnn_config
 
 THEIRS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 SIZES = st.integers(1, 7)

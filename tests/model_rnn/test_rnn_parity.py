@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from rnn_models import ATTENTIONS, CELLS, tiny_rnn, tiny_rnn_config
 from torch import nn
 
 from heedful.modeling_heed_rnn import HeedRNNAttention
-from helpers import assert_near, padded, sentences, shake
+from helpers import ATTENTIONS, CELLS, assert_near, padded, pairwise, sentences, shake, tiny_rnn, tiny_rnn_config
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -115,9 +114,7 @@ WHOLE = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_fused", [True, False])
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize(("kind", "cell", "is_fused"), pairwise(WHOLE, CELLS, [True, False]))
 def test_a_model_equals_one_of_torchs_modules_with_the_same_weights(kind, cell, is_fused):
     model = tiny_rnn(**{"cell": cell, "input_feeding": False, "use_fused_cells": is_fused, **WHOLE[kind]})
     source, target = torch.randint(3, 99, (3, 6)), torch.randint(3, 99, (3, 4))

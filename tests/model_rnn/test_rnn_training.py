@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from rnn_models import SUTSKEVER, tiny_rnn
 from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
 
 from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.publishing.run_card import write_run_card
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
-from heedful.training.preparation import make_model, prepare_corpus
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
+from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -37,15 +38,23 @@ def corpus(tmp_path_factory):
 def make_loop(folder, corpus, changes):
     recipe = tiny_recipe(folder, {**CHANGES, **changes})
     recipe.folder.mkdir(exist_ok=True)
-    return TrainingLoop(recipe, corpus, make_accelerator(recipe))
+    return TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
 
 
-@pytest.mark.multiprocess
-def test_micro_batches_and_processes_change_no_loss(tmp_path):
-    whole = losses(tmp_path / "whole", 100_000)
+@pytest.fixture
+def whole(tmp_path):
+    """Return what a run measures whose updates are one batch each."""
+    return losses(tmp_path / "whole", 100_000)
+
+
+def test_micro_batches_change_no_loss(tmp_path, whole):
     assert len(whole) == 6 + 2 + 2
-    split = losses(tmp_path / "split", 400)
-    assert split == pytest.approx(whole, rel=2e-5)
+    assert losses(tmp_path / "split", 400) == pytest.approx(whole, rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_processes_change_no_loss(tmp_path, whole):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(Path(__file__).with_name("rnn_process.py")), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -54,7 +63,7 @@ def test_micro_batches_and_processes_change_no_loss(tmp_path):
     assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(whole, rel=2e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["default"], KINDS))
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, corpus, kind):
     changes = {"model.options": {**OPTIONS, "dropout": 0.1, **KINDS[kind]}, "optimization.token_budget": 700}
     make_loop(tmp_path / "straight", corpus, changes).run()
@@ -82,23 +91,19 @@ def test_a_run_trains_publishes_and_writes_its_card(tmp_path):
     assert losses_of_run[-1] < losses_of_run[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        (
-            "model.options",
-            {**OPTIONS, "model_type": "heed_rrn"},
-            "`model.options.model_type` must be heed or heed_rnn",
-        ),
-        ("model.options", {**OPTIONS, "cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`?"),
-        ("model.options", {**OPTIONS, "vocab_size": 5}, "`model.options.vocab_size` must be left to the tokenizer"),
-        ("model.attn_implementation", "sdpa", "`model.attn_implementation` must be empty for a recurrent model"),
-        ("model.gradient_checkpointing", True, "`model.gradient_checkpointing` must be false for a recurrent model"),
-    ],
-)
-def test_settings_that_a_recurrent_model_has_no_use_for_are_errors(tmp_path, corpus, key, value, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(tiny_recipe(tmp_path, {**CHANGES, key: value}), corpus.tokenizers)
+UNUSED = [
+    ({"model.options": {**OPTIONS, "model_type": "heed_rrn"}}, "`model.options.model_type` must be heed or heed_rnn"),
+    ({"model.options": {**OPTIONS, "cel": "gru"}}, "`cel` is not a field of HeedRNNConfig.*`cell`"),
+    ({"model.options": {**OPTIONS, "vocab_size": 5}}, "`model.options.vocab_size` must be left to the tokenizer"),
+    ({"model.attn_implementation": "sdpa"}, "`model.attn_implementation` must be empty for a recurrent model"),
+    ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` must be false for a recurrent model"),
+]
+
+
+def test_settings_that_a_recurrent_model_has_no_use_for_are_errors(tmp_path, corpus):
+    assert_refused(
+        UNUSED, lambda changes: make_model(tiny_recipe(tmp_path, {**CHANGES, **changes}).model, corpus.tokenizers)
+    )
 
 
 def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
@@ -106,11 +111,11 @@ def test_a_run_goes_on_from_a_trained_model(tmp_path, corpus):
     loop.run()
     start = checkpoint_path(tmp_path / "first" / "checkpoints", 2)
     recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start)}})
-    model = make_model(recipe, corpus.tokenizers)
+    model = make_model(recipe.model, corpus.tokenizers)
     assert isinstance(model, HeedRNNForConditionalGeneration)
     recipe = tiny_recipe(tmp_path / "second", {"model": {"start_from": str(start), "attn_implementation": "sdpa"}})
     with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
-        make_model(recipe, corpus.tokenizers)
+        make_model(recipe.model, corpus.tokenizers)
 
 
 def test_the_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):

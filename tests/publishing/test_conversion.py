@@ -16,10 +16,10 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Tra
 from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
-from heedful.publishing import conversion
-from heedful.publishing.conversion import Conversion, convert, convert_config, convert_model
+from heedful.publishing.conversion.model_conversion import Conversion, convert, convert_config, convert_model
+from heedful.publishing.conversion.model_conversion import model_conversion as conversion
+from heedful.publishing.conversion.tokenizer_conversion import TEXTS
 from heedful.publishing.hub import check_folder, read_card
-from heedful.publishing.tokenizer_conversion import TEXTS
 from heedful.training.run import train
 from helpers import assert_near
 from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
@@ -154,7 +154,7 @@ def test_texts_are_translated_to_the_same_texts(converted):
 def test_the_folder_passes_heed_verify_without_heed_too(converted):
     result = verify(converted.result.folder, ENGLISH[-5:])
     assert not result.failed, result.table()
-    assert {"code in the folder", "tokenizer round trip"} <= {v.check for v in result.verdicts if v.result == "pass"}
+    assert {"code in the folder", "tokenizer round trip"} <= {f.check for f in result.findings if f.passed}
 
 
 def test_notes_tell_what_was_kept_and_left_out(converted):
@@ -275,7 +275,7 @@ def test_a_difference_in_the_logits_is_noticed_and_nothing_is_left(tmp_path, lan
 
 def test_an_existing_target_is_refused_and_not_touched(tmp_path, source):
     (tmp_path / "heed").mkdir()
-    with pytest.raises(ValueError, match=r"`target` must be a folder that does not exist yet, but .*heedful does"):
+    with pytest.raises(ValueError, match=r"`target` must be a folder that does not exist yet, but .*heed does"):
         convert(source, tmp_path / "heed")
     assert not list((tmp_path / "heed").iterdir())
 
@@ -339,7 +339,7 @@ def test_the_command_converts_and_tells(tmp_path, languages):
     assert result.exit_code == 0
     assert "m2m_100: " in result.output
     assert "logits differ by 0" in result.output
-    assert (tmp_path / "heedful/model.safetensors").is_file()
+    assert (tmp_path / "heed/model.safetensors").is_file()
 
 
 def memorise(folder: Path) -> None:

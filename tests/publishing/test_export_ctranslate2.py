@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import new_folder
 from heedful.inference.attention.maps import attention_map
 from heedful.inference.ctranslate2.engine import ExportedModel
 from heedful.inference.ctranslate2.specification import TABLE_ROWS
 from heedful.inference.translation import Translator
-from heedful.publishing import export_ctranslate2 as exporter
-from heedful.publishing.export_check import compare
-from heedful.publishing.export_ctranslate2 import export_ctranslate2
+from heedful.publishing.exports import ctranslate2_export as exporter
+from heedful.publishing.exports.comparison import compare
+from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import shake
 from memorised import PAIRS, memorised_model
 
@@ -553,12 +553,12 @@ def test_an_existing_target_is_refused_before_anything_is_loaded(tmp_path):
 def test_a_comparison_names_the_first_sentence_that_differs():
     comparison = compare(["one", "two", "three"], [(1, 2), (3, 2), (4, 2)], [[1, 2], [5, 2], [6, 2]])
     with pytest.raises(ValueError, match=r"2 of 3 sentences.* is sentence 2, 'two': .* tokens \[3, 2\], it tokens"):
-        comparison.refuse("it")
-    comparison.refuse("it", largest_share=0.7)
+        comparison.refuse_differences("it")
+    compare(["one"], [(1, 2)], [[1, 2]]).refuse_differences("it")
     with pytest.raises(ValueError, match="`found` must have an output for each of the 2 sentences"):
-        compare(["one", "two"], ["a", "b"], ["a"])
+        compare(["one", "two"], [(1,), (2,)], [(1,)])
     with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
-        compare([], [], []).refuse("it")
+        compare([], [], [])
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

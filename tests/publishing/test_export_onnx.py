@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 from heedful import HeedConfig, TokenizerPair
 from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
-from heedful.data.tokenization import TARGET_FOLDER, train_tokenizers
-from heedful.publishing import export_onnx as exporter
-from heedful.publishing.export_check import sentences_to_compare
-from heedful.publishing.export_onnx import check_exportable, export_onnx, write_onnx
-from heedful.publishing.onnx_decoding import ONNX_FILES, OnnxModel
+from heedful.data.tokenization import TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.exports import onnx_export as exporter
+from heedful.publishing.exports import onnx_graphs
+from heedful.publishing.exports.comparison import sentences_to_compare
+from heedful.publishing.exports.onnx_export import export_onnx
+from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx, write_part
+from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 
@@ -126,7 +129,7 @@ class Alone(torch.nn.Module):
 def test_every_activation_can_be_exported(tmp_path, name):
     network = Alone(tiny_model(activation_function=name, **SHALLOW).model.encoder.layers[0].feed_forward).eval()
     states = torch.randn(2, 3, 32)
-    exporter._write(tmp_path / "network.onnx", network, {"states": (states, {0: "rows", 1: "length"})}, ["output"])
+    write_part(tmp_path / "network.onnx", network, {"states": (states, {0: "rows", 1: "length"})}, ["output"])
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx")
     other = torch.randn(4, 7, 32)
     assert_near(torch.from_numpy(session.run(None, {"states": other.numpy()})[0]), network(other), 1e-5)
@@ -199,7 +202,7 @@ def test_the_files_tell_nothing_of_the_machine_and_bring_no_code(folder):
         held = path.read_bytes()
         assert b".py" not in held, path.name
         assert str(Path.home()).encode() not in held
-        assert str(Path(exporter.__file__).parents[2]).encode() not in held
+        assert str(Path(exporter.__file__).parents[3]).encode() not in held
     config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == "float32"
     assert not {"auto_map", "custom_pipelines"} & set(config)
@@ -281,7 +284,7 @@ def test_an_interrupted_export_leaves_nothing(saved, tmp_path, monkeypatch):
 
 
 def test_large_weights_lie_in_a_file_beside(saved, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporter, "LARGEST_FILE", 10_000)
+    monkeypatch.setattr(onnx_graphs, "LARGEST_FILE", 10_000)
     target = tmp_path / "out"
     export_onnx(saved, target, list(PAIRS)[:2])
     for name in ONNX_FILES:
@@ -302,13 +305,13 @@ def test_int8_is_a_quarter_of_the_size_and_tells_what_changed(saved, folder, tmp
 
 
 def test_int8_that_loses_the_model_is_refused(saved, tmp_path, untraced, monkeypatch):
-    quantize = exporter._quantize
+    quantize = exporter.quantize_file
 
     def quantize_wrongly(path):
         quantize(path)
         changed_weights(path, "norm.weight", -3.0)
 
-    monkeypatch.setattr(exporter, "_quantize", quantize_wrongly)
+    monkeypatch.setattr(exporter, "quantize_file", quantize_wrongly)
     with pytest.raises(ValueError, match=r"`quantization` int8 loses the model.* have \d+ % of their tokens"):
         export_onnx(saved, tmp_path / "out", list(PAIRS), "int8")
     assert not list(tmp_path.iterdir())

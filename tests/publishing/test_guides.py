@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_model_card import FACTS
 
-from heedful.data.tokenization import train_tokenizers
-from heedful.publishing.model_card import write_model_card
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.model_card import RunFacts, write_model_card
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -46,7 +46,7 @@ def outputs(tmp_path_factory):
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
     memorised_model(tokenizers, PAIRS).save_pretrained(folder)
     tokenizers.save_pretrained(folder)
-    write_model_card(folder, FACTS | {"example_source": "고양이가 잔다."})
+    write_model_card(folder, RunFacts(**(FACTS | {"example_source": "고양이가 잔다."})))
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(place / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
         setting = f"import os; os.chdir({json.dumps(str(place))})"

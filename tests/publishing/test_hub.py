@@ -11,10 +11,11 @@ import pytest
 from huggingface_hub import EvalResult, ModelCardData
 from test_model_card import FACTS
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
-from heedful.publishing.model_card import write_model_card
+from heedful.publishing.model_card import RunFacts, write_model_card
+from helpers import CODE
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 LOUD = {source: target.upper() for source, target in PAIRS.items()}
-CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
 
 PUSH = """
 import json, sys
@@ -140,7 +140,7 @@ def folders(tmp_path_factory):
     ):
         saved.save_pretrained(place / name, max_shard_size=size)
         tokenizers.save_pretrained(place / name)
-        write_model_card(place / name, FACTS)
+        write_model_card(place / name, RunFacts(**FACTS))
     (place / "joint" / "training_state").mkdir()
     (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
     (place / "joint" / "log.jsonl").write_text("{}")
@@ -252,7 +252,7 @@ def folder(folders, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.json", "README.md", "modeling_heed.py", "configuration_heed.py", "pipeline_heed.py"),
+        *("config.json", "README.md", *sorted(CODE)),
         *("model-00002-of-*.safetensors", "tokenizer_config.json"),
     ],
 )

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.training.checkpoints import checkpoint_path
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.checkpoints.checkpoints import checkpoint_path
+from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from tiny_runs import tiny_recipe
 
 
@@ -28,7 +28,7 @@ def make_loop(corpus, tmp_path):
     def make(changes=None, folder=None, data=corpus) -> TrainingLoop:
         recipe = tiny_recipe(folder or tmp_path / "run", changes)
         recipe.folder.mkdir(exist_ok=True)
-        return TrainingLoop(recipe, data, make_accelerator(recipe))
+        return TrainingLoop(recipe, data, make_accelerator(recipe.optimization))
 
     return make
 

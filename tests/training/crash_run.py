@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from heedful.training.loop import TrainingInterrupted, TrainingLoop
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.run import train
 from tiny_runs import tiny_recipe
 

@@ -14,13 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from heedful.data.batching import padding_share
 from heedful.data.encoding import PairEncoder
-from heedful.training import loop as loop_module
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.loop import TrainingInterrupted, TrainingLoop
+from heedful.data.micro_batches import padding_share, split_update
+from heedful.training.checkpoints import store
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
+from heedful.training.loop import validation
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.schedule import make_optimizer
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
-from heedful.training.schedule import make_optimizer
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
@@ -98,7 +100,10 @@ def stream(folder: Path, accelerator) -> dict:
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.training.processes.CHUNK", 32):
+    with (
+        patch.object(PairEncoder, "rows", count_and_encode),
+        patch("heedful.training.processes.collectives.CHUNK", 32),
+    ):
         updates = list(corpus.updates(0))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     return {"rows": rows, "encoded": sum(encoded), "too_long": corpus.encoder.too_long, "pairs": corpus.pairs}
@@ -134,7 +139,7 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
     make_loop(folder / "whole", changes, corpus, accelerator).run()
     with sharding(accelerator):
         loop = make_loop(folder / "parts", changes, corpus, accelerator)
-        parameters = list(loop.model.parameters())
+        parameters = list(loop.engine.model.parameters())
         shares = [
             parameter.to_local().numel() / parameter.numel()
             for parameter in parameters
@@ -142,7 +147,7 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
         ]
         loop.run()
         averaged = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.every_updates": 3}
-        exact = resumes(folder / "resume", averaged, corpus, accelerator, (2, 3))
+        exact = resumes(folder / "resume", averaged, corpus, accelerator, (3,))
         # What one process without sharding began, sharded processes go on with, and the other way round.
         begun = {**NO_DROPOUT, "optimization.max_updates": 3}
     make_loop(folder / "mixed", begun, corpus, accelerator).run()
@@ -171,7 +176,7 @@ def sharded(folder: Path, corpus, accelerator) -> dict:
 def shrinks_together(folder: Path, corpus, accelerator) -> dict:
     """Let memory run out in the second process alone."""
     loop = make_loop(folder, {**NO_DROPOUT, "optimization.shrink_token_budget": True}, corpus, accelerator)
-    network = accelerator.unwrap_model(loop.model)
+    network = accelerator.unwrap_model(loop.engine.model)
     forward = network.forward
 
     def limited(**batch):
@@ -187,7 +192,7 @@ def shrinks_together(folder: Path, corpus, accelerator) -> dict:
 def skips_together(folder: Path, corpus, accelerator) -> dict:
     """Let the loss of the second process alone be not a number, once."""
     loop = make_loop(folder, {"optimization.skip_nonfinite_updates": 1}, corpus, accelerator)
-    network = accelerator.unwrap_model(loop.model)
+    network = accelerator.unwrap_model(loop.engine.model)
     forward = network.forward
 
     def spoilt(**batch):
@@ -219,7 +224,7 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     )
     # The processes do not see the same values; those of the main process count.
     values = iter([3.0, 2.0, 2.5, 2.6, 1.0] if accelerator.is_main_process else [9.0, 8.0, 7.0, 6.0, 5.0, 4.0])
-    with patch.object(loop_module, "validation_loss", lambda *_: next(values)):
+    with patch.object(validation, "validation_loss", lambda *_: next(values)):
         ends = {"late": late.run().update, "patient": patient.run().update}
     told = make_loop(folder / "told", {}, corpus, accelerator)
     step = told._step
@@ -235,27 +240,27 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     except TrainingInterrupted as interruption:
         ends["told"] = str(interruption)
     full = make_loop(folder / "full", {"checkpoints.every_updates": 2}, corpus, accelerator)
-    save = loop_module.save_checkpoint
+    save = store.save_checkpoint
 
     def fail_once(path, model, state, *others):
         if state.progress.update == 4:
             raise OSError("No space left on device")
         return save(path, model, state, *others)
 
-    with patch.object(loop_module, "save_checkpoint", fail_once):
+    with patch.object(store, "save_checkpoint", fail_once):
         full.run()
-    ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.iterdir())
+    ends["full"] = sorted(int(path.name[-1]) for path in full.checkpoints.folder.iterdir())
     unsaved = make_loop(folder / "unsaved", {"optimization.max_updates": 4}, corpus, accelerator)
-    with patch.object(loop_module, "save_checkpoint", fail_once):
+    with patch.object(store, "save_checkpoint", fail_once):
         try:
             unsaved.run()
         except OSError as error:
             ends["unsaved"] = str(error)
     poisoned = make_loop(folder / "poisoned", {}, corpus, accelerator)
     if accelerator.process_index == 1:
-        next(poisoned.model.parameters()).data.view(-1)[0] = float("inf")
+        next(poisoned.engine.model.parameters()).data.view(-1)[0] = float("inf")
     try:
-        poisoned._save(must=True)
+        poisoned.checkpoints.save(poisoned.progress, must=True)
     except FloatingPointError as error:
         ends["poisoned"] = str(error)
     return ends
@@ -272,7 +277,7 @@ def padding(folder: Path, corpus, accelerator) -> dict:
     parts = [
         part
         for update in list(corpus.updates(0))[:3]
-        for process in loop._micro_batches(update)
+        for process in split_update(update, loop.token_budget, loop.accelerator.num_processes)
         for part in process
         if part
     ]
@@ -290,8 +295,8 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
     streamed = prepare_corpus(tiny_recipe(folder / "streamed", STREAM), folder / "tokenizer-of-streams", accelerator)
     averaged = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema", "validation.every_updates": 3}
     checks = {
-        "resumed": resumes(folder / "resumed", averaged, corpus, accelerator, (1, 3, 4, 5)),
-        "resumed_stream": resumes(folder / "resumed_stream", STREAM, streamed, accelerator, (2, 5)),
+        "resumed": resumes(folder / "resumed", averaged, corpus, accelerator, (1, 3, 4)),
+        "resumed_stream": resumes(folder / "resumed_stream", STREAM, streamed, accelerator, (5,)),
         "number": goes_on_with_another_number(folder / "number", corpus, accelerator, folder / "alone"),
         "stream": stream(folder / "stream", accelerator),
         "sharded": sharded(folder / "sharded", corpus, accelerator),

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import NO_DROPOUT, all_checks, make_loop
 
 from heedful.inference.translation import Translator
-from heedful.training.devices import make_accelerator
-from heedful.training.loop import TrainingLoop
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
-from heedful.training.validation import translate_spread, validation_loss
 from tiny_runs import logged, tiny_recipe
 
 # With this budget an update is several micro-batches.
@@ -48,10 +48,10 @@ def measure(folder: Path) -> dict:
     # A finished run dissolves its processes' group, and these have more to do.
     with patch.object(Accelerator, "end_training"):
         result = train(recipe)
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     translator = Translator.from_pretrained(result.folder, "cpu")
     sources = [pair["source"] for pair in result.corpus.validation_pairs[:9]]
-    translations = translate_spread(translator, sources, accelerator, max_new_tokens=12)
+    translations = translate_on_ranks(translator, sources, accelerator, max_new_tokens=12)
     loss = validation_loss(translator.model, result.corpus.validation, 300, 0, accelerator)
     return {
         "processes": accelerator.num_processes,
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     where = Path(sys.argv[1])
     measured = measure(where)
     recipe = tiny_recipe(where / "plain", PLAIN)
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     corpus = prepare_corpus(recipe, where / "plain" / "tokenizer", accelerator)
     measured["checks"] = all_checks(where, corpus, accelerator)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -9,24 +9,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from full_disk import FileTooLarge
-from heedful.data.tokenization import TokenizerPair, train_tokenizers
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.training import checkpoints
-from heedful.training.averaging import average_weights
-from heedful.training.checkpoints import (
+from heedful.training.checkpoints import checkpoints
+from heedful.training.checkpoints.checkpoints import (
     MANIFEST,
-    Progress,
     TrainingState,
     checkpoint_path,
-    clear_remains,
     find_damage,
     list_checkpoints,
     load_progress,
     load_state,
     newest_whole_checkpoint,
-    prune_checkpoints,
     save_checkpoint,
 )
+from heedful.training.checkpoints.progress import Progress
+from heedful.training.checkpoints.retention import clear_leftovers, prune_checkpoints
+from heedful.training.loop.averaging import average_weights
 from helpers import tiny_model
 
 RECIPE = "name: 뜻\n"
@@ -162,7 +162,7 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
 def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
     (folder / "update-00000008.partial" / "training_state").mkdir(parents=True)
     (folder / "update-00000020.damaged").mkdir()
-    clear_remains(folder, 7)
+    clear_leftovers(folder, 7)
     names = ["update-00000003", "update-00000007", "update-00000020.damaged"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / names[2] / "model.safetensors").is_file()

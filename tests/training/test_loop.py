@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from heedful.training.checkpoints import checkpoint_path, find_damage, load_progress, published_checkpoints
-from heedful.training.loop import TrainingInterrupted
+from heedful.data.micro_batches import split_update
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
+from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.loop.signals import TrainingInterrupted
+from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import prepare_corpus
-from heedful.training.validation import validation_loss
 from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}}
@@ -38,7 +40,7 @@ def test_the_learning_rate_of_every_update_is_the_schedules(make_loop):
     loop.run()
     rates = logged(loop.recipe.folder, "train/learning_rate")
     assert rates == pytest.approx([0.00075, 0.0015, 0.00225, 0.003, 0.003, 0.003])
-    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
+    assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
 
 
 def gradient_of_one_update(make_loop, folder, token_budget):
@@ -46,10 +48,10 @@ def gradient_of_one_update(make_loop, folder, token_budget):
     changes = {"optimization.max_updates": 1, "optimization.epsilon": 1e3, "optimization.warmup_updates": 0}
     changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **NO_DROPOUT}
     loop = make_loop(changes, folder)
-    before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
-    batches = len(loop._micro_batches(next(iter(loop.corpus.updates(0))))[0])
+    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
+    batches = len(split_update(next(iter(loop.corpus.updates(0))), loop.token_budget, 1)[0])
     loop.run()
-    change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.model.named_parameters()])
+    change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.engine.model.named_parameters()])
     return logged(folder, "train/loss")[0], change.detach().double(), batches
 
 
@@ -205,7 +207,7 @@ def test_patience_ends_the_run_after_so_many_validations_without_improvement(mak
         {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2},
     )
     values = iter([3.0, 2.0, 2.5, 2.1, 1.0])
-    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     progress = loop.run()
     assert (progress.update, progress.best) == (8, [(2.0, 4)])
 
@@ -215,15 +217,17 @@ def test_scores_are_better_when_higher(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
     scored = {"bleu": 1.0, "exact_match": 0.0}
-    monkeypatch.setattr("heedful.training.loop.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)})
+    monkeypatch.setattr(
+        "heedful.training.loop.validation.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)}
+    )
     progress = loop.run()
     assert progress.best == [(30.0, 2)]
-    assert loop.model.training
+    assert loop.engine.model.training
 
 
 def spoil_update(loop, monkeypatch, number):
     """Make the loss of an update not a number."""
-    forward = loop.model.forward
+    forward = loop.engine.model.forward
 
     def spoilt(**batch):
         output = forward(**batch)
@@ -231,7 +235,7 @@ def spoil_update(loop, monkeypatch, number):
             output.loss = output.loss * float("nan")
         return output
 
-    monkeypatch.setattr(loop.model, "forward", spoilt)
+    monkeypatch.setattr(loop.engine.model, "forward", spoilt)
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
@@ -249,16 +253,16 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_leaves_the_last_checkpoint
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
     loop = make_loop()
     losses = [
-        validation_loss(loop.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
+        validation_loss(loop.engine.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
         for budget in (10_000, 200, 1)
     ]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
-    loop.model.eval()
+    loop.engine.model.eval()
     total = count = 0.0
     for index in range(len(corpus.validation)):
         row = corpus.validation[index]
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
-        logits = loop.model(input_ids=ids, labels=labels).logits
+        logits = loop.engine.model(input_ids=ids, labels=labels).logits
         total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
         count += labels.numel()
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
@@ -268,14 +272,14 @@ def test_the_last_checkpoints_and_the_best_are_kept(make_loop, monkeypatch, save
     changes = {"checkpoints.every_updates": 2, "checkpoints.keep_last": 2, "validation.every_updates": 1}
     loop = make_loop({"optimization.max_updates": 9, **changes})
     values = iter([5.0, 4.0, 1.0, *[2.0] * 6])
-    monkeypatch.setattr("heedful.training.loop.validation_loss", lambda *_: next(values))
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: next(values))
     loop.run()
     # The two newest are the regular one of update 8 and the end of the run; update 3 had the best loss.
     assert saved_updates(tmp_path / "run") == [3, 8, 9]
     for publish, expected in (("average", [8, 9]), ("best", [3]), ("last", [9]), ("average_best", [3])):
         settings = replace(loop.recipe.checkpoints, publish=publish)
-        paths = published_checkpoints(loop.checkpoints, settings, loop.progress)
-        assert paths == [checkpoint_path(loop.checkpoints, update) for update in expected]
+        paths = published_checkpoints(loop.checkpoints.folder, settings, loop.progress)
+        assert paths == [checkpoint_path(loop.checkpoints.folder, update) for update in expected]
         assert all(find_damage(path) is None for path in paths)
 
 
@@ -317,13 +321,13 @@ def test_gradient_checkpointing_changes_no_loss(make_loop, tmp_path):
 def test_the_gradients_norm_is_clipped(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 1, "optimization.max_grad_norm": 0.01})
     norms = []
-    step = loop.optimizer.step
+    step = loop.engine.optimizer.step
 
     def look_and_step():
-        norms.append(torch.stack([weight.grad.norm() for weight in loop.model.parameters()]).norm().item())
+        norms.append(torch.stack([weight.grad.norm() for weight in loop.engine.model.parameters()]).norm().item())
         step()
 
-    monkeypatch.setattr(loop.optimizer, "step", look_and_step)
+    monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
     loop.run()
     assert norms == [pytest.approx(0.01, rel=1e-3)]
 

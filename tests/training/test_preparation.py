@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.training.preparation import make_model, prepare_corpus, read_config
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_config
 from tiny_runs import tiny_recipe
 
 
@@ -100,14 +102,14 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
 def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
     changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    assert corpus.languages == ("en", "ko")
+    assert corpus.encoder.languages == ("en", "ko")
     assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
     assert corpus.tokenizers.languages == ("ko", "en")
     assert len(corpus.validation) == 2
 
 
 def test_the_model_has_the_tokenizers_sizes_and_ids(corpus, tmp_path):
-    model = make_model(tiny_recipe(tmp_path), corpus.tokenizers)
+    model = make_model(tiny_recipe(tmp_path).model, corpus.tokenizers)
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (400, 400)
     assert model.config.d_model == 32
     corpus.tokenizers.check_config(model.config)
@@ -116,7 +118,7 @@ def test_the_model_has_the_tokenizers_sizes_and_ids(corpus, tmp_path):
 def test_separate_tokenizers_give_separate_embeddings(files, tmp_path):
     recipe = tiny_recipe(tmp_path, {**files, "tokenizer.joint": False, "tokenizer.target_vocab_size": 261})
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    model = make_model(recipe, corpus.tokenizers)
+    model = make_model(recipe.model, corpus.tokenizers)
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (260, 261)
     assert not model.config.share_encoder_decoder_embeddings
     assert TokenizerPair.from_pretrained(tmp_path / "tokenizer").is_joint is False
@@ -126,9 +128,9 @@ def test_separate_tokenizers_give_separate_embeddings(files, tmp_path):
 def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path, name, value):
     recipe = tiny_recipe(tmp_path, {f"model.options.{name}": value})
     with pytest.raises(ValueError, match=f"`model.options.{name}` must be left to the tokenizer.*but is {value} inst"):
-        make_model(recipe, corpus.tokenizers)
+        make_model(recipe.model, corpus.tokenizers)
     recipe.model.options = {**recipe.model.options, name: {"pad_token_id": 0}.get(name, 400)}
-    make_model(recipe, corpus.tokenizers)
+    make_model(recipe.model, corpus.tokenizers)
 
 
 def test_options_stand_above_the_config_file(corpus, tmp_path):
@@ -136,18 +138,18 @@ def test_options_stand_above_the_config_file(corpus, tmp_path):
         json.dumps({"model_type": "heed", "d_model": 64, "encoder_layers": 3, "vocab_size": 9, "architectures": ["x"]})
     )
     for where in (tmp_path, tmp_path / "config.json"):
-        model = make_model(tiny_recipe(tmp_path, {"model.config": str(where)}), corpus.tokenizers)
+        model = make_model(tiny_recipe(tmp_path, {"model.config": str(where)}).model, corpus.tokenizers)
         assert (model.config.d_model, model.config.encoder_layers, model.config.vocab_size) == (32, 1, 400)
     recipe = tiny_recipe(tmp_path, {"model.config": str(tmp_path), "model.options": {"d_model": 16}})
-    assert make_model(recipe, corpus.tokenizers).config.encoder_layers == 3
+    assert make_model(recipe.model, corpus.tokenizers).config.encoder_layers == 3
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "must be JSON, but is not"),
-        ("[1]", "must be of type heedful or heed_rnn, but is of list instead"),
-        ('{"model_type": "marian"}', "must be of type heedful or heed_rnn, but is of marian instead"),
+        ("[1]", "must be of type heed or heed_rnn, but is of list instead"),
+        ('{"model_type": "marian"}', "must be of type heed or heed_rnn, but is of marian instead"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path, text, message):
@@ -163,29 +165,29 @@ def test_a_config_that_does_not_exist_is_named(tmp_path):
 
 def test_a_misspelt_option_and_sizes_that_do_not_divide_are_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"`d_modle` is not a field.*`d_model`"):
-        make_model(tiny_recipe(tmp_path, {"model.options": {"d_modle": 32}}), corpus.tokenizers)
+        make_model(tiny_recipe(tmp_path, {"model.options": {"d_modle": 32}}).model, corpus.tokenizers)
     with pytest.raises(ValueError, match="`d_model` must be divisible by `encoder_attention_heads`"):
-        make_model(tiny_recipe(tmp_path, {"model.options.encoder_attention_heads": 5}), corpus.tokenizers)
+        make_model(tiny_recipe(tmp_path, {"model.options.encoder_attention_heads": 5}).model, corpus.tokenizers)
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_the_attention_kernel_is_the_one_asked_for(corpus, tmp_path, kernel):
     recipe = tiny_recipe(tmp_path, {"model.attn_implementation": kernel})
-    model = make_model(recipe, corpus.tokenizers)
+    model = make_model(recipe.model, corpus.tokenizers)
     assert model.model.encoder.layers[0].self_attn.config._attn_implementation == kernel
     model.save_pretrained(tmp_path / "start")
     recipe.model = tiny_recipe(tmp_path).model
     recipe.model.options, recipe.model.start_from = {}, str(tmp_path / "start")
     recipe.model.attn_implementation = kernel
-    again = make_model(recipe, corpus.tokenizers)
+    again = make_model(recipe.model, corpus.tokenizers)
     assert again.model.decoder.layers[0].cross_attn.config._attn_implementation == kernel
     assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
 
 
 def test_a_model_of_other_tokenizers_is_not_gone_on_from(corpus, tmp_path, files):
-    make_model(tiny_recipe(tmp_path), corpus.tokenizers).save_pretrained(tmp_path / "start")
+    make_model(tiny_recipe(tmp_path).model, corpus.tokenizers).save_pretrained(tmp_path / "start")
     recipe = tiny_recipe(tmp_path, {**files, "model.options": {}})
     other = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers
     recipe.model.start_from = str(tmp_path / "start")
     with pytest.raises(ValueError, match="`vocab_size` must be 260, but is 400 instead"):
-        make_model(recipe, other)
+        make_model(recipe.model, other)

@@ -12,17 +12,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heedful.training.checkpoints import (
-    _write_manifest,
-    checkpoint_path,
-    load_progress,
-    load_state,
-    published_checkpoints,
-)
-from heedful.training.devices import make_accelerator
+from heedful.training.checkpoints.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
+from heedful.training.checkpoints.retention import published_checkpoints
 from heedful.training.folder import changed_keys, check_output_folder
-from heedful.training.loop import TrainingInterrupted, TrainingLoop, seed_of_update
+from heedful.training.loop.loop import TrainingLoop, seed_of_update
+from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe, tiny_tree
 
 END = 9
@@ -81,8 +77,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop", range(1, END))
+# A plain run after every update; the others where they differ: inside and at the end of an epoch and of a pool, before
+# and after a validation. The rest of the product is slow.
+QUICK = {"plain": range(1, END), "stream": (3, 4, 5), "moving_average": (2, 3, 6)}
+STOPS = [
+    pytest.param(kind, stop, marks=[] if stop in QUICK[kind] else pytest.mark.slow)
+    for kind in KINDS
+    for stop in range(1, END)
+]
+
+
+@pytest.mark.parametrize(("kind", "stop"), STOPS)
 def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     make_loop, corpus, tmp_path, undisturbed, kind, stop
 ):
@@ -91,16 +96,16 @@ def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
         data = prepare_corpus(tiny_recipe(tmp_path / "any", KINDS[kind]), tmp_path / "tokenizer")
     changes = {**CHANGES, **KINDS[kind]}
     loop = make_loop(changes, tmp_path / "run", data)
-    count, told = loop._count, []
+    backward, signals = loop.engine.backward, []
 
-    def count_and_stop(**values):
-        count(**values)
+    def stop_and_go_backward(loss):
         # In the middle of the update's micro-batches.
-        if loop.progress.update == stop - 1 and not told:
-            told.append(True)
+        if loop.progress.update == stop - 1 and not signals:
+            signals.append(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+        backward(loss)
 
-    loop._count = count_and_stop
+    loop.engine.backward = stop_and_go_backward
     with pytest.raises(TrainingInterrupted, match=f"after update {stop};"):
         loop.run()
     resumed = make_loop({**changes, "resume": True}, tmp_path / "run", data)
@@ -114,7 +119,7 @@ def half_precision_loop(corpus, folder, changes):
     recipe = tiny_recipe(folder, {**CHANGES, **changes})
     recipe.folder.mkdir(exist_ok=True)
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe.optimization)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
     return TrainingLoop(recipe, corpus, accelerator)
@@ -131,12 +136,12 @@ def test_the_scale_of_half_precision_comes_back(corpus, tmp_path):
 
 def test_too_large_a_scale_skips_updates_without_an_error(corpus, tmp_path):
     loop = half_precision_loop(corpus, tmp_path / "run", {"optimization.max_updates": 2})
-    loop.accelerator.scaler = loop.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    before = {name: weight.clone() for name, weight in loop.model.named_parameters()}
+    loop.accelerator.scaler = loop.engine.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = {name: weight.clone() for name, weight in loop.engine.model.named_parameters()}
     progress = loop.run()
     assert (progress.update, progress.skipped_updates) == (2, 2)
     assert loop.accelerator.scaler.get_scale() == 2.0**125
-    assert all(torch.equal(before[name], weight) for name, weight in loop.model.named_parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in loop.engine.model.named_parameters())
 
 
 def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop, tmp_path, monkeypatch):
@@ -148,10 +153,10 @@ def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop
         pytest.fail("the run went on")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heedful.training.loop.validation_loss", be_told_to_stop)
+        patch.setattr("heedful.training.loop.validation.validation_loss", be_told_to_stop)
         with pytest.raises(TrainingInterrupted, match="after update 3;"):
             loop.run()
-    assert load_progress(checkpoint_path(loop.checkpoints, 3)).validated_update == 0
+    assert load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()
     assert_same(final(tmp_path / "run"), final(tmp_path / "straight"))
     validated = [line for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "validation/loss" in line]
@@ -337,7 +342,7 @@ def test_a_moving_average_that_comes_later_is_saved(make_loop, tmp_path):
 def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    path = checkpoint_path(loop.checkpoints, 1)
+    path = checkpoint_path(loop.checkpoints.folder, 1)
     (path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="all are damaged"):
         make_loop({"resume": True})
@@ -347,7 +352,7 @@ def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path)
 def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    state = checkpoint_path(loop.checkpoints, 1) / "training_state"
+    state = checkpoint_path(loop.checkpoints.folder, 1) / "training_state"
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
     _write_manifest(state.parent)
@@ -357,13 +362,13 @@ def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tm
 
 def test_a_signal_during_the_last_save_is_obeyed(make_loop, monkeypatch):
     loop = make_loop()
-    save = loop._save
+    save = loop.checkpoints.save
 
-    def save_and_be_told(must):
+    def save_and_be_told(progress, must):
         os.kill(os.getpid(), signal.SIGTERM)
-        save(must)
+        save(progress, must)
 
-    monkeypatch.setattr(loop, "_save", save_and_be_told)
+    monkeypatch.setattr(loop.checkpoints, "save", save_and_be_told)
     with pytest.raises(TrainingInterrupted, match="after update 6"):
         loop.run()
 
@@ -390,8 +395,8 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
 def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
     make_loop({"optimization.max_updates": 2}).run()
     loop = make_loop({"optimization.beta2": 0.9, "resume": True, "allow_changes": True})
-    assert {group["betas"] for group in loop.optimizer.param_groups} == {(0.9, 0.9)}
-    assert len(loop.optimizer.state) == len(loop.engine.parameters)
+    assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
+    assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
 
 
 def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):
@@ -403,7 +408,7 @@ def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):
 def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
-    path = checkpoint_path(loop.checkpoints, 1)
+    path = checkpoint_path(loop.checkpoints.folder, 1)
     text = (path / "training_state/progress.json").read_text().replace('"format": 2', '"format": 9')
     (path / "training_state/progress.json").write_text(text)
     _write_manifest(path)

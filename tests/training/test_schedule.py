@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heedful.training.loop.schedule import learning_rate, make_optimizer
 from heedful.training.recipe import OptimizationRecipe
-from heedful.training.schedule import learning_rate, make_optimizer
 
 
 def settings(schedule, **changes):

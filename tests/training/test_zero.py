@@ -18,11 +18,11 @@ from accelerate.utils import DistributedType
 from process_checks import END, NO_DROPOUT, difference, make_loop, weights_of
 from zero_process import COMPARED, NAMES
 
-from heedful.training.checkpoints import checkpoint_path, load_state
-from heedful.training.devices import make_accelerator
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
+from heedful.training.model_of_recipe import make_engine
 from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import OptimizationRecipe
-from heedful.training.zero import make_engine
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess
@@ -43,7 +43,7 @@ def run_alone(folder: Path, changes: dict, tokenizer: Path) -> Path:
     """Train in this process, without DeepSpeed."""
     AcceleratorState._reset_state(reset_partial_state=True)
     recipe = tiny_recipe(folder, {"optimization.token_budget": 700, **changes})
-    make_loop(folder, changes, prepare_corpus(recipe, tokenizer), make_accelerator(recipe)).run()
+    make_loop(folder, changes, prepare_corpus(recipe, tokenizer), make_accelerator(recipe.optimization)).run()
     return folder
 
 
@@ -211,7 +211,7 @@ def test_a_budget_that_shrinks_is_refused_by_both(zero):
 def test_what_would_be_wrong_under_deepspeed_is_refused(changes, message):
     launched = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
     with pytest.raises(ValueError, match=message):
-        make_engine(launched, None, None, OptimizationRecipe(max_updates=1, **changes))
+        make_engine(launched, None, OptimizationRecipe(max_updates=1, **changes))
 
 
 def test_a_whole_run_ends_with_a_model_that_loads(zero):

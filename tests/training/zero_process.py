@@ -18,8 +18,10 @@ from accelerate.utils import InitProcessGroupKwargs, set_seed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import END, NO_DROPOUT, make_loop, resumes, skips_together, weights_of
 
-from heedful.training.devices import complete_deepspeed
-from heedful.training.preparation import make_model, prepare_corpus
+from heedful.data.micro_batches import split_update
+from heedful.training.model_of_recipe import make_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import complete_deepspeed
 from heedful.training.run import train
 from tiny_runs import logged, tiny_recipe
 
@@ -59,7 +61,7 @@ def compared(folder: Path, tokenizer: Path) -> dict:
         corpus = prepare_corpus(tiny_recipe(folder / name, changes), tokenizer, accelerator)
         loop = make_loop(folder / name, changes, corpus, accelerator)
         update = next(iter(corpus.updates(0)))
-        parts = loop._micro_batches(update)[accelerator.process_index]
+        parts = split_update(update, loop.token_budget, loop.accelerator.num_processes)[accelerator.process_index]
         loop.run()
         measured[name] = {value: logged(folder / name, value) for value in NAMES}
         measured[name]["rows"] = [len(rows) for rows in parts]
@@ -75,7 +77,9 @@ def many_micro_batches(folder: Path, tokenizer: Path) -> dict:
         accelerator = zero_accelerator(changes)
         corpus = prepare_corpus(tiny_recipe(folder / precision, changes), tokenizer, accelerator)
         loop = make_loop(folder / precision, changes, corpus, accelerator)
-        measured["micro_batches"] = len(loop._micro_batches(next(iter(corpus.updates(0))))[0])
+        measured["micro_batches"] = len(
+            split_update(next(iter(corpus.updates(0))), loop.token_budget, loop.accelerator.num_processes)[0]
+        )
         loop.run()
         measured[precision] = logged(folder / precision, "train/gradient_norm")[0]
     return measured
@@ -109,7 +113,7 @@ def masters(folder: Path, corpus) -> dict:
     """Look at the weights of a run in bf16: those it begins with, those it saves, those it computes with."""
     loop = make_loop(folder / "bf16", BF16, corpus, zero_accelerator(BF16))
     set_seed(loop.recipe.seed)
-    original = dict(make_model(loop.recipe, corpus.tokenizers).named_parameters())
+    original = dict(make_model(loop.recipe.model, corpus.tokenizers).named_parameters())
     begun = loop.engine.weights(keep=True)
     same = all(torch.equal(begun[name], weight) for name, weight in original.items())
     loop.run()
@@ -143,7 +147,7 @@ def without_end():
 def whole_run(folder: Path) -> dict:
     """Everything `heedful train` does, from the corpus to the test and the published folder."""
     changes = {**BF16, **VALIDATED, "data.test": {"small": "builtin:test:7"}, "decoding.bootstrap": 40}
-    with patch("heedful.training.run.make_accelerator", lambda _: zero_accelerator(changes)), without_end():
+    with patch("heedful.training.run.make_accelerator", lambda *_: zero_accelerator(changes)), without_end():
         result = train(tiny_recipe(folder / "run", {"optimization.token_budget": 700, **changes}))
     return {"folder": str(result.folder), "count": result.metrics["small"]["count"], "processes": result.processes}
 

@@ -15,7 +15,7 @@ def doctor(
     as_json: AsJson = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
-    from heedful.training.recipe import read_recipe
+    from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
     from heedful.diagnosis.doctor import diagnose

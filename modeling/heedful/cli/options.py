@@ -1,7 +1,6 @@
-"""What several commands share: their options and arguments, a quiet terminal, and which process this is."""
+"""What several commands share: their options and arguments, and a quiet terminal."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,14 +34,6 @@ def quieten() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of processes, as torchrun and accelerate launch set them.
-
-    They are read from the environment, because nothing that costs seconds to import may be imported for `--help`.
-    """
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:

@@ -40,7 +40,7 @@ def convert(
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
     """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
-    from heedful.publishing.conversion import convert as convert_folder
+    from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
     quieten()
     result = convert_folder(source, target, source_language, target_language)
@@ -59,8 +59,8 @@ def export_to_onnx(
     count: Count = 500,
 ):
     """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
-    from heedful.publishing.export_check import sentences_to_compare
-    from heedful.publishing.export_onnx import export_onnx
+    from heedful.publishing.exports.comparison import sentences_to_compare
+    from heedful.publishing.exports.onnx_export import export_onnx
 
     compared = sentences_to_compare(sentences, count)
     quieten()
@@ -84,8 +84,8 @@ def export_to_ctranslate2(
     device: Device = None,
 ):
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
-    from heedful.publishing.export_check import sentences_to_compare
-    from heedful.publishing.export_ctranslate2 import export_ctranslate2
+    from heedful.publishing.exports.comparison import sentences_to_compare
+    from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
     compared = sentences_to_compare(sentences, count)
     quieten()

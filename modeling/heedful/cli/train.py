@@ -4,7 +4,8 @@ from typing import Annotated
 
 from typer import Option
 
-from heedful.cli.options import Overrides, RecipeFile, quieten, rank_and_world_size
+from heedful.cli.options import Overrides, RecipeFile, quieten
+from heedful.training.processes.launcher import rank
 
 
 def train(
@@ -13,10 +14,10 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
-    from heedful.training.recipe import read_recipe
+    from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
-    prints = rank_and_world_size()[0] == 0
+    prints = rank() == 0
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 

@@ -20,8 +20,8 @@ from heedful.cli.options import (
     TargetLanguage,
     TokenBudget,
     quieten,
-    rank_and_world_size,
 )
+from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
 
@@ -110,15 +110,15 @@ def _translate_all(folder: str, revision: str | None, sources: list[str], device
     """Return the best translation of each source; if several processes share the work, only in the main one."""
     from heedful.inference.translation import Translator
 
-    if rank_and_world_size()[1] == 1:
+    if world_size() == 1:
         translator = Translator.from_pretrained(folder, device, revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
-    from heedful.training.devices import join_processes
-    from heedful.training.validation import translate_spread
+    from heedful.training.loop.validation import translate_on_ranks
+    from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(folder, accelerator.device, revision)
-    texts = translate_spread(translator, sources, accelerator, **settings)
+    texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None

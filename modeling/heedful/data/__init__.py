@@ -1,1 +1,1 @@
-"""data."""
+"""Corpora of sentence pairs in, batches out: read, clean, tokenize, encode, and group by length into updates."""

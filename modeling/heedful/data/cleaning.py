@@ -1,10 +1,12 @@
-"""Rules for which sentence pairs are worth training on, and an account of what they dropped."""
+"""Rules that decide which sentence pairs are worth training on, and a report of what they dropped."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
+
+from heedful.files import check_at_least
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -22,22 +24,23 @@ EXAMPLES_PER_REASON = 3
 
 @dataclass(frozen=True)
 class CleaningRules:
-    """Which pairs to drop. A pair that breaks several rules is counted under the first of them.
+    """The rules that decide which pairs to drop.
+
+    A pair that breaks several rules is counted under the first of them in the order of `REASONS`. Spaces around a text
+    do not matter when texts are compared; everything else does.
 
     Args:
-        drop_empty: drop pairs with a side that is empty or only spaces.
-        max_characters: drop pairs with a longer side; None for no limit.
-        max_ratio: drop pairs one side of which has more than so many times the characters of the other; None for
-            no limit.
-        drop_identical: drop pairs whose source and target are the same text.
-        drop_overlap: drop pairs whose source text is also a source in the held-out data, whatever its translation:
-            a model that has seen a test sentence is not tested by it.
-        drop_duplicates: drop a pair that came before. A source with several translations is no duplicate.
-
-    Texts are compared exactly, but for spaces around them.
+        drop_empty: Drop pairs with a side that is empty or only spaces.
+        max_characters: Drop pairs with a longer side; None for no limit.
+        max_ratio: Drop pairs if one side has more than this number of times the characters of the other; None for no
+            limit.
+        drop_duplicates: Drop a pair that came before. Two different translations of a source are not duplicates.
+        drop_identical: Drop pairs whose source and target are the same text.
+        drop_overlap: Drop pairs whose source is also a source in the held-out data, even if its translation differs:
+            a sentence tests nothing if the model was trained on it.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: If a number is out of range.
     """
 
     drop_empty: bool = True
@@ -48,26 +51,23 @@ class CleaningRules:
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_characters", "max_ratio"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+        check_at_least(1, max_characters=self.max_characters, max_ratio=self.max_ratio)
 
 
 class CleaningReport:
-    """How many pairs were kept, and how many were dropped why.
+    """How many pairs were kept, and how many were dropped for which reason.
 
     Attributes:
-        kept: number of pairs kept.
-        dropped: number of pairs dropped for each reason of `REASONS`.
-        examples: up to three dropped (source, target) for each reason.
+        kept: The number of pairs kept.
+        dropped: The number of pairs dropped for each reason of `REASONS`.
+        examples: Up to three dropped (source, target) for each reason.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Start counting anew."""
+        """Start counting from zero."""
         self.kept = 0
         self.dropped: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self.examples: dict[str, list[tuple[str, str]]] = {reason: [] for reason in REASONS}
@@ -82,7 +82,7 @@ class CleaningReport:
             self.examples[reason].append((source, target))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts and examples as plain data; reasons that never applied are left out."""
+        """Return the counts and examples as plain data, without the reasons that never applied."""
         return {
             "kept": self.kept,
             "dropped": {reason: count for reason, count in self.dropped.items() if count},
@@ -107,28 +107,28 @@ def clean_pairs(
     """Drop the pairs that break a rule.
 
     Args:
-        pairs: rows with `source` and `target`.
-        rules: the rules.
-        held_out: the rows of validation and test data, for `drop_overlap`.
+        pairs: Rows with `source` and `target`.
+        rules: The rules.
+        held_out: The rows of validation and test data, for `drop_overlap`.
 
     Returns:
-        The pairs that are left, in their order, and the report. Of an `IterableDataset` nothing is read yet: its
-        report fills as rows pass, and begins anew with every pass (in a data loader's worker processes it can't be
-        seen).
+        The pairs that are left, in their order, and the report. An `IterableDataset` is not read yet: its report fills
+        while it is iterated, and starts from zero with every pass (the report of a data loader's worker process stays
+        in that process).
 
     Raises:
-        ValueError: if no pair is left; the message holds the report. For an `IterableDataset`, at the end of a pass.
+        ValueError: If no pair is left; the message holds the report. For an `IterableDataset` it is raised at the end
+            of a pass.
     """
     from datasets import IterableDataset
 
     held_out_sources = frozenset(row["source"].strip() for row in held_out) if rules.drop_overlap else frozenset()
     report = CleaningReport()
+    judge = _Judge(rules, held_out_sources, report)
     if isinstance(pairs, IterableDataset):
-        judge = _Judge(rules, held_out_sources, report)
         arguments = {"pairs": pairs, "judge": judge}
         stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
         return cast("IterableDataset", stream), report
-    judge = _Judge(rules, held_out_sources, report)
     columns = zip(pairs["source"][:], pairs["target"][:], strict=True)
     kept = [index for index, (source, target) in enumerate(columns) if judge.keeps(source, target)]
     judge.check_that_some_are_left()
@@ -179,7 +179,7 @@ class _Judge:
         return None
 
     def came_before(self, source: str, target: str) -> bool:
-        # 16 bytes for each pair instead of its text: a corpus of 100 million pairs can be checked.
+        # 16 bytes for each pair, not its text: the set of 100 million pairs still fits in memory.
         digest = blake2b(f"{len(source)} {source}{target}".encode(), digest_size=16).digest()
         if digest in self.seen:
             return True

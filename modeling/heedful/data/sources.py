@@ -1,8 +1,8 @@
-"""Corpora of sentence pairs, wherever they lie, as rows {"source": …, "target": …}.
+"""Corpora of sentence pairs in files, on the Hub or built in, as rows {"source": …, "target": …}.
 
-Every form of corpus goes the same way: a reader yields its rows one by one together with where each one stands, a
-checker takes source and target out of them, and the pairs become a `Dataset` in memory or an `IterableDataset`.
-Nothing is cached on disk (what the Hub's own library downloads apart), so a changed file is always seen.
+Every kind of corpus takes the same way: a reader yields its rows one by one, each with its file and number; a checker
+takes source and target out of each row; and the pairs become a `Dataset` in memory or an `IterableDataset`. Nothing is
+cached on disk except what the Hub's own library downloads, so a changed file is always read again.
 """
 
 import csv
@@ -14,7 +14,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
 
 ROWS_PER_CHUNK = 10_000
+BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
 
@@ -33,24 +34,24 @@ def read_pairs(
     """Read a parallel corpus.
 
     Args:
-        location: one of
+        location: One of
             "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
-            a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files in order of
-            their names). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of column
-            names; in TSV, quotes mean nothing and every line is a row;
-            two text files whose lines belong together, [source file, target file] (.gz allowed);
+            a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in
+            alphabetical order). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of
+            column names; in TSV, quotes have no meaning and every line is a row;
+            two text files with the same number of lines, [source file, target file] (.gz allowed);
             a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split".
-        source: the source's language inside a `translation` column, or its column.
-        target: the target's language or column.
-        split: the split of a Hub dataset whose location names none; nothing else has splits.
-        streaming: give an `IterableDataset` that reads while it is iterated. The checks then happen as rows pass.
+        source: The language of the source inside a `translation` column, or the name of its column.
+        target: The language or column of the target.
+        split: The split of a Hub dataset if its location names none; nothing else has splits.
+        streaming: Whether to return an `IterableDataset`, which reads and checks rows while it is iterated.
 
     Returns:
-        Rows with exactly the columns `source` and `target`, text in Unicode's form NFC.
+        Rows with the columns `source` and `target` and no others; texts are in Unicode's form NFC.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if something in the corpus is not as it must be; names the file and the line or row.
+        FileNotFoundError: If there is no such file.
+        ValueError: If the corpus or an argument is wrong. The message names the file and the line or row.
     """
     from datasets import Features, IterableDataset, Value
 
@@ -58,18 +59,17 @@ def read_pairs(
     rows, source, target = _locate(location, source, target, split, streaming)
     if streaming:
         arguments = {"rows": rows, "source": source, "target": target}
-        return cast(
-            "IterableDataset", IterableDataset.from_generator(_stream, features=features, gen_kwargs=arguments)
-        )
+        stream = IterableDataset.from_generator(_stream, features=features, gen_kwargs=arguments)
+        return cast("IterableDataset", stream)
     return _in_memory(rows, _PairChecker(source, target), features)
 
 
 def _locate(
     location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
 ) -> tuple[Callable[[], Iterator[Row]], str, str]:
-    """Find the reader for a location, and the column names that it will use.
+    """Return the reader of a location, and the column names of source and target in its rows.
 
-    Errors that need no row to be read are raised here, streaming or not.
+    Errors that can be found without reading a row are raised here, even if rows will be streamed.
     """
     if not isinstance(location, str):
         if len(location) != 2:
@@ -82,13 +82,12 @@ def _locate(
     files = _local_files(location)
     if files:
         return partial(_file_rows, tuple(map(str, files))), source, target
-    return partial(_hub_rows, location, _hub_dataset(location, source, target, split, streaming)), source, target
+    return partial(_numbered, location, _hub_dataset(location, source, target, split, streaming)), source, target
 
 
 def _stream(rows: Callable[[], Iterator[Row]], source: str, target: str) -> Iterator[dict[str, str]]:
     checker = _PairChecker(source, target)
-    for row in rows():
-        pair = checker.pair(row)
+    for pair in map(checker.pair, rows()):
         if pair is None:
             checker.finish()
         else:
@@ -97,36 +96,30 @@ def _stream(rows: Callable[[], Iterator[Row]], source: str, target: str) -> Iter
 
 def _in_memory(rows: Callable[[], Iterator[Row]], checker: "_PairChecker", features: "Features") -> "Dataset":
     import pyarrow as pa
-    from datasets import Dataset, DatasetInfo
+    from datasets import Dataset
 
-    chunks: list[pa.Table] = []
-    pairs: list[dict[str, str]] = []
-    schema = pa.schema({"source": pa.string(), "target": pa.string()})
-    for row in rows():
-        pair = checker.pair(row)
-        if pair:
-            pairs.append(pair)
-        if len(pairs) == ROWS_PER_CHUNK:
-            chunks.append(pa.Table.from_pylist(pairs, schema=schema))
-            pairs = []
+    pairs = filter(None, map(checker.pair, rows()))
+    tables = [features.arrow_schema.empty_table()]
+    while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
+        tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
     checker.finish()
-    chunks.append(pa.Table.from_pylist(pairs, schema=schema))
-    return Dataset(pa.concat_tables(chunks), info=DatasetInfo(features=features))
+    return Dataset(pa.concat_tables(tables))
 
 
 class _PairChecker:
     """Takes source and target out of rows, and remembers what is wrong with them.
 
-    That a language is missing is only known for certain, and told with numbers, once all rows have passed.
+    Only after the last row is it certain that a language is missing, and in how many rows.
     """
 
     def __init__(self, source: str, target: str):
         self.names = (source, target)
-        self.columns: dict[str, None] = {}  # seen in the rows that lack a name, in order
+        self.columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
         self.empty: dict[str, list[tuple[str, int]]] = {source: [], target: []}
         self.found: set[str] = set()
 
     def pair(self, row: Row) -> dict[str, str] | None:
+        """Return the pair of a row, or `None` if source or target is missing."""
         file, number, cells = row
         texts = []
         for name in self.names:
@@ -147,25 +140,24 @@ class _PairChecker:
         return {"source": texts[0], "target": texts[1]} if len(texts) == 2 else None
 
     def finish(self) -> None:
-        for name in self.names:
-            if not self.empty[name]:
+        """Raise a `ValueError` if source or target was missing in a row."""
+        for name, rows in self.empty.items():
+            if not rows:
                 continue
-            file, number = self.empty[name][0]
+            file, number = rows[0]
             if name not in self.found:
                 columns = ", ".join(self.columns)
                 raise ValueError(f"{file} must have the language or column {name!r}, but has {columns} instead.")
-            count = len(self.empty[name])
-            raise ValueError(
-                f"`{name}` must be text in every row, but is None in row {number} of {file} instead"
-                + (f", and in {count - 1} more." if count > 1 else ".")
-            )
+            more = f", and in {len(rows) - 1} more" if len(rows) > 1 else ""
+            place = f"row {number} of {file} instead{more}"
+            raise ValueError(f"`{name}` must be text in every row, but is None in {place}.")
 
 
 def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
-    from heedful.data.korean_english import BUILTIN_SPLITS
+    from heedful.data.korean_english.pairs import BUILTIN_SPLITS
 
-    _, split, count = ([*location.split(":"), "", ""])[:3]
-    if split not in BUILTIN_SPLITS or not re.fullmatch("[1-9][0-9]*", count) or location.count(":") != 2:
+    match = BUILTIN_LOCATION.fullmatch(location)
+    if match is None or match["split"] not in BUILTIN_SPLITS:
         raise ValueError(
             f"`location` must be builtin:SPLIT:COUNT with a split of {', '.join(BUILTIN_SPLITS)} and a count of at "
             f"least 1, but is {location!r} instead."
@@ -173,18 +165,30 @@ def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[R
     for field, language in (("source", source), ("target", target)):
         if language not in ("ko", "en"):
             raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
-    return partial(_builtin_rows, location, split, int(count))
+    return partial(_builtin_rows, location, match["split"], int(match["count"]))
 
 
 def _builtin_rows(location: str, split: str, count: int) -> Iterator[Row]:
-    from heedful.data.korean_english import korean_english_pairs
+    from heedful.data.korean_english.pairs import korean_english_pairs
 
-    for number, pair in enumerate(korean_english_pairs(split, count), start=1):
-        yield location, number, pair
+    return _numbered(location, korean_english_pairs(split, count))
+
+
+def _numbered(location: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield rows with their place and number.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        yield location, number, row
+    if not number:
+        raise ValueError(f"{location} must hold at least one row, but is empty instead.")
 
 
 def _local_files(location: str) -> list[Path]:
-    """Return the files that a location means, in order; none if it is a name on the Hub."""
+    """Return the files of a location in order, or an empty list if it is a name on the Hub."""
     path = Path(location).expanduser()
     suffixes = "(.jsonl, .csv or .tsv, each also with .gz, or .parquet)"
     if path.is_file():
@@ -221,9 +225,9 @@ def _text_file(location: str) -> str:
 
 
 def _lines(file: str) -> Iterator[tuple[int, str]]:
-    r"""Yield the lines of a text file with their numbers, each with its end.
+    r"""Yield the number and the text of each line of a text file, with the characters that end the line.
 
-    Only \n ends a line: \x0b, \u2028 and others, at which Python likes to split text, stand inside sentences.
+    Only \n ends a line. Python's `splitlines` also splits at \x0b, \u2028 and others, which occur inside sentences.
     """
     number = 0
     try:
@@ -261,11 +265,7 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
 def _file_rows(files: tuple[str, ...]) -> Iterator[Row]:
     readers = {"jsonl": _json_rows, "csv": _csv_rows, "tsv": _tsv_rows, "parquet": _parquet_rows}
     for file in files:
-        number = 0
-        for number, row in enumerate(readers[str(_kind(Path(file)))](file), start=1):
-            yield file, number, row
-        if not number:
-            raise ValueError(f"{file} must hold at least one row, but is empty instead.")
+        yield from _numbered(file, readers[str(_kind(Path(file)))](file))
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
@@ -275,7 +275,7 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
         try:
             row = json.loads(line)
             if "\\ud" in line or "\\uD" in line:
-                json.dumps(row, ensure_ascii=False).encode("utf-8")  # half a surrogate pair can't be text
+                json.dumps(row, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
         except ValueError as error:
             what = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise ValueError(f"{file} must hold JSON, but line {number} is broken: {what}.") from error
@@ -341,14 +341,6 @@ def _hub_dataset(location: str, source: str, target: str, split: str, streaming:
     finally:
         if bars_shown:
             datasets.enable_progress_bars()
-    # Other columns may hold sound or pictures, which would be decoded for nothing.
+    # Other columns may hold audio or images, which would be decoded for nothing.
     wanted = [column for column in dataset.column_names or [] if column in (source, target, "translation")]
     return dataset.select_columns(wanted) if wanted else dataset
-
-
-def _hub_rows(location: str, dataset: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    number = 0
-    for number, row in enumerate(dataset, start=1):
-        yield location, number, row
-    if not number:
-        raise ValueError(f"{location} must hold at least one row, but is empty instead.")

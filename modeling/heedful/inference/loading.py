@@ -114,7 +114,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     from transformers import AutoModelForSeq2SeqLM
 
     import heedful  # noqa: F401
-    from heedful.pipeline_heed import weights_that_are_no_numbers
+    from heedful.generation_heed import weights_that_are_no_numbers
 
     try:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(

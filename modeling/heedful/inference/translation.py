@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH
 from heedful.inference.ctranslate2.engine import ComputeType, CTranslate2Engine, ExportedModel, is_exported_folder
 from heedful.inference.ctranslate2.engine import check_settings as check_ctranslate2_settings
 from heedful.inference.ctranslate2.specification import positions_of_table
@@ -24,7 +26,6 @@ from heedful.inference.loading import adapted_model, first_line, is_adapter, loa
 from heedful.inference.native.decoder import settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
-from heedful.pipeline_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH, position_limit
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

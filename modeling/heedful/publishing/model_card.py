@@ -1,28 +1,30 @@
 """The model card: what a published model is, where it came from and how well it does, from the facts of its run.
 
-The text is `model_card_template.md` beside this file (the `model_card.md` at the top of the repository is the same).
-Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand.
+The text is `model_card_template.md` beside this file; `model_card.md` at the top of the repository is what it becomes
+for the quickstart's model. Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from heedful.publishing.card_text import (
+    LANGUAGE_CODE,
+    metadata_of_card,
+    python_string,
+    render,
+    without_folders,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
-TEMPLATE = Path(__file__).with_name("model_card_template.md")
-
+TEMPLATE = "model_card_template.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
-
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
-
-LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
-
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 
 _LICENSE_WORDS = """
@@ -81,21 +83,16 @@ class RunFacts:
         seconds: Duration of the training.
         hardware: What it ran on, such as "1 × NVIDIA H200" or "2 CPU cores".
         scores: What `score_translations` gave, per name of a test set.
-        validation_loss: Best loss on the validation split, in nats per target token.
+        validation_loss: Loss of the published weights on the validation split, in nats per target token.
         versions: Version per package; "heedful", "transformers" and "torch" at least.
         example_source: A sentence to try, preferably from a test set.
         example_translation: What the model makes of it.
         example_language: The target language of the example, where the model knows several and must be told.
-        repository: Id on the Hub, such as "someone/heed-small-ko-en". Default: `name`, until `heedful push` knows it.
-        description: First paragraph of the card. Default: one sentence from the languages.
-        intended_use: Default: `INTENDED_USE`.
+        intended_use: What the model is for.
         limits: Further limits, put before the general ones.
-        citation: Further text under "Citation", such as the training data's. Default: none.
-        tags: Further tags for the Hub.
 
     Raises:
-        ValueError: For an empty or impossible value; the message names the field.
-
+        ValueError: If a value is empty or impossible; the message names the field.
     """
 
     name: str
@@ -120,16 +117,17 @@ class RunFacts:
     example_source: str
     example_translation: str
     example_language: str | None = None
-    repository: str | None = None
-    description: str | None = None
     intended_use: str = INTENDED_USE
     limits: Sequence[str] = ()
-    citation: str = ""
-    tags: Sequence[str] = ()
 
     def __post_init__(self):
         """Check every field."""
-        self._check_presence()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            # A model may translate its example into nothing.
+            empty = [None] if field.name == "example_translation" else [None, "", (), [], {}]
+            if field.default is MISSING and value in empty:
+                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
         for name in ("source_language", "target_language"):
             code = getattr(self, name)
             if not LANGUAGE_CODE.fullmatch(code):
@@ -143,41 +141,8 @@ class RunFacts:
         for test_set, scores in self.scores.items():
             _check_keys(f"scores[{test_set!r}]", scores, ("count",))
 
-    def _check_presence(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.default is not None:
-                raise ValueError(f"`{field.name}` must be given, but is None instead.")
-            # A model may well translate its example into nothing; False and 0 are values.
-            may_be_empty = field.default is not MISSING or field.name == "example_translation"
-            if not may_be_empty and value in ("", (), [], {}):
-                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
-        for name in ("datasets", "limits", "tags"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"`{name}` must be a list, but is the string {getattr(self, name)!r} instead.")
 
-    @classmethod
-    def from_mapping(cls, facts: Mapping[str, Any]) -> Self:
-        """Make the facts from a mapping, for example one read from JSON.
-
-        Args:
-            facts: A value per field.
-
-        Raises:
-            ValueError: For a missing, unknown, empty or impossible field.
-
-        """
-        required = [field.name for field in fields(cls) if field.default is MISSING]
-        missing = [name for name in required if name not in facts]
-        if missing:
-            raise ValueError(f"`facts` must have {', '.join(f'`{name}`' for name in missing)}, but has not.")
-        unknown = sorted(set(facts) - {field.name for field in fields(cls)})
-        if unknown:
-            raise ValueError(f"`facts` must have no other fields than RunFacts, but has `{unknown[0]}`.")
-        return cls(**facts)
-
-
-def write_model_card(folder: str | Path, facts: RunFacts | Mapping[str, Any]) -> Path:
+def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
     """Write a model's card, README.md, into its folder.
 
     Args:
@@ -188,9 +153,7 @@ def write_model_card(folder: str | Path, facts: RunFacts | Mapping[str, Any]) ->
         The path of the card.
 
     Raises:
-        FileNotFoundError: When the folder does not exist.
-        ValueError: For a missing, unknown, empty or impossible fact.
-
+        FileNotFoundError: If the folder does not exist.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -200,78 +163,38 @@ def write_model_card(folder: str | Path, facts: RunFacts | Mapping[str, Any]) ->
     return path
 
 
-def render_model_card(facts: RunFacts | Mapping[str, Any]) -> str:
-    """Fill in the template.
-
-    Args:
-        facts: The facts of a run.
-
-    Returns:
-        The card: metadata between two lines of ---, then Markdown.
-
-    Raises:
-        ValueError: For a missing, unknown, empty or impossible fact.
-
-    """
-    import jinja2
-
-    if not isinstance(facts, RunFacts):
-        facts = RunFacts.from_mapping(facts)
-    # Strict: a name that the template has and we don't give is an error, not an empty place.
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters |= {
-        **{"count": _count, "duration": _duration, "score": _score, "cell": _cell},
-        **{"tojson_text": _python_string, "quoted": _quoted},
-    }
-    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+def render_model_card(facts: RunFacts) -> str:
+    """Return the card of a run: metadata between two lines of ---, then Markdown."""
+    is_builtin = any(dataset.startswith("builtin:") for dataset in facts.datasets)
+    return render(
+        TEMPLATE,
+        card_metadata(facts),
         facts=facts,
-        metadata=card_metadata(facts).to_yaml(),
-        repository=facts.repository or facts.name,
         tgt_lang=_keyword("tgt_lang", facts.example_language),
         target_language=_keyword("target_language", facts.example_language),
-        description=facts.description or _default_description(facts),
-        limits=_limits(facts),
-        dropped=facts.cleaning.get("dropped", {}),
-        recipe=dict(_flat(facts.recipe)),
+        limits=[*facts.limits, *([BUILTIN_LIMIT] if is_builtin else []), *LIMITS],
+        recipe=_flat(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
         has_intervals=any(key.endswith("_interval") for scores in facts.scores.values() for key in scores),
-        signatures=_signatures(facts),
-        datasets=[_public(dataset) for dataset in facts.datasets],
+        metric_names=METRIC_NAMES,
+        datasets=[without_folders(dataset) for dataset in facts.datasets],
     )
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
-
-
-def with_repository(card: str, repository: str) -> str:
-    """Return a card whose code loads the model from this repository."""
-    line = f"repository = {_python_string(repository)}"
-    return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
 
 
 def card_metadata(facts: RunFacts) -> "ModelCardData":
-    """Make the metadata by which the Hub files a model, its scores (the model index) included.
-
-    Args:
-        facts: The facts of a run.
-
-    """
-    from huggingface_hub import ModelCardData
-
+    """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
     hub_datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
     metrics = [metric for metric in METRIC_NAMES if any(metric in scores for scores in facts.scores.values())]
-    return ModelCardData(
-        language=list(dict.fromkeys([facts.source_language, facts.target_language])),
+    return metadata_of_card(
+        facts.name,
+        [facts.source_language, facts.target_language],
+        [],
         license=license_id if known else "other",
         license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
-        library_name="transformers",
-        pipeline_tag="translation",
-        tags=["heed", "translation", "encoder-decoder", *facts.tags],
         datasets=hub_datasets or None,
         metrics=metrics or None,
-        model_name=facts.name,
         eval_results=_evaluation_results(facts) or None,
     )
 
@@ -309,75 +232,14 @@ def _evaluation_results(facts: RunFacts) -> "list[EvalResult]":
     ]
 
 
-def _default_description(facts: RunFacts) -> str:
-    return (
-        f"An encoder-decoder that translates {facts.source_language} into {facts.target_language}, trained from raw"
-        " sentence pairs with Heedful."
-    )
-
-
-def _limits(facts: RunFacts) -> list[str]:
-    is_builtin = any(dataset.startswith("builtin:") for dataset in facts.datasets)
-    return [*facts.limits, *([BUILTIN_LIMIT] if is_builtin else []), *LIMITS]
-
-
-def _signatures(facts: RunFacts) -> list[tuple[str, str, str]]:
-    return [
-        (test_set, METRIC_NAMES[metric], scores[f"{metric}_signature"])
-        for test_set, scores in facts.scores.items()
-        for metric in METRIC_NAMES
-        if f"{metric}_signature" in scores
-    ]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one level, with names like `outer.inner`."""
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _count(number: float) -> str:
-    return f"{number:,}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _score(scores: Mapping[str, Any], metric: str) -> str:
-    if metric not in scores:
-        return "–"
-    interval = scores.get(f"{metric}_interval")
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{scores[metric]:.2f}{brackets}"
-
-
-def _cell(value: Any) -> str:
-    """Make a value fit for one cell of a Markdown table."""
-    return " ".join(_public(value).split()).replace("|", "\\|")
-
-
-def _public(value: Any) -> str:
-    """Take the folders off a path of this machine, which are nobody's business."""
-    text = str(value)
-    return Path(text).name if Path(text).is_absolute() else text
-
-
-def _python_string(text: str) -> str:
-    # JSON's strings are Python's too, and its double quotes are how the card's code is written.
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _keyword(name: str, value: str | None) -> str:
     """Write a further keyword argument of a call, if there is one."""
-    return "" if value is None else f", {name}={_python_string(value)}"
-
-
-def _quoted(text: str) -> str:
-    line = " ".join(text.split())
-    return f'"{line}"' if line else "(nothing)"
+    return "" if value is None else f", {name}={python_string(value)}"

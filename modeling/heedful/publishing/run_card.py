@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
-from heedful.publishing.model_card import LANGUAGE_CODE, RunFacts, write_model_card
+from heedful.publishing.card_text import LANGUAGE_CODE, UNDETERMINED
+from heedful.publishing.model_card import REQUIRED_VERSIONS, RunFacts, write_model_card
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
-UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
 BUILTIN_LICENSE = "apache-2.0"
 
 
@@ -39,7 +39,7 @@ def facts_of(result: RunResult) -> RunFacts:
     }
     example = corpus.validation_pairs[0]["source"]
     translator = Translator.from_pretrained(result.folder)
-    language = corpus.languages[0] if corpus.languages else None
+    language = corpus.target_language
     translation = translator.translate([example], target_language=language)[0][0].text
     optional: dict[str, Any] = {}
     if recipe.card.intended_use:
@@ -70,7 +70,7 @@ def facts_of(result: RunResult) -> RunFacts:
         hardware=result.hardware,
         scores=scores,
         validation_loss=result.metrics["validation"]["loss"],
-        versions={name: version(name) for name in ("heedful", "transformers", "torch")},
+        versions={name: version(name) for name in REQUIRED_VERSIONS},
         example_source=example,
         example_translation=translation,
         example_language=language,

@@ -12,7 +12,8 @@ from torch import nn
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.fingerprint import foreign_part
-from heedful.modeling_heed import HeedForConditionalGeneration, sinusoids
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import sinusoids
 
 # Names of transformers' activations, and what CTranslate2 calls the same function.
 ACTIVATIONS = {

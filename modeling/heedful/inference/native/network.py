@@ -18,18 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heedful.inference.fingerprint import foreign_part
-from heedful.inference.native.weights import Precision, packed_linear
-from heedful.modeling_heed import (
+from heedful.attention_heed import (
     HeedAttention,
-    HeedFeedForward,
-    HeedForConditionalGeneration,
     WindowedMask,
     neighbourhood_attention,
     pays_in_windows,
-    positions_of,
     windowed_mask,
 )
+from heedful.inference.fingerprint import foreign_part
+from heedful.inference.native.weights import Precision, packed_linear
+from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
+from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full

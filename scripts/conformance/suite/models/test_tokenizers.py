@@ -7,7 +7,7 @@ from tests.test_tokenizers_backend_mixin import TokenizersBackendTesterMixin
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from heedful.data.tokenization import train_tokenizers
+from heedful.data.tokenizer_training import train_tokenizers
 
 TEXTS = ["Wonderful no inspiration example with subtoken", "This is the first sentence, number 12 3."]
 

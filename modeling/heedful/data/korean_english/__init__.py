@@ -1,0 +1,1 @@
+"""The built-in corpus: Korean-English sentence pairs that a small grammar makes, without a download."""

@@ -1,0 +1,181 @@
+"""Korean particles and conjugation by rule, from the dictionary form, on the letters inside Hangul syllables.
+
+A Hangul syllable is one character made of an initial consonant, a vowel and an optional final consonant (받침);
+Unicode orders all 11,172 of them by exactly these three, so that arithmetic takes them apart and puts them together.
+"""
+
+from functools import cache
+
+FIRST_SYLLABLE = ord("가")
+LAST_SYLLABLE = ord("힣")
+VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"
+FINALS = ["", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"]
+BRIGHT_VOWELS = "ㅏㅑㅗ"
+
+# Whether a stem in ㅂ, ㄷ or ㅅ is irregular can't be seen from it: these are the common exceptions.
+REGULAR_IN_B = ("입", "잡", "좁", "접", "씹", "뽑", "꼽", "업", "집")
+IRREGULAR_IN_D = ("듣", "걷", "묻", "싣", "깨닫")
+IRREGULAR_IN_S = ("짓", "붓", "낫", "잇", "긋", "젓")
+REGULAR_IN_H = ("좋", "넣", "놓", "쌓", "낳", "찧", "땋")
+REGULAR_IN_REU = ("따르", "치르", "들르")
+ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
+
+# Vowels that contract with the 어 or 아 that follows them, and what comes out.
+CONTRACTIONS = dict(zip("ㅏㅓㅐㅔㅕㅗㅜㅣㅚㅡ", "ㅏㅓㅐㅔㅕㅘㅝㅕㅙㅓ", strict=True))
+
+
+def split_syllable(syllable: str) -> tuple[int, str, str]:
+    """Take a Hangul syllable apart.
+
+    Args:
+        syllable: One precomposed Hangul syllable.
+
+    Returns:
+        The number of its initial consonant, its vowel, and its final consonant ("" where it has none).
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if len(syllable) != 1 or not FIRST_SYLLABLE <= ord(syllable) <= LAST_SYLLABLE:
+        raise ValueError(f"`syllable` must be one Hangul syllable, but is {syllable!r} instead.")
+    initial, rest = divmod(ord(syllable) - FIRST_SYLLABLE, len(VOWELS) * len(FINALS))
+    vowel, final = divmod(rest, len(FINALS))
+    return initial, VOWELS[vowel], FINALS[final]
+
+
+def join_syllable(initial: int, vowel: str, final: str = "") -> str:
+    """Put a Hangul syllable together: the inverse of `split_syllable`."""
+    return chr(FIRST_SYLLABLE + (initial * len(VOWELS) + VOWELS.index(vowel)) * len(FINALS) + FINALS.index(final))
+
+
+def final_consonant(word: str) -> str:
+    """Return the final consonant of a word's last syllable, or ""."""
+    return split_syllable(word[-1])[2]
+
+
+def with_final(word: str, final: str) -> str:
+    """Return a word whose last syllable ends in `final` in place of what it ended in."""
+    initial, vowel, _ = split_syllable(word[-1])
+    return word[:-1] + join_syllable(initial, vowel, final)
+
+
+PARTICLES = {
+    "topic": ("은", "는"),
+    "subject": ("이", "가"),
+    "object": ("을", "를"),
+    "and": ("과", "와"),
+    "toward": ("으로", "로"),
+    "copula": ("이", ""),
+}
+
+
+def attach(word: str, particle: str) -> str:
+    """Attach a particle in the form that the word's last syllable asks for.
+
+    Args:
+        word: A noun.
+        particle: One of "topic" (은/는), "subject" (이/가), "object" (을/를), "and" (과/와),
+            "toward" (으로/로, also after ㄹ) or "copula" (이다's 이, dropped after a vowel).
+    """
+    after_consonant, after_vowel = PARTICLES[particle]
+    final = final_consonant(word)
+    closed = final != "" and not (particle == "toward" and final == "ㄹ")
+    return word + (after_consonant if closed else after_vowel)
+
+
+def stem(dictionary_form: str) -> str:
+    """Return a verb's or adjective's stem.
+
+    Raises:
+        ValueError: If the dictionary form doesn't end in 다.
+    """
+    if len(dictionary_form) < 2 or not dictionary_form.endswith("다"):
+        raise ValueError(f"`dictionary_form` must end in 다, but is {dictionary_form!r} instead.")
+    return dictionary_form[:-1]
+
+
+def irregularity(stem_: str) -> str:
+    """Return the class of a stem: "하", "르", the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes, or "" if regular."""
+    final = final_consonant(stem_)
+    if stem_.endswith("하"):
+        return "하"
+    if stem_.endswith("르") and not stem_.endswith(REGULAR_IN_REU):
+        return "르"
+    irregular = {
+        "ㅂ": not stem_.endswith(REGULAR_IN_B),
+        "ㄷ": stem_.endswith(IRREGULAR_IN_D),
+        "ㅅ": stem_.endswith(IRREGULAR_IN_S),
+        "ㅎ": not stem_.endswith(REGULAR_IN_H),
+    }
+    return final if irregular.get(final, False) else ""
+
+
+@cache
+def infinitive(dictionary_form: str) -> str:
+    """Return the form in 아 or 어 (먹어, 가, 해, 도와, 빨개), to which 요 and the past's ㅆ are added."""
+    root = stem(dictionary_form)
+    kind = irregularity(root)
+    initial, vowel, final = split_syllable(root[-1])
+    if kind == "하":
+        return root[:-1] + "해"
+    if kind == "르":  # 고르다 골라, 부르다 불러
+        bright = split_syllable(root[-2])[1] in BRIGHT_VOWELS
+        return with_final(root[:-1], "ㄹ") + ("라" if bright else "러")
+    if kind == "ㅂ":
+        return with_final(root, "") + ("와" if root.endswith(ROUND_B) else "워")
+    if kind == "ㅎ":  # 빨갛다 빨개, 하얗다 하얘
+        return root[:-1] + join_syllable(initial, "ㅒ" if vowel in "ㅑㅕ" else "ㅐ")
+    if kind == "ㄷ":
+        root = with_final(root, "ㄹ")
+    elif kind == "ㅅ":
+        root = with_final(root, "")
+    elif final == "" and vowel in CONTRACTIONS:
+        contracted = CONTRACTIONS[vowel]
+        if vowel == "ㅡ" and len(root) > 1 and split_syllable(root[-2])[1] in BRIGHT_VOWELS:
+            contracted = "ㅏ"  # 바쁘다 바빠, but 쓰다 써
+        return root[:-1] + join_syllable(initial, contracted)
+    return root + ("아" if vowel in BRIGHT_VOWELS else "어")
+
+
+def past_stem(dictionary_form: str) -> str:
+    """Return the past stem: 먹었, 갔, 했, 도왔, 빨갰."""
+    return with_final(infinitive(dictionary_form), "ㅆ")
+
+
+def _with_eu_ending(dictionary_form: str, final: str) -> str:
+    """Add an ending that is ㄴ or ㄹ after a vowel, and 은 or 을 after a consonant."""
+    root = stem(dictionary_form)
+    kind = irregularity(root)
+    last = final_consonant(root)
+    if kind == "ㅂ":
+        return with_final(root, "") + with_final("우", final)
+    if kind == "ㄷ":
+        return with_final(root, "ㄹ") + with_final("으", final)
+    if kind == "ㅅ":
+        return with_final(root, "") + with_final("으", final)
+    if last in ("", "ㄹ") or kind == "ㅎ":
+        return with_final(root, final)
+    return root + with_final("으", final)
+
+
+def prospective(dictionary_form: str) -> str:
+    """Return the form in (으)ㄹ of the future and of "can": 먹을, 갈, 만들, 들을, 도울."""
+    return _with_eu_ending(dictionary_form, "ㄹ")
+
+
+def attributive(dictionary_form: str) -> str:
+    """Return an adjective's form before a noun: 큰, 작은, 긴, 무거운, 빨간, 맛있는."""
+    root = stem(dictionary_form)
+    return root + "는" if root.endswith(("있", "없")) else _with_eu_ending(dictionary_form, "ㄴ")
+
+
+def plain_present(dictionary_form: str) -> str:
+    """Return a verb's plain present: 먹는다, 간다, 만든다; an adjective's is its dictionary form."""
+    root = stem(dictionary_form)
+    return with_final(root, "ㄴ") + "다" if final_consonant(root) in ("", "ㄹ") else root + "는다"
+
+
+def question(dictionary_form: str) -> str:
+    """Return the plain question in 니: 먹니, 가니, 만드니."""
+    root = stem(dictionary_form)
+    return (with_final(root, "") if final_consonant(root) == "ㄹ" else root) + "니"

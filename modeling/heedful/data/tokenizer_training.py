@@ -1,0 +1,175 @@
+"""Tokenizers trained from raw text: BPE and Unigram on bytes, or whole words."""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+Algorithm = Literal["bpe", "unigram", "word"]
+# The fewest tokens that each algorithm needs besides the special ones; 256 of them are the bytes.
+SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "word": 1}
+# The Unigram trainer gives unseen bytes the lowest score plus 0.0001 times 0 to 255.
+UNSEEN_BYTES_BAND = 0.026
+
+
+def train_tokenizers(
+    source_texts: Iterable[str],
+    target_texts: Iterable[str],
+    *,
+    vocab_size: int | None,
+    algorithm: Algorithm = "bpe",
+    joint: bool = True,
+    target_vocab_size: int | None = None,
+    languages: Sequence[str] = (),
+) -> TokenizerPair:
+    """Train a pair of tokenizers. The same texts always give the same tokenizers.
+
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per language follows; if there are two vocabularies,
+    only the source's has the tags.
+
+    Args:
+        source_texts: The source sentences. They are read once and need not fit in memory.
+        target_texts: The target sentences. They are read once, after `source_texts`.
+        vocab_size: The exact number of tokens, special ones included. None means every word, and works with "word"
+            only.
+        algorithm: "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
+            "word" splits a text at spaces. It is meant for small closed vocabularies such as SCAN's: unseen words
+            become `<unk>`, and decoding puts one space between words.
+        joint: Whether both sides share one vocabulary.
+        target_vocab_size: The size of the target vocabulary if it is not joint; None means `vocab_size`.
+        languages: The target languages of a multilingual model.
+
+    Returns:
+        The trained pair.
+
+    Raises:
+        ValueError: If an argument is out of range, or if the vocabulary is larger than the texts allow.
+    """
+    if algorithm not in ("bpe", "unigram", "word"):
+        raise ValueError(f"`algorithm` must be bpe, unigram or word, but is {algorithm!r} instead.")
+    for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
+        if isinstance(texts, str):
+            raise ValueError(f"`{name}` must be several texts, but is one string instead.")
+    tags = _language_tags(languages)
+    if joint:
+        if target_vocab_size is not None:
+            raise ValueError(
+                f"`target_vocab_size` must be None for a joint vocabulary, but is {target_vocab_size} instead."
+            )
+        both = _train_one(chain(source_texts, target_texts), algorithm, vocab_size, "vocab_size", tags)
+        return TokenizerPair(both, both)
+    source = _train_one(source_texts, algorithm, vocab_size, "vocab_size", tags)
+    name = "vocab_size" if target_vocab_size is None else "target_vocab_size"
+    target = _train_one(target_texts, algorithm, target_vocab_size or vocab_size, name, [])
+    return TokenizerPair(source, target)
+
+
+def _language_tags(languages: Sequence[str]) -> list[str]:
+    if isinstance(languages, str):
+        raise ValueError(f"`languages` must be a list, but is the string {languages!r} instead.")
+    tags = [f"<2{language}>" for language in languages]
+    for language, tag in zip(languages, tags, strict=True):
+        if not LANGUAGE_TAG.fullmatch(tag) or tags.count(tag) > 1:
+            raise ValueError(
+                f"`languages` must be different codes of letters, digits, '-' and '_', but has {language!r} instead."
+            )
+    return tags
+
+
+def _train_one(
+    texts: Iterable[str], algorithm: Algorithm, vocab_size: int | None, size_name: str, tags: list[str]
+) -> "PreTrainedTokenizerFast":
+    """Train one tokenizer; messages call its vocabulary size `size_name`."""
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
+    least = len(control) + SMALLEST_VOCABULARY[algorithm]
+    if vocab_size is None and algorithm != "word":
+        raise ValueError(f"`{size_name}` must be a number for {algorithm}, but is None instead.")
+    if vocab_size is not None and vocab_size < least:
+        raise ValueError(
+            f"`{size_name}` must be at least {least} for {algorithm} ({len(control)} special tokens and "
+            f"{least - len(control)} more), but is {vocab_size} instead."
+        )
+    tokenizer, trainer = _untrained(algorithm, vocab_size, control)
+    tokenizer.train_from_iterator(texts, trainer)
+    if algorithm == "unigram":
+        tokenizer = _with_repeatable_scores(tokenizer, len(control))
+    size = tokenizer.get_vocab_size()
+    if vocab_size is not None and size != vocab_size:
+        raise ValueError(
+            f"`{size_name}` must not be larger than the texts allow, which is {size}, but is {vocab_size} instead."
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, SPECIAL_TOKENS.index(EOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]") -> "tuple[Tokenizer, Any]":
+    """Return a tokenizer without a vocabulary, and the trainer that will fill it."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    trainer: Any
+    options: dict[str, Any] = {"special_tokens": control, "show_progress": False}
+    if algorithm == "word":
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        one_space = normalizers.Replace(Regex(r"\s+"), " ")
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_space, normalizers.Strip()])
+        # Every word begins with a mark, so the word "<s>" is not the control token.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+        return tokenizer, trainers.WordLevelTrainer(vocab_size=vocab_size or 2**62, **options)
+    options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    if algorithm == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        trainer = trainers.BpeTrainer(min_frequency=2, **options)
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        trainer = trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
+    # ByteLevel's regular expression cuts the text of every control token into several parts, and a piece never spans
+    # two parts. So no text becomes a control token, not even with Unigram, whose pieces include the control tokens.
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, trainer
+
+
+def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
+    """Make ids and scores of a Unigram tokenizer the same in every run.
+
+    The Unigram trainer adds up floats in the order of a hash table, and gives unseen bytes small penalties in the same
+    order, so ids and scores change from run to run. Here scores are rounded, all unseen bytes get the same score, and
+    pieces are sorted.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    pieces = [(piece, round(score, 6)) for piece, score in vocabulary[control_tokens:]]
+    lowest = min(score for _, score in pieces)
+    unseen = lowest + UNSEEN_BYTES_BAND
+    pieces = [
+        (piece, round(lowest - 1, 6) if len(piece) == 1 and score <= unseen else score) for piece, score in pieces
+    ]
+    pieces.sort(key=lambda entry: (-entry[1], entry[0]))
+    state["model"]["vocab"] = [*vocabulary[:control_tokens], *pieces]
+    return Tokenizer.from_str(json.dumps(state))

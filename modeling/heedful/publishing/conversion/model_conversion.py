@@ -1,0 +1,282 @@
+"""Saved Marian, BART, mBART, M2M100 and NLLB models as Heed models: the same logits, the same generated tokens.
+
+Nothing is approximated. What Heed cannot express is refused by name, and before a folder is written, both models are
+compared on random sentences.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from heedful.configuration_heed import HeedConfig
+from heedful.files import check_is_new, listed, new_folder
+from heedful.inference.loading import first_line
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import sinusoids
+from heedful.publishing.conversion.conversion_card import Conversion, write_conversion_card
+from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+# The largest allowed difference of a logit in float32; relative where logits are above 1.
+TOLERANCE = 1e-4
+TRANSFORMERS_DEFAULT_LENGTH = 20
+# The classes whose weights are read.
+ARCHITECTURES = {
+    "bart": "BartForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "mbart": "MBartForConditionalGeneration",
+}
+# The options that make Heed compute what each of them does.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bart": {"position_encoding": "learned", "embedding_norm": True},
+    "m2m_100": {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"},
+    "marian": {"sinusoid_layout": "concatenated"},
+    "mbart": {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
+}
+# fmt: off
+COPIED_FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
+    "dropout", "attention_dropout", "activation_dropout", "use_cache",
+    "pad_token_id", "eos_token_id", "decoder_start_token_id",
+)
+# fmt: on
+# Parts of names, theirs and ours, in the order in which they are replaced.
+RENAMINGS = {
+    "self_attn_layer_norm": "self_attn_residual.norm",
+    "encoder_attn_layer_norm": "cross_attn_residual.norm",
+    "final_layer_norm": "feed_forward_residual.norm",
+    "encoder_attn": "cross_attn",
+    ".fc1.": ".feed_forward.fc1.",
+    ".fc2.": ".feed_forward.fc2.",
+    "layernorm_embedding": "embedding_norm",
+    "coder.layer_norm": "coder.norm",
+}
+EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+# The learned positions of BART and mBART begin in this row of their tables.
+FIRST_POSITION = 2
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> Conversion:
+    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed folder, tokenizers and card included.
+
+    The folder appears whole or not at all.
+
+    Args:
+        source: A folder, or the name of a repository on the Hub, which is downloaded.
+        target: The folder to write; it must not exist.
+        source_language: The source's language, for tokenizers that write one into each sentence (mBART, M2M100,
+            NLLB), by its name there, such as "eng_Latn"; None takes the tokenizer's own.
+        target_language: The language to translate into, likewise.
+
+    Raises:
+        ValueError: If `target` exists, or the model, its weights or its tokenizer cannot be expressed; the message
+            names the fields and their values.
+        OSError: If `source` cannot be read, or `target` cannot be written.
+        ImportError: If the tokenizer needs sentencepiece, which is not installed.
+    """
+    target = Path(target)
+    check_is_new(target)
+    theirs, dtype = _load(str(source))
+    ours = convert_model(theirs)
+    difference = largest_difference(theirs, ours)
+    if not difference <= TOLERANCE:  # so that not-a-number is refused too
+        raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
+    config, generation_config = theirs.config, theirs.generation_config
+    del theirs  # the largest checkpoints fit into memory twice, but not three times
+    converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
+    for name, value in converted.settings.items():
+        setattr(generation_config, name, value)
+    ours.generation_config = _generation_config(generation_config, ours.config)
+    conversion = Conversion(
+        source=str(source),
+        folder=target,
+        model_type=config.model_type,
+        parameters=ours.num_parameters(),
+        difference=difference,
+        languages=converted.languages,
+        notes=(*_training_notes(config), *converted.notes),
+    )
+    with new_folder(target) as folder:
+        torch.nn.Module.to(ours, dtype).save_pretrained(folder)
+        if converted.pair is not None:
+            converted.pair.save_pretrained(folder)
+        write_conversion_card(folder, conversion)
+    return conversion
+
+
+def convert_config(config: "PreTrainedConfig") -> HeedConfig:
+    """Return the config of the Heed model that computes the same, as far as the config alone tells.
+
+    `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
+
+    Raises:
+        ValueError: If the model cannot be expressed; the message names every field that prevents it.
+    """
+    _check_expressible(config)
+    options = {**OPTIONS[config.model_type], **{name: getattr(config, name) for name in COPIED_FIELDS}}
+    if config.model_type == "m2m_100":
+        options["position_offset"] = config.pad_token_id + 1
+    sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
+    # transformers smooths labels in the trainer, not in the model.
+    return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
+
+
+def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
+    """Return a Heed model with the weights of a Marian, BART, mBART or M2M100 model, copied, in evaluation mode.
+
+    Args:
+        theirs: A `MarianMTModel`, `BartForConditionalGeneration`, `MBartForConditionalGeneration` or
+            `M2M100ForConditionalGeneration`.
+
+    Raises:
+        ValueError: If it cannot be expressed; the message names every field that prevents it.
+    """
+    config = convert_config(theirs.config)
+    weights = _renamed_weights(theirs, config)
+    source, target, output = (weights[name] for name in EMBEDDINGS)
+    options = config.to_dict()
+    options |= {"vocab_size": source.shape[0], "decoder_vocab_size": target.shape[0]}
+    one_source, one_output = source.data_ptr() == target.data_ptr(), target.data_ptr() == output.data_ptr()
+    options |= {"share_encoder_decoder_embeddings": one_source, "tie_output_embeddings": one_output}
+    options |= {"tie_word_embeddings": one_source or one_output, "output_bias": "lm_head.bias" in weights}
+    # On no device: initial weights, which are replaced, need not be drawn.
+    with torch.device("meta"):
+        ours = HeedForConditionalGeneration(HeedConfig(**options))
+    ours.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
+    ours.tie_weights()
+    return ours.eval()
+
+
+@torch.no_grad()
+def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGeneration) -> float:
+    """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1."""
+    config: Any = ours.config
+    generator = torch.Generator().manual_seed(0)
+    rows, source_length, target_length = 3, min(12, config.max_position_embeddings), 7
+
+    def draw(limit: int, length: int) -> torch.Tensor:
+        allowed = torch.arange(limit)[torch.arange(limit) != config.pad_token_id]
+        return allowed[torch.randint(len(allowed), (rows, length), generator=generator)]
+
+    source = draw(config.vocab_size, source_length)
+    target = draw(config.decoder_vocab_size, min(target_length, config.max_position_embeddings))
+    target[:, 0] = config.decoder_start_token_id
+    mask = torch.ones_like(source)
+    for row in range(1, rows):
+        mask[row, -3 * row :] = 0
+    source = source.masked_fill(mask == 0, config.pad_token_id)
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
+    expected, found = (model.eval()(**inputs).logits for model in (theirs, ours))
+    return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+def _check_expressible(config: "PreTrainedConfig") -> None:
+    """Raise one error that names all fields which prevent a conversion."""
+    if config.model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"`model_type` must be one of {known}, but is {config.model_type} instead.")
+    faults = []
+    expected = ARCHITECTURES[config.model_type]
+    # A config that was made and not saved names none.
+    for name in config.architectures or [expected]:
+        if name != expected:
+            faults.append(f"`architectures` must be {expected}, but is {name} instead.")
+    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
+        if getattr(config, name, value) != value:
+            faults.append(f"`{name}` must be {value}, but is {getattr(config, name)} instead.")
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(config, name, None) is None:
+            faults.append(f"`{name}` must be set, but is None instead.")
+    quantized = getattr(config, "quantization_config", None)
+    if quantized is not None:
+        faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
+    if faults:
+        raise ValueError("The model cannot be converted: " + " ".join(faults))
+
+
+def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
+    """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    # Code in the folder is never run: the four classes are transformers' own.
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    _check_expressible(config)
+    load = AutoModelForSeq2SeqLM.from_pretrained
+    try:
+        # The error below names weights of other shapes; transformers' own error would not.
+        model, report = load(source, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True)
+    except OSError:
+        raise
+    except Exception as error:  # safetensors, pickle and transformers each raise their own
+        raise ValueError(f"The model in {source} cannot be loaded: {first_line(error)}") from error
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {source} must have the shapes of its config, but are {listed(shapes)}.")
+    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
+        # A missing bias is zero.
+        names = sorted(name for name in report[kind] if name != "final_logits_bias")
+        if names:
+            raise ValueError(f"The weights in {source} {meaning} {listed(names)}.")
+    dtype = model.dtype
+    return model.float().eval(), dtype
+
+
+def _renamed_weights(theirs: "PreTrainedModel", config: HeedConfig) -> dict[str, torch.Tensor]:
+    """Return their weights under our names; shared ones are the same memory under every name."""
+    weights = {}
+    for name, value in theirs.state_dict().items():
+        if name == "model.shared.weight":  # a second name of the embeddings
+            continue
+        if name == "final_logits_bias":
+            if value.any():
+                weights["lm_head.bias"] = value[0]
+            continue
+        if "embed_positions" in name:
+            if config.position_encoding == "sinusoidal":
+                _check_sinusoids(name, value, config)
+                continue
+            value = value[FIRST_POSITION:]
+        for part, replacement in RENAMINGS.items():
+            name = name.replace(part, replacement)
+        weights[name] = value
+    return weights
+
+
+def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None:
+    expected = sinusoids(torch.arange(len(table)), config.d_model, config.sinusoid_layout)
+    # 2e-3 is what half precision leaves of a sine.
+    distance = (table.float().cpu() - expected).abs().max().item()
+    if not distance <= 2e-3:
+        raise ValueError(
+            f"`{name}` must hold the sinusoids that Heed computes, but differs from them by {distance:.1e} instead."
+        )
+
+
+def _training_notes(config: "PreTrainedConfig") -> list[str]:
+    """Return a note about fields that only training reads and Heed does not have, if there are any."""
+    names = ("encoder_layerdrop", "decoder_layerdrop")
+    found = [f"`{name}` {getattr(config, name)}" for name in names if getattr(config, name, 0)]
+    return [f"Left out, because only training reads it: {', '.join(found)}."] if found else []
+
+
+def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "GenerationConfig":
+    """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig.from_dict(theirs.to_dict())
+    if settings.max_new_tokens is None and settings.max_length in (None, TRANSFORMERS_DEFAULT_LENGTH):
+        settings.max_length = config.max_position_embeddings
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(settings, name) is None:
+            setattr(settings, name, getattr(config, name))
+    return settings

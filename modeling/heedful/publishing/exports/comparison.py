@@ -1,0 +1,121 @@
+"""What `generate()` and an exported model make of the same sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.files import check_at_least
+
+# A compared translation may have this many tokens more than the longest source.
+MORE_THAN_SOURCE = 50
+# The least mean share of tokens in common; a quantized model below it has lost what it learned.
+LEAST_LIKENESS = 0.5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One sentence for which an engine gave other tokens than `generate()`.
+
+    Attributes:
+        number: The sentence's number, from 0.
+        sentence: The source.
+        expected: The tokens of `generate()`.
+        found: The tokens of the engine.
+    """
+
+    number: int
+    sentence: str
+    expected: Sequence[int]
+    found: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `generate()` and an engine made of the same sentences.
+
+    Attributes:
+        sentences: How many were compared.
+        differences: Those with other tokens, in their order.
+    """
+
+    sentences: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def likeness(self) -> float:
+        """Share of tokens that the outputs have in common, the mean over the sentences: 1 where none differs."""
+        matchers = (SequenceMatcher(None, each.expected, each.found, autojunk=False) for each in self.differences)
+        return 1 - sum(1 - matcher.ratio() for matcher in matchers) / max(1, self.sentences)
+
+    def refuse_differences(self, engine: str) -> None:
+        """Raise a `ValueError` that shows the first sentence that differs, if one does; `engine` is named in it."""
+        if not self.differences:
+            return
+        first = self.differences[0]
+        raise ValueError(
+            f"The exported model's output differs from generate()'s for {len(self.differences)} of {self.sentences} "
+            f"sentences, so that no folder is left. The first is sentence {first.number + 1}, {first.sentence!r}: "
+            f"generate() gives tokens {list(first.expected)}, {engine} tokens {list(first.found)}."
+        )
+
+    def refuse_loss(self, quantization: str, search: str) -> None:
+        """Raise a `ValueError` if most tokens are others; `quantization` and `search` are named in it."""
+        if self.likeness < LEAST_LIKENESS:
+            raise ValueError(
+                f"`quantization` {quantization} loses the model, so that no folder is left: its translations "
+                f"({search}) have {100 * self.likeness:.0f} % of their tokens in common with generate()'s."
+            )
+
+
+def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
+    """Compare what `generate()` and an engine made of sentences.
+
+    Args:
+        sentences: The sources.
+        expected: The tokens of `generate()` for each sentence, `</s>` included and padding not.
+        found: The tokens of the engine, likewise.
+
+    Raises:
+        ValueError: If there is no sentence, or there are not as many outputs as sentences.
+    """
+    if not sentences:
+        raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
+    for name, outputs in (("expected", expected), ("found", found)):
+        if len(outputs) != len(sentences):
+            raise ValueError(
+                f"`{name}` must have an output for each of the {len(sentences)} sentences, but has {len(outputs)} "
+                "instead."
+            )
+    rows = enumerate(zip(sentences, expected, found, strict=True))
+    differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
+    return Comparison(len(sentences), tuple(differences))
+
+
+def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> list[str]:
+    """Return the first sentences of a text file, or built-in Korean and English ones.
+
+    The built-in sentences try a model of any language with tokens and lengths of real text.
+
+    Args:
+        path: A text file in UTF-8 with one sentence a line; blank lines are left out.
+        count: The most sentences.
+
+    Raises:
+        ValueError: If the file holds no sentence or is not UTF-8, or `count` is below 1.
+        FileNotFoundError: If there is no such file.
+    """
+    check_at_least(1, count=count)
+    if path is None:
+        pairs = korean_english_pairs("test", (count + 1) // 2)
+        return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
+    try:
+        # Only "\n" ends a line: str.splitlines would split at other characters too.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`sentences` must be a text file in UTF-8, but {path} is not: {error}") from error
+    sentences = [line.strip() for line in lines if line.strip()][:count]
+    if not sentences:
+        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
+    return sentences

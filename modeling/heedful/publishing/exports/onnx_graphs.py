@@ -1,0 +1,248 @@
+"""The ONNX files of a Heed model: an encoder, a decoder for the first step, and one for every step after it.
+
+Files, inputs and outputs are named as optimum names them.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from heedful.attention_heed import AdditiveScore
+from heedful.fast_paths_heed import HeedLinear
+from heedful.files import listed
+from heedful.inference.loading import first_line
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.publishing.exports.onnx_model import (
+    DECODER_FILE,
+    DECODER_WITH_PAST_FILE,
+    ENCODER_FILE,
+    cache_names,
+)
+
+# The oldest set of operators that torch's exporter writes: the most runtimes read it.
+OPSET = 18
+# A file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it.
+LARGEST_FILE = 2**31 - 2**26
+# Names of the axes that vary.
+BATCH, SOURCE = "batch_size", "encoder_sequence_length"
+TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
+
+
+def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
+    """Write the ONNX files of a model and its configuration into an existing folder, in float32.
+
+    The model is changed: to evaluation mode, float32 and the `eager` attention function.
+
+    Args:
+        model: A Heed model on the CPU.
+        folder: To write into.
+
+    Raises:
+        ValueError: If the model cannot be exported.
+    """
+    check_exportable(model)
+    nn.Module.float(model).eval().set_attn_implementation("eager")
+    encoder, first, following = (part(model).eval() for part in (_Encoder, _FirstStep, _NextStep))
+    config: Any = model.config
+    # No two sizes are alike and none is 1, so that the trace cannot take one for another.
+    tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
+    source: dict[int, str] = {0: BATCH, 1: SOURCE}
+    present = cache_names(config.decoder_layers, "present")
+    with quiet_export(), torch.no_grad():
+        states, start = encoder(tokens, mask), torch.full((2, 3), config.decoder_start_token_id)
+        inputs = {"input_ids": (tokens, source), "attention_mask": (mask, source)}
+        write_part(folder / ENCODER_FILE, encoder, inputs, ["last_hidden_state"])
+        inputs = {
+            "input_ids": (start, {0: BATCH, 1: TARGET}),
+            "encoder_hidden_states": (states, source),
+            "encoder_attention_mask": (mask, source),
+        }
+        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present])
+        inputs = {"input_ids": (start[:, :1], {0: BATCH}), "encoder_attention_mask": (mask, source)}
+        for name, value in zip(cache_names(config.decoder_layers), first(start, states, mask)[1:], strict=True):
+            inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
+        present = cache_names(config.decoder_layers, "present", has_source=False)
+        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present])
+    _write_configuration(model, folder)
+
+
+def check_exportable(model: Any) -> None:
+    """Raise a `ValueError` that names what keeps a model from being written as ONNX files."""
+    quantized = getattr(model.config, "quantization_config", None)
+    if quantized is not None or model.quantized_weights():
+        told = "torchao's `quantize_`" if quantized is None else quantized
+        raise ValueError(
+            f"`quantization_config` must be absent to export a model, but is {told} instead: export the model as it "
+            "was before it was quantized."
+        )
+    known = (HeedLinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore)
+    foreign = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+        and type(module) not in known
+        and not name.endswith(".activation")  # some have parameters of their own
+    ]
+    if foreign:
+        raise ValueError(
+            f"The model must have no adapters or other replaced parts to be exported, but has {listed(foreign)}: "
+            "merge an adapter first, with `merge_and_unload()`."
+        )
+
+
+class _Encoder(nn.Module):
+    """What encoder_model.onnx computes."""
+
+    def __init__(self, model: HeedForConditionalGeneration):
+        super().__init__()
+        self.encoder = model.model.encoder
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        input_ids, attention_mask = inputs
+        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class _Decoder(nn.Module):
+    """What the two decoder files share."""
+
+    def __init__(self, model: HeedForConditionalGeneration):
+        super().__init__()
+        self.config = model.config
+        self.decoder = model.model.decoder
+        self.lm_head = model.lm_head
+
+    def decode(self, input_ids: torch.Tensor, states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+        # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
+        added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
+        output = self.decoder(
+            input_ids=input_ids,
+            encoder_hidden_states=states,
+            encoder_attention_mask=added,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return self.lm_head(output.last_hidden_state)
+
+    def empty_cache(self) -> Any:
+        return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+
+
+class _FirstStep(_Decoder):
+    """What decoder_model.onnx computes."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        input_ids, states, mask = inputs
+        cache = self.empty_cache()
+        logits = self.decode(input_ids, states, mask, cache)
+        pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+        return logits, *(part for pair in pairs for layer in pair for part in (layer.keys, layer.values))
+
+
+class _NextStep(_Decoder):
+    """What decoder_with_past_model.onnx computes."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        input_ids, mask, *past = inputs
+        cache = self.empty_cache()
+        for layer, start in enumerate(range(0, len(past), 4)):
+            cache.self_attention_cache.update(past[start], past[start + 1], layer)
+            cache.cross_attention_cache.update(past[start + 2], past[start + 3], layer)
+            cache.is_updated[layer] = True
+        # With keys and values in the cache, only the shape of the source's states is read.
+        logits = self.decode(input_ids, past[2][:, 0], mask, cache)
+        return logits, *(part for layer in cache.self_attention_cache.layers for part in (layer.keys, layer.values))
+
+
+def write_part(
+    path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
+) -> None:
+    """Trace a part of the model and write it.
+
+    Args:
+        path: File to write.
+        part: A module whose `forward` takes tensors only.
+        inputs: For each input its name, an example, and the names of the axes that vary.
+        outputs: Their names.
+
+    Raises:
+        ValueError: If torch cannot trace or write it.
+    """
+    import onnx_ir
+
+    try:
+        program: Any = torch.onnx.export(
+            part,
+            tuple(example for example, _ in inputs.values()),
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_shapes=(tuple(axes for _, axes in inputs.values()),),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # torch's exporter raises errors of any type
+        raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
+    _remove_notes(program.model)
+    weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
+    # As optimum names it.
+    onnx_ir.save(program.model, path, external_data=f"{path.name}_data" if weights > LARGEST_FILE else None)
+
+
+def quantize_file(path: Path) -> None:
+    """Replace the matrices of an ONNX file by int8 ones, with a scale each."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = path.with_suffix(".float32")
+    path.rename(plain)
+    with quiet_export():
+        # Unsigned: processors without VNNI overflow in products of unsigned inputs and signed weights.
+        quantize_dynamic(plain, path, weight_type=QuantType.QUInt8)
+    plain.unlink()
+    path.with_name(f"{path.name}_data").unlink(missing_ok=True)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keep from the user what torch's exporter and onnxruntime's quantizer say about their own insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]  # onnxruntime's quantizer logs to the root
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _remove_notes(model: Any) -> None:
+    """Remove the exporter's notes for its own authors: they name files on this machine."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+def _write_configuration(model: HeedForConditionalGeneration, folder: Path) -> None:
+    config: Any = copy.deepcopy(model.config)
+    config.dtype = torch.float32
+    for name in ("auto_map", "custom_pipelines"):  # the folder holds no code
+        config.__dict__.pop(name, None)
+    config.to_json_file(folder / "config.json")
+    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
+    model.generation_config.to_json_file(folder / "generation_config.json")

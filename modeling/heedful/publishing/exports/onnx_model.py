@@ -1,0 +1,228 @@
+"""`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes.
+
+An export is compared this way with the model that it was made of, whose weights it does not need:
+
+    model = OnnxModel.from_pretrained("exported")
+    tokens = model.generate(**inputs, num_beams=4)
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
+
+from heedful.configuration_heed import HeedConfig
+
+# As optimum names them.
+ENCODER_FILE = "encoder_model.onnx"
+DECODER_FILE = "decoder_model.onnx"
+DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"
+ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
+
+
+def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool = True) -> list[str]:
+    """Return the names of the cached keys and values, in the order of the exported files.
+
+    Args:
+        layers: Number of decoder layers.
+        prefix: `past_key_values` for inputs, `present` for outputs.
+        has_source: Whether the keys and values of the source are among them, under `encoder`.
+    """
+    sides = ("decoder", "encoder") if has_source else ("decoder",)
+    return [
+        f"{prefix}.{layer}.{side}.{part}" for layer in range(layers) for side in sides for part in ("key", "value")
+    ]
+
+
+class OnnxModel(PreTrainedModel, GenerationMixin):
+    """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
+
+    It has no parameters, so nothing in it can be trained, resized or saved: onnxruntime holds the weights.
+
+    Args:
+        config: Configuration of the exported model.
+        folder: Where its ONNX files are.
+        threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
+    """
+
+    config_class = HeedConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: HeedConfig, folder: str | Path, threads: int | None = None):
+        super().__init__(config)
+        sessions = [_session(Path(folder) / name, threads or torch.get_num_threads()) for name in ONNX_FILES]
+        self.encoder = OnnxEncoder(sessions[0])
+        self.first_step, self.next_step = sessions[1:]
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> Self:  # type: ignore[override]
+        """Load an exported folder.
+
+        Args:
+            folder: As `heedful export onnx` wrote it.
+            threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
+
+        Raises:
+            FileNotFoundError: If the folder or one of its files does not exist.
+            ImportError: If onnxruntime is not installed.
+        """
+        folder = Path(folder)
+        for name in ("config.json", "generation_config.json", *ONNX_FILES):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder} must hold a model exported to ONNX, but has no {name}.")
+        model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), folder, threads)
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU, where the sessions compute."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the logits."""
+        return torch.float32
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Return the encoder, as `generate()` asks for it."""
+        return self.encoder
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generate as transformers does, but count tokens by the target's vocabulary where it has another size."""
+        with self.config.vocabulary_of_the_target():
+            return GenerationMixin.generate(self, *args, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Score the next target token at every position.
+
+        Args:
+            input_ids: `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`, 0 at padding; None where there is no padding.
+            decoder_input_ids: `(batch, target_length)` without the tokens in the cache; `(batch, 1)` beside a filled
+                cache.
+            encoder_outputs: The encoder's output, in place of `input_ids`.
+            past_key_values: A dynamic cache, extended in place.
+            use_cache: Not read: the cache is filled where one is given.
+            kwargs: `return_dict`; a request for attention weights or hidden states is refused.
+
+        Returns:
+            `logits` `(batch, target_length, decoder_vocab_size)` and the cache.
+
+        Raises:
+            ValueError: If something is asked for that the exported files do not compute.
+        """
+        _check_request(past_key_values, kwargs)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask)
+        states = encoder_outputs[0]
+        if attention_mask is None:
+            attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
+        if past_key_values is not None and past_key_values.get_seq_length():
+            logits = self._extend(decoder_input_ids, attention_mask, past_key_values)
+        else:
+            logits = self._start(decoder_input_ids, states, attention_mask, past_key_values)
+        return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
+
+    def _start(self, tokens, states, mask, cache) -> torch.Tensor:
+        inputs = {"input_ids": tokens, "encoder_hidden_states": states, "encoder_attention_mask": mask}
+        logits, *present = _run(self.first_step, inputs)
+        if cache is not None:
+            for layer, start in enumerate(range(0, len(present), 4)):
+                cache.self_attention_cache.update(*present[start : start + 2], layer)
+                cache.cross_attention_cache.update(*present[start + 2 : start + 4], layer)
+                cache.is_updated[layer] = True
+        return logits
+
+    def _extend(self, tokens, mask, cache) -> torch.Tensor:
+        if tokens.shape[1] != 1:
+            raise ValueError(
+                f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
+            )
+        pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+        past = [states for own, source in pairs for states in (own.keys, own.values, source.keys, source.values)]
+        inputs = dict(zip(cache_names(self.config.decoder_layers), past, strict=True))
+        logits, *present = _run(self.next_step, {"input_ids": tokens, "encoder_attention_mask": mask, **inputs})
+        for layer, own in enumerate(cache.self_attention_cache.layers):
+            own.keys, own.values = present[2 * layer : 2 * layer + 2]
+        return logits
+
+
+class OnnxEncoder(nn.Module):
+    """The exported encoder.
+
+    Args:
+        session: The session of onnxruntime that computes it.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, session: Any):
+        super().__init__()
+        self.session = session
+
+    def forward(
+        self, input_ids: torch.LongTensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutput:
+        """Encode `(batch, source_length)` tokens as `(batch, source_length, d_model)` states."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        (states,) = _run(self.session, {"input_ids": input_ids, "attention_mask": mask})
+        return BaseModelOutput(last_hidden_state=states)
+
+
+def onnxruntime_module() -> Any:
+    """Import onnxruntime.
+
+    Raises:
+        ImportError: If it is not installed; the message names the extra.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("ONNX models need onnxruntime: pip install 'heedful[onnx]'") from error
+    return onnxruntime
+
+
+def _session(path: Path, threads: int) -> Any:
+    onnxruntime = onnxruntime_module()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Run a session, with integers in 64 bits: it takes no others."""
+    arrays = {
+        name: (value if value.is_floating_point() else value.long()).contiguous().numpy()
+        for name, value in inputs.items()
+    }
+    return [torch.from_numpy(output) for output in session.run(None, arrays)]
+
+
+def _check_request(cache: EncoderDecoderCache | None, others: dict[str, Any]) -> None:
+    """Refuse what would be ignored."""
+    if cache is not None and cache.is_compileable:
+        raise ValueError("`cache_implementation` must be dynamic for a model exported to ONNX, but is static instead.")
+    for name, value in others.items():
+        if name == "decoder_attention_mask":
+            if value is not None and not bool(value.all()):
+                raise ValueError("`decoder_attention_mask` must be 1 everywhere for a model exported to ONNX.")
+        elif name != "return_dict" and value not in (None, False):
+            raise ValueError(f"`{name}` must be left out for a model exported to ONNX, but is {value} instead.")

@@ -1,0 +1,204 @@
+"""Checkpoints that are whole or absent: written under another name, listed in a manifest, renamed when complete.
+
+Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import flush, written_whole
+from heedful.training.checkpoints.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+STATE_FOLDER = "training_state"
+OPTIMIZER = "optimizer.pt"
+MOVING_AVERAGE = "moving_average.safetensors"
+SCALER = "scaler.json"
+PROGRESS = "progress.json"
+MANIFEST = "manifest.json"
+FORMAT = 2
+
+
+@dataclass
+class TrainingState:
+    """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors.
+
+    Attributes:
+        progress: How far the run is.
+        weights: The model's weights by name, tied ones once.
+        optimizer: State of the optimizer.
+        moving_average: Averaged weights, if the run keeps them.
+        scaler: State of fp16's gradient scaler.
+    """
+
+    progress: Progress
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    moving_average: dict[str, torch.Tensor] | None = None
+    scaler: dict[str, Any] | None = None
+
+
+def checkpoint_path(folder: Path, update: int) -> Path:
+    """Return the path of an update's checkpoint."""
+    return folder / f"update-{update:08d}"
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """List the checkpoints of a run as (update, path), oldest first, whole or not."""
+    matches = (re.fullmatch(r"update-(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted((int(match[1]), folder / match[0]) for match in matches if match)
+
+
+def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
+    """Write a checkpoint under another name first, and rename it when it is whole; for the main process.
+
+    Args:
+        folder: The run's checkpoint folder.
+        model: Any model of the right config; the weights written are those of `state`.
+        state: What to save.
+        tokenizers: The model's tokenizers.
+        recipe: The recipe as YAML.
+
+    Returns:
+        The checkpoint's path.
+
+    Raises:
+        OSError: If it could not be written, on a full disk say; nothing half-written is left.
+    """
+    path = checkpoint_path(folder, state.progress.update)
+    with written_folder(path) as partial:
+        _write(partial, model, state, tokenizers, recipe)
+    return path
+
+
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `path` when everything is written.
+
+    Raises:
+        OSError: If something could not be written; nothing of the folder is left.
+    """
+    try:
+        with written_whole(path) as partial:
+            yield partial
+    except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
+def _write(partial: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> None:
+    folder = partial / STATE_FOLDER
+    folder.mkdir(parents=True)
+    model.save_pretrained(partial, state_dict=state.weights)
+    tokenizers.save_pretrained(partial)
+    torch.save(state.optimizer, folder / OPTIMIZER)
+    if state.moving_average is not None:
+        save_file(state.moving_average, folder / MOVING_AVERAGE)
+    if state.scaler is not None:
+        (folder / SCALER).write_text(json.dumps(state.scaler))
+    (folder / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    _write_manifest(partial)
+
+
+def load_state(path: Path) -> TrainingState:
+    """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads.
+
+    Raises:
+        ValueError: If another version of Heedful wrote it.
+    """
+    folder = path / STATE_FOLDER
+    progress = load_progress(path)
+    average, scaler = folder / MOVING_AVERAGE, folder / SCALER
+    return TrainingState(
+        progress=progress,
+        weights={},
+        optimizer=torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu"),
+        moving_average=load_file(average) if average.is_file() else None,
+        scaler=json.loads(scaler.read_text()) if scaler.is_file() else None,
+    )
+
+
+def load_progress(path: Path) -> Progress:
+    """Read how far the run of a checkpoint was.
+
+    Raises:
+        ValueError: If another version of Heedful wrote it.
+    """
+    state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
+    written = state.pop("format")
+    if written > FORMAT:
+        raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: upgrade it.")
+    if written < FORMAT:
+        raise ValueError(
+            f"The checkpoint {path} has format {written}; this Heedful resumes only format {FORMAT}: resume with the "
+            "version that wrote it, or train on from its weights with `model.start_from`."
+        )
+    state["best"] = [(value, update) for value, update in state["best"]]
+    return Progress(**state)
+
+
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
+
+    Raises:
+        ValueError: If there are checkpoints, but all are damaged.
+        OSError: If a file is there but cannot be read, which is no damage and may pass.
+    """
+    damages = {}
+    for _, path in reversed(list_checkpoints(folder)):
+        damage = find_damage(path)
+        if damage is None:
+            return path
+        damages[path.name] = damage
+        logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
+    if damages:
+        reasons = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
+        raise ValueError(
+            f"`resume` must find a whole checkpoint in {folder}, but all are damaged: {reasons}. To start again, set "
+            "overwrite=true or another `output`."
+        )
+    return None
+
+
+def find_damage(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint, or `None` if every file has the size and checksum of the manifest."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
+        return f"{MANIFEST} is missing or unreadable"
+    for file, size, checksum in entries:
+        name = file.relative_to(path)
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if _checksum(file) != checksum:
+            return f"{name} has another checksum"
+    return None
+
+
+def _write_manifest(folder: Path) -> None:
+    manifest: dict[str, Any] = {}
+    for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
+        flush(file)
+        manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": _checksum(file)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    flush(folder / MANIFEST)
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

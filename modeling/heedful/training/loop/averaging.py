@@ -1,0 +1,71 @@
+"""Averages of weights: of checkpoints, as the paper publishes them, and over the updates of a run."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from heedful.training.processes.collectives import local_shard, shard_like
+
+
+class MovingAverage:
+    """An exponential moving average of a model's weights, in float32, sharded where they are.
+
+    The first updates count less than `decay` would let them, so that the random weights of the start are soon
+    forgotten: after t updates the decay is at most (1 + t) / (10 + t).
+
+    Args:
+        model: The model, not wrapped.
+        decay: How much of the average an update leaves, from 0 to below 1.
+
+    Attributes:
+        weights: The averages by the parameters' names.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        self.decay = decay
+        self._parameters = dict(model.named_parameters())
+        self.weights = {name: weight.detach().clone().float() for name, weight in self._parameters.items()}
+
+    @torch.no_grad()
+    def update(self, number: int) -> None:
+        """Take in the weights after an update.
+
+        Args:
+            number: The update, from 1.
+        """
+        averages = [local_shard(weight) for weight in self.weights.values()]
+        current = [local_shard(weight.detach()).float() for weight in self._parameters.values()]
+        decay = min(self.decay, (1 + number) / (10 + number))
+        get_ema_multi_avg_fn(decay)(averages, current, None)
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over whole averages by name."""
+        for name, average in self.weights.items():
+            average.copy_(shard_like(weights[name].to(average.device), average))
+
+
+def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """Average the weights of checkpoints (section 6.1), summed in float64.
+
+    Raises:
+        ValueError: If there are none, or they are not of one model.
+    """
+    if not paths:
+        raise ValueError("`paths` must name at least one checkpoint, but is empty.")
+    total: dict[str, torch.Tensor] = {}
+    for path in paths:
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            weights |= load_file(file)
+        if total and _shapes(weights) != _shapes(total):
+            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
+        for name, weight in weights.items():
+            total[name] = total.get(name, 0) + weight.double()
+    return {name: (weight / len(paths)).float() for name, weight in total.items()}
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}

@@ -1,0 +1,106 @@
+"""The log of a run: what became of its updates since the last line, and of its validations."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from heedful.files import write_text
+from heedful.training.checkpoints.progress import Progress, new_window
+
+logger = logging.getLogger(__name__)
+
+
+def training_values(window: dict[str, float]) -> dict[str, float]:
+    """Turn sums over updates into what people look at.
+
+    Args:
+        window: The sums, by the names of `SUMS`; `waiting_seconds` are those in which the loop waited for data.
+
+    Returns:
+        Target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting in the time;
+        unless all updates were skipped, also loss per target token, perplexity, and mean norm of the gradient.
+    """
+    values = {
+        "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
+        "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
+        "train/waiting_share": min(1.0, window["waiting_seconds"] / max(window["seconds"], 1e-9)),
+    }
+    if not window["updates"]:
+        return values
+    loss = window["loss"] / window["target_tokens"]
+    return {
+        "train/loss": loss,
+        "train/perplexity": math.exp(min(loss, 100)),
+        "train/gradient_norm": window["gradient_norm"] / window["updates"],
+        **values,
+    }
+
+
+class RunLog:
+    """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too.
+
+    Args:
+        file: The log, which the main process writes.
+        accelerator: The processes, and their trackers.
+    """
+
+    def __init__(self, file: Path, accelerator: Accelerator):
+        self.file, self.accelerator = file, accelerator
+        self._is_broken = False
+
+    def write_training(self, progress: Progress, rate: float) -> str:
+        """Write what became of the updates since the last such line.
+
+        Args:
+            progress: How far the run is; its window begins anew.
+            rate: The learning rate of the last update.
+
+        Returns:
+            A summary.
+        """
+        values = training_values(progress.window)
+        values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}
+        progress.window = new_window()
+        self.write(progress, values)
+        loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
+        return f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"
+
+    def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
+        """Write the results of a validation, and report them."""
+        self.write(progress, {f"validation/{name}": value for name, value in values.items()})
+        summary = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        logger.info("update %s (epoch %s): %s", progress.update, progress.epoch + 1, summary)
+
+    def write(self, progress: Progress, values: dict[str, float]) -> None:
+        """Add a line; if the disk is full it is lost with a warning, because no run should end for that."""
+        self.accelerator.log(values, step=progress.update)
+        if not self.accelerator.is_main_process:
+            return
+        line = json.dumps({"update": progress.update, "seconds": round(progress.seconds, 2), **values}) + "\n"
+        try:
+            with self.file.open("a", encoding="utf-8") as log:
+                log.write("\n" + line if self._is_broken else line)
+            self._is_broken = False
+        except OSError as error:
+            self._is_broken = True  # there may be half a line
+            logger.warning("a line of the log is lost: %s", error)
+
+    def rewind(self, progress: Progress) -> None:
+        """Drop the lines that a resumed run will write again: of later updates, and of a validation not yet saved."""
+        if not self.accelerator.is_main_process or not self.file.is_file():
+            return
+        kept = []
+        for text in self.file.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # a kill in the middle of a line
+                continue
+            if not isinstance(line, dict):
+                continue
+            is_validation = any(name.startswith("validation/") for name in line)
+            if line["update"] <= (progress.validated_update if is_validation else progress.update):
+                kept.append(text + "\n")
+        write_text(self.file, "".join(kept))

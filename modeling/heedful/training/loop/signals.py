@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM: a run stops after its update, with everything saved."""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingInterrupted(Exception):
+    """Raised after a signal asked the run to stop and its state was saved."""
+
+
+class StopSignals:
+    """A context in which Ctrl-C and SIGTERM are noted instead of ending the process.
+
+    A second Ctrl-C ends it at once. Clusters may send SIGTERM several times, so a second SIGTERM changes nothing.
+
+    Attributes:
+        received: The number of the last signal that has come; `None` for none.
+    """
+
+    def __init__(self):
+        self.received: int | None = None
+        self._interruption: TrainingInterrupted | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def interrupting(self, interruption: TrainingInterrupted) -> Iterator[None]:
+        """Let a signal raise this at once while the context is entered, because nothing would be lost."""
+        self._interruption = interruption
+        try:
+            yield
+        finally:
+            self._interruption = None
+
+    def _note(self, number: int, frame: object) -> None:
+        if self._interruption is not None:
+            raise self._interruption
+        if number == signal.SIGINT and self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        logger.warning("stopping after this update and saving; Ctrl-C twice stops at once")

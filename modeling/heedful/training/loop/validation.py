@@ -1,0 +1,140 @@
+"""What a model is worth: loss per token and translation scores, the same on any number of processes."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.encoding import EncodedPairs
+from heedful.data.micro_batches import collate
+from heedful.evaluation.metrics import score_translations
+from heedful.inference.translation import Translator
+from heedful.training.loop.averaging import MovingAverage
+from heedful.training.loop.engine import Engine
+from heedful.training.preparation import Corpus
+from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
+from heedful.training.recipe import ValidationRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+METRICS = ("bleu", "chrf", "exact_match")
+
+
+class Validation:
+    """Measures a model in training on the validation pairs.
+
+    Args:
+        settings: The recipe's section.
+        corpus: Validation pairs and tokenizers.
+        token_budget: Padded tokens of one batch; it does not change the results.
+        bleu_tokenizer: Tokenizer of the BLEU score.
+    """
+
+    def __init__(self, settings: ValidationRecipe, corpus: Corpus, token_budget: int, bleu_tokenizer: str):
+        self.settings, self.corpus, self.token_budget = settings, corpus, token_budget
+        self.scoring = {"metrics": METRICS, "tokenize": bleu_tokenizer}
+
+    def measure(self, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
+        """Return loss, perplexity and, where the recipe asks for translations, scores; the model is left evaluating.
+
+        Args:
+            engine: The model.
+            moving_average: Is measured in place of the weights themselves, if there is one.
+        """
+        settings, corpus, accelerator = self.settings, self.corpus, engine.accelerator
+        pairs = corpus.validation_pairs[: settings.sentences]
+        with _measured_model(engine, moving_average) as model:
+            pad_token_id = corpus.tokenizers.source.pad_token_id
+            loss = validation_loss(model, corpus.validation, self.token_budget, pad_token_id, accelerator)
+            values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
+            if pairs:
+                scores = score_pairs(
+                    Translator(model, corpus.tokenizers),
+                    pairs,
+                    accelerator,
+                    self.scoring,
+                    target_language=corpus.target_language,
+                    token_budget=self.token_budget,
+                    num_beams=settings.num_beams,
+                    max_new_tokens=settings.max_new_tokens,
+                )
+                values |= {name: scores[name] for name in METRICS}
+        return values
+
+
+@contextmanager
+def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
+    """Yield an ordinary model with the weights of the engine, or with their moving average.
+
+    Sharded weights are gathered into a model on each rank, so that the ranks need not wait for each other at every
+    token they generate.
+    """
+    if moving_average is None and not is_sharded(engine.model):
+        yield engine.network
+        return
+    plain = engine.plain_network(engine.accelerator.device)
+    average = moving_average
+    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
+    plain.load_state_dict(weights, strict=False)
+    with engine.accelerator.autocast():
+        yield plain
+
+
+@torch.no_grad()
+def validation_loss(
+    model, rows: EncodedPairs, token_budget: int, pad_token_id: int, accelerator: Accelerator
+) -> float:
+    """Return the cross-entropy in nats per target token: one mean over all tokens, not a mean of batch means.
+
+    Args:
+        model: The model, in any wrapping; it is put into evaluation mode and back.
+        rows: Validation pairs.
+        token_budget: Padded tokens of one batch; it does not change the result.
+        pad_token_id: Fills up sources.
+        accelerator: Spreads the batches over the ranks.
+    """
+    batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
+    own = batches[accelerator.process_index :: accelerator.num_processes]
+    was_training = model.training
+    model.eval()
+    total = 0.0
+    for (bucket,) in own:
+        batch = collate([rows[index] for index in bucket], pad_token_id)
+        batch = {name: values.to(accelerator.device) for name, values in batch.items()}
+        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss.item()
+    model.train(was_training)
+    return all_reduce(accelerator, total)[0] / int(rows.target_lengths.sum())
+
+
+def translate_on_ranks(
+    translator: Translator, texts: list[str], accelerator: Accelerator, **settings: Any
+) -> list[str]:
+    """Translate sentences, each on one rank, and return all translations in order on every rank."""
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    own = [best.text for best, *_ in translator.translate(texts[rank::world_size], **settings)]
+    if world_size == 1:
+        return own
+    gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
+    return [text for _, text in sorted(gathered)]
+
+
+def score_pairs(
+    translator: Translator, pairs: list[dict[str, str]], accelerator: Accelerator, scoring: dict[str, Any], **settings
+) -> dict[str, Any]:
+    """Translate the sources of pairs and score the result against their targets.
+
+    Args:
+        translator: The model and its tokenizers.
+        pairs: `source` and `target` texts.
+        accelerator: Spreads the sentences over the ranks.
+        scoring: Settings of `score_translations`.
+        settings: Settings of `Translator.translate`.
+    """
+    predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
+    return score_translations(predictions, [pair["target"] for pair in pairs], **scoring)

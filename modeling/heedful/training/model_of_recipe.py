@@ -1,0 +1,129 @@
+"""The model that a recipe describes, and the engine that trains it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from heedful.data.tokenization import TokenizerPair
+from heedful.training.loop.engine import Engine
+from heedful.training.loop.schedule import make_optimizer
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe
+from heedful.training.recipe_file import MODEL_TYPES, read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def make_model(
+    recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: str | Path | None = None
+) -> "PreTrainedModel":
+    """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
+
+    Sizes of vocabularies and special ids come from the tokenizers, so that the two cannot disagree.
+
+    Args:
+        recipe: The recipe's section.
+        tokenizers: The run's tokenizers.
+        checkpoint: A checkpoint of the same run.
+
+    Raises:
+        FileNotFoundError: If the config or the model does not exist.
+        ValueError: If the config is not one, contradicts the tokenizers, or has other sizes than the checkpoint.
+    """
+    start = recipe.start_from
+    model = _new_model(recipe, tokenizers) if start is None else _start_model(start, recipe, tokenizers)
+    if checkpoint is not None:
+        try:
+            model = type(model).from_pretrained(checkpoint, config=model.config)
+        except RuntimeError as error:  # what transformers raises for weights of other sizes
+            raise ValueError(
+                f"`model` must have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too, "
+                "but has others instead."
+            ) from error
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
+    """Return the engine, with its optimizer, for what the launcher has asked for.
+
+    Args:
+        accelerator: The processes and devices.
+        model: The model, with the same float32 weights on every rank.
+        settings: The recipe's section.
+
+    Raises:
+        ValueError: If weights or optimizer are to be sharded, and the recipe asks for what is not supported then.
+    """
+    kind = accelerator.distributed_type
+    if settings.shrink_token_budget and kind in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise ValueError(
+            "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
+            "without the others, but is true instead: set `optimization.token_budget` lower."
+        )
+    if kind != DistributedType.DEEPSPEED:
+        return Engine(accelerator, model, make_optimizer(model, settings))
+    from heedful.training.processes.zero import ZeroEngine, check_settings, keep_gradients_exact
+
+    check_settings(settings)
+    keep_gradients_exact(accelerator.state.deepspeed_plugin.deepspeed_config)
+    return ZeroEngine(accelerator, model, make_optimizer(model, settings))
+
+
+def _start_model(start_from: str, recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
+    """Load the model that the run starts from."""
+    from heedful.inference.loading import load_model
+
+    model = load_model(start_from)
+    tokenizers.check_config(model.config)
+    if recipe.attn_implementation is not None:
+        model.set_attn_implementation(recipe.attn_implementation)
+    return model
+
+
+def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
+    """Make a model of the config file, the options and the tokenizers; the options stand above the file."""
+    options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
+    vocabularies: dict[str, int | None] = {
+        "vocab_size": len(tokenizers.source),
+        "decoder_vocab_size": len(tokenizers.target),
+        **tokenizers.special_ids(),
+    }
+    for name in vocabularies.keys() & recipe.options.keys():
+        if options[name] != vocabularies[name]:
+            raise ValueError(
+                f"`model.options.{name}` must be left to the tokenizer, which sets it to {vocabularies[name]}, "
+                f"but is {options[name]} instead."
+            )
+    if not tokenizers.is_joint:
+        options["share_encoder_decoder_embeddings"] = False
+    kind = options.pop("model_type", "heed")
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"`model.options.model_type` must be {' or '.join(MODEL_TYPES)}, but is {kind} instead.")
+    if kind == "heed_rnn":
+        return _new_recurrent_model(recipe, options | vocabularies)
+    from heedful.configuration_heed import HeedConfig
+    from heedful.modeling_heed import HeedForConditionalGeneration
+
+    config = HeedConfig(**options | vocabularies)
+    if recipe.attn_implementation is not None:
+        config._attn_implementation = recipe.attn_implementation
+    return HeedForConditionalGeneration(config)
+
+
+def _new_recurrent_model(recipe: ModelRecipe, options: dict[str, Any]) -> "PreTrainedModel":
+    """Make a recurrent model of a config's fields, for which some of the recipe's settings mean nothing."""
+    from heedful.configuration_heed_rnn import HeedRNNConfig
+    from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
+
+    if recipe.attn_implementation is not None:
+        raise ValueError(
+            "`model.attn_implementation` must be empty for a recurrent model, which has one way to attend, "
+            f"but is {recipe.attn_implementation!r} instead."
+        )
+    if recipe.gradient_checkpointing:
+        raise ValueError("`model.gradient_checkpointing` must be false for a recurrent model, but is true instead.")
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(**options))

@@ -1,0 +1,134 @@
+"""What the ranks of a run do together: broadcast, all-reduce, gather shards, and encode a stream in shares.
+
+With one process, and weights that are not sharded, nothing is sent and nothing copied.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from heedful.data.batching import Row
+from heedful.data.encoding import CHUNK, PairEncoder
+
+# Gloo has no exception of its own: its messages about a process that has ended contain one of these.
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
+
+
+class ProcessLostError(RuntimeError):
+    """Raised when another process of the run has ended, so that this one cannot continue."""
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether each rank holds a shard of the weights, as under FSDP2."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with all its shards; every rank must ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the shard of a tensor that this rank holds; it shares the tensor's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """Return weights with all their shards, gathered one after another to save memory.
+
+    Args:
+        tensors: Weights by name, sharded or not.
+        keep: Whether this rank wants them; sharded ones come to the CPU. Other ranks get an empty dictionary.
+    """
+    weights = {}
+    for name, tensor in tensors.items():
+        complete = full_tensor(tensor.detach())
+        if keep:
+            weights[name] = complete.cpu() if isinstance(tensor, DTensor) else complete
+    return weights
+
+
+def shard_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
+    """Shard a whole tensor like another of its shape; each rank keeps its own shard."""
+    if not isinstance(pattern, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(pattern.device), pattern.device_mesh, pattern.placements)
+
+
+def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
+    """Return the sum of each value over the ranks, the same on all of them, as Python floats."""
+    if accelerator.num_processes == 1:
+        return [float(value) for value in values]
+    kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    total = torch.tensor([float(value) for value in values], device=accelerator.device, dtype=kind)
+    return accelerator.reduce(total, reduction="sum").tolist()
+
+
+def any_rank(accelerator: Accelerator, condition: bool) -> bool:
+    """Return on every rank whether the condition holds on at least one, so that all do the same."""
+    return all_reduce(accelerator, condition)[0] > 0
+
+
+def broadcast(accelerator: Accelerator, value: Any) -> Any:
+    """Return the main process's value on every rank."""
+    if accelerator.num_processes == 1:
+        return value
+    return broadcast_object_list([value])[0]
+
+
+def encode_in_shares(
+    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None
+) -> Iterator[Row]:
+    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
+
+    Every rank must read the stream to its end, because none can yield a row that another does not.
+
+    Args:
+        encoder: Encodes pairs; its count of long rows becomes that of all ranks.
+        pairs: The stream, the same on every rank.
+        accelerator: The processes; `None` for one.
+    """
+    if accelerator is None or accelerator.num_processes == 1:
+        yield from encoder.rows(pairs)
+        return
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    stream, too_long = iter(pairs), encoder.too_long
+    while chunk := list(islice(stream, CHUNK * world_size)):
+        encoder.too_long = 0
+        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        for rows, more_too_long in gather_object([(share, encoder.too_long)]):
+            too_long += more_too_long
+            yield from rows
+        encoder.too_long = too_long
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Return whether an error says that another process has ended."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in CONNECTION_LOST)
+
+
+@contextmanager
+def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
+    """Turn the errors that the end of another process causes into one that says so.
+
+    Raises:
+        ProcessLostError: If another process of the run has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes > 1 and is_lost_process(error):
+            raise ProcessLostError(
+                "Another process of this run has ended, so this one ends too: look for its message, and continue with "
+                "resume=true."
+            ) from error
+        raise

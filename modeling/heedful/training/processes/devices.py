@@ -1,0 +1,147 @@
+"""The machine that a run uses: processes, devices, precision and trackers.
+
+Processes are started by `accelerate launch --config_file configuration/accelerate/…` or by `torchrun`, which tell each
+of them its rank by environment variables.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import (
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+)
+
+from heedful.inference.memory import keep_freed_memory
+from heedful.training.processes.launch_checks import check_launch, check_processes
+from heedful.training.recipe import OptimizationRecipe
+
+# How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others wait;
+# 10 minutes, NCCL's default, are too short for that. If a process dies, the launcher ends the others within seconds.
+PATIENCE = timedelta(hours=3)
+
+
+def make_accelerator(
+    settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
+) -> Accelerator:
+    """Set up devices, processes, precision and trackers.
+
+    Args:
+        settings: The recipe's section.
+        trackers: Accelerate's trackers that get the values of the run's log.
+        folder: Where trackers write.
+
+    Raises:
+        ValueError: If the recipe asks for a GPU or a precision that is not there, or the launcher's settings
+            contradict the recipe, the machine or each other; see `check_launch`.
+    """
+    on_cpu = runs_on_cpu(settings.device)
+    if on_cpu and settings.mixed_precision == "fp16":
+        raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
+    check_launch(settings, on_cpu)
+    if on_cpu:
+        keep_freed_memory()
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision=settings.mixed_precision,
+        log_with=list(trackers) or None,
+        project_dir=None if folder is None else str(folder),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        complete_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, settings)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        keep_exchange_exact(accelerator.state.fsdp_plugin)
+    return accelerator
+
+
+def join_processes(device: str | None) -> Accelerator:
+    """Join the processes that a launcher has started, for work without a recipe such as translating a test set.
+
+    Args:
+        device: cpu, cuda, or `None` for a GPU where there is one; each process takes its own.
+
+    Raises:
+        ValueError: If the device cannot be had by every process.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(
+            f"`device` must be cpu or cuda where several processes run, each of which takes its own, "
+            f"but is {device} instead."
+        )
+    on_cpu = runs_on_cpu(device or "auto", name="device")
+    check_processes(on_cpu)
+    return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+
+
+def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
+    """Return whether the CPU is used: asked for by a recipe, an option or the accelerate file, or for lack of a GPU.
+
+    Args:
+        device: auto, cpu or cuda.
+        name: What the user calls this setting.
+
+    Raises:
+        ValueError: If a GPU is asked for that is not there, or that the accelerate file forbids.
+    """
+    forbidden = parse_flag_from_env("ACCELERATE_USE_CPU")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"`{name}` must be cpu or auto where there is no GPU, but is cuda instead.")
+    if device == "cuda" and forbidden:
+        raise ValueError(
+            f"`{name}` must be cpu or auto where the accelerate file says `use_cpu`, but is cuda instead."
+        )
+    return device == "cpu" or forbidden or not torch.cuda.is_available()
+
+
+def complete_deepspeed(config: dict[str, Any], settings: OptimizationRecipe) -> None:
+    """Write into DeepSpeed's configuration what it needs, in place of what Accelerate would guess.
+
+    Args:
+        config: The configuration of Accelerate's plugin; it is changed.
+        settings: The recipe's section.
+    """
+    # Only its own statistics use it: the loop brings batches of its own, without a DataLoader.
+    config["train_micro_batch_size_per_gpu"] = 1
+    # Accelerate would clip at 1; DeepSpeed's 0 is no clipping.
+    config["gradient_clipping"] = settings.max_grad_norm or 0.0
+
+
+def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Let FSDP2 sum gradients and return losses in float32 under mixed precision, as DDP does.
+
+    Accelerate would do both in the precision of the matrix products, of which bf16 keeps 8 bits.
+    """
+    policy = plugin.mixed_precision_policy
+    if policy is not None:
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that trackers are installed, because Accelerate leaves out those that are not, without an error.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    installed = [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in installed:
+            raise ValueError(
+                f"`logging.trackers` must name installed ones ({', '.join(installed) or 'there is none'}), "
+                f"but names {name}."
+            )
+
+
+def hardware_in_words(accelerator: Accelerator) -> str:
+    """Name what a run ran on, for its model card."""
+    if accelerator.device.type == "cuda":
+        return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
+    return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"

@@ -1,0 +1,126 @@
+"""Ends a process when another one of its run no longer answers, so that it does not wait for hours.
+
+Gloo reports a closed connection. A machine that fails, or a process that hangs, closes none, and NCCL waits in both
+cases. So every rank writes a heartbeat into a small store every few seconds, and checks those of the others.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from accelerate import Accelerator
+from torch.distributed import TCPStore
+
+from heedful.training.processes.collectives import broadcast
+
+PERIOD = 5.0
+PATIENCE = 30.0
+PAUSED = "paused"
+
+
+class Heartbeat:
+    """A context in which the processes of a run notice the loss of one; with a single process it does nothing.
+
+    The main process watches all others, and they watch it: if one is lost, the main process ends, and then the rest.
+
+    Args:
+        accelerator: The processes; all must enter the context.
+        period: Seconds between two heartbeats.
+        patience: Seconds without a heartbeat after which a process counts as lost.
+    """
+
+    def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):
+        self.accelerator = accelerator
+        self.period, self.patience = period, patience
+        self._stopped = threading.Event()
+        self._is_paused = False
+        self._sending = threading.Lock()  # a heartbeat is made and sent before the next one is
+        self._threads: list[threading.Thread] = []
+        self._last_seen: dict[int, float] = {}  # when each watched rank was last seen alive
+        self._store: TCPStore | None = None
+
+    def __enter__(self) -> "Heartbeat":
+        if self.accelerator.num_processes > 1:
+            self._store = self._connect()
+            self._send(0)
+            self.accelerator.wait_for_everyone()
+            watched = range(1, self.accelerator.num_processes) if self.accelerator.is_main_process else [0]
+            self._last_seen = dict.fromkeys(watched, time.monotonic())
+            self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(self.period)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the others wait without limit while this process does what may delay its heartbeats, such as writing."""
+        self._is_paused = True
+        if self._threads:
+            self._send(0)
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            if self._threads:
+                # At once: a process that stops before its next heartbeat would seem paused for ever.
+                with contextlib.suppress(RuntimeError):
+                    self._send(0)
+
+    def _connect(self) -> TCPStore:
+        is_main, host = self.accelerator.is_main_process, os.environ.get("MASTER_ADDR", "127.0.0.1")
+        limit = timedelta(seconds=self.patience)
+        own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit) if is_main else None
+        port = broadcast(self.accelerator, own.port if own is not None else None)
+        return own or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+    def _send(self, count: int) -> None:
+        assert self._store is not None
+        with self._sending:
+            self._store.set(f"alive-{self.accelerator.process_index}", PAUSED if self._is_paused else str(count))
+
+    def _exchange(self) -> None:
+        """Send heartbeats and read those of the watched ranks, until the store is lost or the context left."""
+        assert self._store is not None
+        last = dict.fromkeys(self._last_seen, b"")
+        count = 0
+        while not self._stopped.wait(self.period):
+            count += 1
+            try:
+                self._send(count)
+                for rank in self._last_seen:
+                    beat = self._store.get(f"alive-{rank}")
+                    if beat != last[rank] or beat == PAUSED.encode():
+                        last[rank], self._last_seen[rank] = beat, time.monotonic()
+            except RuntimeError:  # the store ended with the main process; perhaps this process is about to end as well
+                if not self._stopped.wait(2 * self.period):
+                    self._end(0, "has ended")
+                return
+
+    def _judge(self) -> None:
+        """End this process if another has not been seen alive for too long."""
+        looked = time.monotonic()
+        while not self._stopped.wait(self.period):
+            before, looked = looked, time.monotonic()
+            if looked - before > self.period + 0.5 * self.patience:  # it was this process that was suspended
+                self._last_seen |= dict.fromkeys(self._last_seen, looked)
+            for rank, moment in self._last_seen.items():
+                if time.monotonic() - moment > self.patience and not self._stopped.is_set():
+                    self._end(rank, f"has given no sign of life for {self.patience:.0f} seconds")
+
+    def _end(self, rank: int, what: str) -> None:
+        """End at once, because the main thread waits in a call that nothing interrupts."""
+        sys.stderr.write(
+            f"heedful: Process {rank} of this run {what}, so process {self.accelerator.process_index} ends too: "
+            "look for its message, and continue with resume=true.\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)

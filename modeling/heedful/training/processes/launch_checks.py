@@ -1,0 +1,133 @@
+"""Checks of what the launcher has set against the recipe and the machine.
+
+They come before the processes meet: an error afterwards leaves some of them waiting for the others.
+"""
+
+import os
+
+import torch
+from accelerate.utils import is_deepspeed_available
+
+from heedful.training.processes.launcher import is_set, local_world_size, world_size
+from heedful.training.recipe import OptimizationRecipe
+
+
+def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
+    """Check what the launcher says against the recipe and the machine.
+
+    Args:
+        settings: The recipe's section.
+        on_cpu: Whether the run is to use the CPU.
+
+    Raises:
+        ValueError: If there are more processes than GPUs or fewer than asked for; if the accelerate file asks for
+            GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would silently do something else; if it asks for a
+            precision, clipping or accumulation other than the recipe's; or for a variant that Heed does not support.
+    """
+    check_processes(on_cpu)
+    kind = _distributed_type()
+    if on_cpu and settings.device == "cpu" and kind in ("FSDP", "DEEPSPEED"):
+        raise ValueError(
+            f"`optimization.device` must be auto or cuda where the accelerate file says `distributed_type: {kind}`, "
+            "but is cpu instead."
+        )
+    if on_cpu and settings.device == "auto" and kind != "NO":
+        raise ValueError(
+            f"`distributed_type` of the accelerate file must be NO where there is no GPU, but is {kind} instead. "
+            "Several processes on the CPU are started by torchrun."
+        )
+    if kind == "FSDP":
+        _check_fsdp()
+    if kind == "DEEPSPEED":
+        _check_deepspeed(settings)
+    _check_shared_settings(settings)
+
+
+def check_processes(on_cpu: bool) -> None:
+    """Check that as many processes were started as were asked for, and that each can have a GPU if it wants one.
+
+    Args:
+        on_cpu: Whether they are to use the CPU.
+
+    Raises:
+        ValueError: If not.
+    """
+    here, world = local_world_size(), world_size()
+    gpus = 0 if on_cpu else torch.cuda.device_count()
+    if not on_cpu and here > gpus:
+        raise ValueError(
+            f"The number of processes on this machine (`num_processes` of the accelerate file divided by "
+            f"`num_machines`, `--nproc_per_node` of torchrun) must be at most {gpus}, the number of its GPUs, "
+            f"but is {here} instead."
+        )
+    if not on_cpu and world > 1 and "LOCAL_RANK" not in os.environ:
+        # Accelerate would make each of them a run of its own.
+        raise ValueError(
+            f"Processes on GPUs must be started by accelerate launch or torchrun, but `WORLD_SIZE` is {world} and "
+            "`LOCAL_RANK` is missing."
+        )
+    # Accelerate's launcher for one process sets this, and an address where it was asked for more.
+    if world == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+        raise ValueError(
+            "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU`, "
+            "FSDP or DEEPSPEED: it was asked for more and has started one. Several processes on the CPU are started "
+            "by torchrun. (If you have set MASTER_ADDR yourself, unset it.)"
+        )
+
+
+def _distributed_type() -> str:
+    """Return the `distributed_type` of the accelerate file, as far as its processes can know it."""
+    if is_set("ACCELERATE_USE_DEEPSPEED"):
+        return "DEEPSPEED"
+    if is_set("ACCELERATE_USE_FSDP"):
+        return "FSDP"
+    # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
+    by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ
+    return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
+
+
+def _check_fsdp() -> None:
+    _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
+    reason = ", because every process makes or loads the same weights"
+    _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
+
+
+def _check_deepspeed(settings: OptimizationRecipe) -> None:
+    if not is_deepspeed_available():
+        raise ValueError(
+            "`distributed_type` of the accelerate file must be one whose library is installed, but is DEEPSPEED "
+            "instead: pip install deepspeed, or use FSDP, which needs nothing else."
+        )
+    reason = ", because the recipe decides precision, clipping and batches"
+    _check_setting("deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "absent", ["absent"], reason)
+    _check_setting("zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "2", ["2"], " (for 3, use FSDP)")
+    # With offloading, Accelerate would use another Adam, without the recipe's betas and epsilon.
+    for name in ("offload_optimizer_device", "offload_param_device"):
+        _check_setting(name, f"ACCELERATE_DEEPSPEED_{name.upper()}", "none", ["none"])
+    clipping, norm = os.environ.get("ACCELERATE_GRADIENT_CLIPPING", "auto"), settings.max_grad_norm or 0.0
+    if clipping not in ("auto", "none") and float(clipping) != norm:
+        raise ValueError(
+            f"`gradient_clipping` of the accelerate file must be absent or {norm}, as `optimization.max_grad_norm`, "
+            f"but is {clipping} instead."
+        )
+
+
+def _check_shared_settings(settings: OptimizationRecipe) -> None:
+    reason = ", because Heedful divides data, not layers"
+    _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
+    # Accelerate would divide every loss by it.
+    reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
+    _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
+    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored.
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
+        allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
+        reason = ", because `optimization.mixed_precision` of the recipe decides"
+        _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
+
+
+def _check_setting(field: str, variable: str, default: str, allowed: list[str], reason: str = "") -> None:
+    """Check a field of the accelerate file, which its processes find in an environment variable."""
+    value = os.environ.get(variable, default)
+    if value.lower() not in allowed:
+        must = " or ".join(allowed) + reason
+        raise ValueError(f"`{field}` of the accelerate file must be {must}, but is {value} instead.")

@@ -1,0 +1,31 @@
+"""What a launcher tells the processes it starts, through environment variables; imports nothing that takes long."""
+
+import os
+
+# torchrun and Accelerate set the first one, MPI one of the others.
+RANK_NAMES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WORLD_SIZE_NAMES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def rank() -> int:
+    """Return the number of this process, from 0, which is the main process."""
+    return _first(RANK_NAMES, 0)
+
+
+def world_size() -> int:
+    """Return the number of processes, on all machines together."""
+    return _first(WORLD_SIZE_NAMES, 1)
+
+
+def local_world_size() -> int:
+    """Return the number of processes on this machine."""
+    return _first(("LOCAL_WORLD_SIZE",), 1)
+
+
+def is_set(name: str) -> bool:
+    """Return whether a variable is true."""
+    return os.environ.get(name, "false").lower() == "true"
+
+
+def _first(names: tuple[str, ...], default: int) -> int:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name)), default)

@@ -1,0 +1,129 @@
+"""What a run publishes: its averaged weights in a folder that anybody can load, and their scores."""
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from heedful.data.sources import read_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.inference.loading import load_model
+from heedful.inference.strategies.steps import SEARCH_SETTINGS
+from heedful.inference.translation import Translator
+from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
+from heedful.training.checkpoints.progress import Progress
+from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.loop.averaging import average_weights
+from heedful.training.loop.validation import score_pairs, validation_loss
+from heedful.training.preparation import Corpus
+from heedful.training.recipe import DecodingRecipe, Recipe
+from heedful.training.recipe_file import to_yaml
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+MODEL_FOLDER = "model"
+
+
+def publish_weights(
+    recipe: Recipe, tokenizers: TokenizerPair, progress: Progress, accelerator: Accelerator
+) -> "PreTrainedModel":
+    """Write the final folder: averaged weights, tokenizer, generation config and recipe.
+
+    Args:
+        recipe: The run.
+        tokenizers: The model's tokenizers.
+        progress: How far the run came; its last checkpoint is there.
+        accelerator: The processes, of which the main one writes.
+
+    Returns:
+        The model with the published weights, on every rank.
+    """
+    checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
+    model = load_model(checkpoints[-1])
+    if recipe.checkpoints.publish == "ema":
+        logger.info("publishing the moving average of %s", checkpoints[-1].name)
+        weights = load_file(checkpoints[-1] / STATE_FOLDER / MOVING_AVERAGE)
+    else:
+        logger.info("publishing the average of %s", ", ".join(path.name for path in checkpoints))
+        weights = average_weights(checkpoints)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= set(model.all_tied_weights_keys), missing
+    assert not unexpected, unexpected
+    set_decoding(model.generation_config, recipe.decoding)
+    if accelerator.is_main_process:
+        with written_folder(recipe.folder / MODEL_FOLDER) as partial:
+            model.save_pretrained(partial)
+            tokenizers.save_pretrained(partial)
+            (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    accelerator.wait_for_everyone()
+    return model
+
+
+def set_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> None:
+    """Write how the published model generates into its generation config, in place of earlier settings.
+
+    Args:
+        config: The model's. `Translator` and `BeamSearch` read all of it. transformers' own search ignores
+            `length_penalty_form` and `tokens_beyond_source`, which are written only where they change something.
+        decoding: The recipe's section.
+    """
+    config.update(
+        num_beams=decoding.num_beams,
+        length_penalty=decoding.length_penalty,
+        max_length=decoding.max_length,
+        early_stopping=False,
+    )
+    # transformers ignores settings that it does not know in a config that counts as made from the model's.
+    config._from_model_config = False
+    for name, idle in SEARCH_SETTINGS.items():
+        value = getattr(decoding, name)
+        if value not in idle:
+            setattr(config, name, value)
+        elif hasattr(config, name):  # of the model that the run started from
+            delattr(config, name)
+
+
+def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
+    """Load the published folder as any user would, and measure it on validation and test pairs.
+
+    Args:
+        recipe: The run.
+        corpus: Its validation pairs.
+        accelerator: Spreads batches and sentences over the ranks.
+
+    Returns:
+        `validation` with loss and perplexity, and the scores of each test set, or of validation where there is none;
+        also written to `metrics.json`.
+    """
+    folder = recipe.folder / MODEL_FOLDER
+    translator = Translator.from_pretrained(folder, device=accelerator.device)
+    pad, budget = translator.model.config.pad_token_id, recipe.optimization.micro_batch_tokens
+    loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
+    metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
+    scoring = {"bootstrap": recipe.decoding.bootstrap, "tokenize": recipe.decoding.bleu_tokenizer}
+    settings = {"target_language": corpus.target_language, "token_budget": budget}
+    for name, location in recipe.data.locations.test.items():
+        pairs = list(read_pairs(location, source=recipe.data.source, target=recipe.data.target, split=name))
+        metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
+    if not recipe.data.test:  # better than no score at all, which no card may have
+        pairs = corpus.validation_pairs[: recipe.validation.sentences or None]
+        metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
+    if accelerator.is_main_process:
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
+    return metrics
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers among the metrics of all sets, named for trackers."""
+    return {
+        f"test/{name}/{key}": value
+        for name, values in metrics.items()
+        for key, value in values.items()
+        if isinstance(value, int | float)
+    }

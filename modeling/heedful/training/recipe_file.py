@@ -1,0 +1,169 @@
+"""The files of a recipe: its YAML, with a check of every key and type, and the model config that it names.
+
+This is the one module that reads YAML.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from heedful.training.recipe import Recipe
+
+MODEL_TYPES = ("heed", "heed_rnn")
+
+
+def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe from YAML, with `section.key=value` overrides on top.
+
+    Args:
+        path: The YAML file.
+        overrides: Such as `["optimization.max_updates=500", "data.folder=corpora/multi30k"]`; values are YAML.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not YAML, or a key is unknown (the nearest is named), missing, or of another type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"The recipe {path} does not exist.")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
+    for override in overrides or []:
+        _override(tree, override)
+    return make_recipe(tree)
+
+
+def make_recipe(tree: dict[str, Any]) -> Recipe:
+    """Make a recipe of nested dictionaries.
+
+    Raises:
+        ValueError: If a key is unknown (the nearest is named), missing, or of another type.
+    """
+    return _section(Recipe, tree, "")
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Write a recipe with every key, defaults included."""
+    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Read a config.json, or the one of a folder, as a dictionary of fields.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+        ValueError: If it is not JSON, or not of a Heed model.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
+    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
+    if kind not in MODEL_TYPES:
+        raise ValueError(
+            f"The model config {path} (`model.config`) must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} "
+            "instead."
+        )
+    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
+    *sections, last = key.split(".")
+    for section in sections:
+        if tree.get(section) is None:  # absent, or a section without a key
+            tree[section] = {}
+        tree = tree[section]
+        if not isinstance(tree, dict):
+            raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"The value of the override {override!r} must be YAML, but is not.") from error
+
+
+def _section(kind: type, tree: Any, prefix: str) -> Any:
+    """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
+    if not isinstance(tree, dict):
+        raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {tree!r} instead.")
+    hints = get_type_hints(kind)
+    names = [entry.name for entry in fields(kind)]
+    for key in tree:
+        if key not in names:
+            nearest = get_close_matches(str(key), names, n=1, cutoff=0)
+            raise ValueError(f"`{prefix}{key}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
+    values = {}
+    for name, value in tree.items():
+        hint = hints[name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
+        else:
+            values[name] = _typed(hint, value, f"{prefix}{name}")
+    required = [entry.name for entry in fields(kind) if entry.default is MISSING and entry.default_factory is MISSING]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise ValueError(f"`{prefix}{missing[0]}` must be given, but is missing.")
+    return kind(**values)
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """Return the value if it fits the type; text that YAML should have read as a number (1e-3) becomes one."""
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is False and "no" in get_args(hint):
+        value = "no"  # what YAML reads a bare no as
+    if float in choices and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    if float in choices and isinstance(value, int) and not isinstance(value, bool) and int not in choices:
+        return float(value)
+    if not any(_fits(choice, value) for choice in choices):
+        raise ValueError(f"`{name}` must be {_in_words(choices)}, but is {value!r} instead.")
+    return value
+
+
+def _fits(choice: Any, value: Any) -> bool:
+    origin = get_origin(choice)
+    if origin is Literal:
+        return value in get_args(choice)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(get_args(choice)[0], entry) for entry in value)
+    if origin is dict:
+        inner = get_args(choice)[1]
+        options = get_args(inner) if get_origin(inner) is UnionType else (inner,)
+        return isinstance(value, dict) and all(any(_fits(o, entry) for o in options) for entry in value.values())
+    if choice is Any:
+        return True
+    if choice is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, choice)
+
+
+def _in_words(choices: tuple[Any, ...]) -> str:
+    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "empty"}
+    names = []
+    for choice in choices:
+        if get_origin(choice) is Literal:
+            names.append("one of " + ", ".join(get_args(choice)))
+        elif get_origin(choice) is list:
+            names.append("a list")
+        elif get_origin(choice) is dict:
+            names.append("a mapping")
+        else:
+            names.append(words[choice])
+    return " or ".join(names)

@@ -1,0 +1,143 @@
+"""What HeedSeq2SeqTrainer reads and what it predicts: micro-batches of an epoch, and tokens without padding."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+from transformers import Seq2SeqTrainingArguments
+from transformers.trainer_utils import has_length
+
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import LABEL_PADDING, assign, by_length, sorted_lengths
+
+
+class MicroBatches(Dataset):
+    """The micro-batches of all processes, one after the other, of one epoch after the other.
+
+    Element `epoch × len + place` is a micro-batch of that epoch. The number holds the epoch, so worker processes that
+    load data learn the epoch from it.
+
+    Args:
+        rows: The training dataset.
+        plan: Returns the micro-batches of an epoch as lists of row numbers, equally many in every epoch.
+        parts: The number of micro-batches of an update, over all processes.
+        filler: The number of the row that an empty micro-batch holds, with all its labels ignored.
+    """
+
+    def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
+        self.rows = rows
+        self.plan = plan
+        self.parts = parts
+        self.filler = filler
+        self.epoch, self.batches = 0, plan(0)
+        self.length = -(-len(self.batches) // parts) * parts
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Return the rows of one micro-batch; `DataLoader` asks for them with a list of one number."""
+        ((epoch, place),) = (divmod(number, self.length) for number in numbers)
+        if epoch != self.epoch:
+            self.epoch, self.batches = epoch, self.plan(epoch)
+        batch = self.batches[place] if place < len(self.batches) else []
+        if batch:
+            return [self.rows[number] for number in batch]
+        filler = self.rows[self.filler]
+        return [{**filler, "labels": [LABEL_PADDING] * len(filler["labels"])}]
+
+
+@dataclass
+class Epoch(Sampler):
+    """The numbers of an epoch's micro-batches, in order.
+
+    Args:
+        size: The number of micro-batches of an epoch.
+        number: Returns the number of the epoch.
+    """
+
+    size: int
+    number: Callable[[], int]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.number() * self.size
+        return iter(range(start, start + self.size))
+
+
+def is_list(rows: Any) -> bool:
+    """Return whether a dataset has a length and its rows can be read in any order."""
+    return has_length(rows) and not isinstance(rows, IterableDataset)
+
+
+def micro_batches(
+    rows: Any, args: Seq2SeqTrainingArguments, tokens_per_update: int | None, buckets_per_update: int
+) -> MicroBatches:
+    """Plan the updates of a training dataset, of a number of pairs or of `tokens_per_update`."""
+    parts = args.gradient_accumulation_steps * args.world_size
+    seed = args.seed if args.data_seed is None else args.data_seed
+    if tokens_per_update is None:
+        shuffles = args.train_sampling_strategy == "random"
+        plan = partial(_batches_of_rows, len(rows), args.per_device_train_batch_size, seed if shuffles else None)
+        return MicroBatches(rows, plan, parts, filler=0)
+    lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
+    source, target = lengths.T
+    updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update, buckets_per_update, seed))
+    plan = partial(_batches_of_tokens, updates, lengths, parts)
+    return MicroBatches(rows, plan, parts, filler=int(lengths.sum(1).argmin()))
+
+
+def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list[list[int]]:
+    """Cut the numbers of all rows, shuffled unless there is no seed, into micro-batches of `size`."""
+    order = np.arange(rows)
+    if seed is not None:
+        draws = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(rows)
+        order = np.argsort(draws, kind="stable")
+    return [order[start : start + size].tolist() for start in range(0, rows, size)]
+
+
+def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, epoch: int) -> list[list[int]]:
+    """Cut every update of an epoch into `parts` micro-batches."""
+    return [part for update in updates.epoch(epoch) for part in divide_update(update, lengths, parts)]
+
+
+def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
+    """Divide one update into a number of micro-batches of similar lengths and about equal padded tokens.
+
+    Args:
+        update: The update's buckets of row numbers.
+        lengths: `(rows, 2)` tokens of every row's source and target.
+        parts: Number of micro-batches, at least 1.
+
+    Returns:
+        Lists of row numbers, the costliest first; where rows are too few, some are empty. Buckets stay apart where
+        there are enough parts for all of them.
+    """
+    buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
+    if len(buckets) > parts:
+        buckets = [sorted((row for bucket in buckets for row in bucket), key=by_length)]
+    return [[row for _, _, row in part] for (part,) in assign(buckets, [1] * len(buckets), 1, parts)]
+
+
+def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:
+    """Put -100 behind the end of each of `(batch, length)` generated tokens, and cut them to the longest.
+
+    Args:
+        tokens: As `generate()` returns them. Behind the end they hold padding or, with beams, the end token again.
+        prompt: The number of tokens that each began with; an end token among them does not end the sentence.
+        pads: The ids of padding.
+        ends: The ids of the end.
+    """
+    is_pad, is_end = (torch.isin(tokens, tokens.new_tensor([i for i in ids if i is not None])) for ids in (pads, ends))
+    is_end[:, :prompt] = False
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    lengths = (~is_pad * places).amax(1, keepdim=True)  # (B, 1)
+    first_end = places.where(is_end, tokens.shape[1]).amin(1, keepdim=True)
+    lengths = torch.minimum(lengths, first_end)
+    return tokens.masked_fill(places > lengths, LABEL_PADDING)[:, : int(lengths.max())]

@@ -1,0 +1,69 @@
+"""The settings that HeedSeq2SeqTrainer refuses, as a table."""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from transformers import Seq2SeqTrainingArguments
+
+from heedful.training.trainer.batches import is_list
+
+BY_LENGTH = "(`tokens_per_update` groups by length without changing the updates)"
+# When a rule holds, the setting, the values that are right, and what a message says that it must be.
+RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+    ("always", "compute_loss_func", (None,), "None, because the loss is what this trainer corrects"),
+    ("always", "accelerator_config.even_batches", (True,), "True"),
+    ("always", "accelerator_config.split_batches", (False,), "False"),
+    ("always", "accelerator_config.dispatch_batches", (False, None), "False"),
+    ("always", "auto_find_batch_size", (False,), "False, because it changes the updates"),
+    ("always", "dataloader_drop_last", (False,), "False, because it drops pairs"),
+    ("always", "dataloader_in_order", (True,), "True, because the updates must not depend on the speed of workers"),
+    ("always", "length_column_name", ("length",), "length, because no strategy reads lengths from a column"),
+    ("always", "use_liger_kernel", (False,), "False, because Liger has no encoder-decoders and replaces the loss"),
+    ("always", "eval_use_gather_object", (False,), "False, because predictions are tensors"),
+    ("always", "label_names", (None, ["labels"]), "None"),
+    ("always", "CUDA_VISIBLE_DEVICES", (0, 1), "one GPU per process (start the script with torchrun)"),
+    ("always", "parallelism_config", ({"cp_size": 1, "sp_size": 1},), "one that leaves sequences whole"),
+    ("on the CPU", "fp16", (False,), "False on the CPU, where Accelerate ignores it (`bf16` works there)"),
+    ("processes", "average_tokens_across_devices", (True,), "True, because the labels of all processes are counted"),
+    ("not a stream", "ignore_data_skip", (False,), "False, because a resumed run would repeat pairs"),
+    ("of pairs", "train_sampling_strategy", ("random", "sequential"), f"random or sequential {BY_LENGTH}"),
+    ("of pairs", "buckets_per_update", (None,), "None without `tokens_per_update`"),
+    ("of tokens", "train_sampling_strategy", ("random",), f"random {BY_LENGTH}"),
+    ("of tokens", "per_device_train_batch_size", (8,), "left out (it is 8) with `tokens_per_update`"),
+)
+
+
+def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buckets_per_update: int | None) -> None:
+    """Refuse settings that contradict each other, break the trainer's promises, or would be ignored.
+
+    Args:
+        given: Arguments of Seq2SeqTrainer by name.
+        tokens_per_update: As HeedSeq2SeqTrainer takes it.
+        buckets_per_update: As HeedSeq2SeqTrainer takes it.
+
+    Raises:
+        ValueError: If there is such a setting.
+    """
+    args, rows = given.get("args"), given.get("train_dataset")
+    if not isinstance(args, Seq2SeqTrainingArguments):
+        raise ValueError(f"`args` must be Seq2SeqTrainingArguments, but is {type(args).__name__} instead.")
+    holds = {
+        "always": True,
+        "on the CPU": args.device.type == "cpu",
+        "processes": args.world_size > 1,
+        "not a stream": rows is None or is_list(rows),
+        "of pairs": tokens_per_update is None,
+        "of tokens": tokens_per_update is not None,
+    }
+    parallelism = args.parallelism_config
+    not_in_args = {
+        "compute_loss_func": given.get("compute_loss_func"),
+        "buckets_per_update": buckets_per_update,
+        "CUDA_VISIBLE_DEVICES": args.n_gpu,
+        "parallelism_config": {name: getattr(parallelism, name, 1) or 1 for name in ("cp_size", "sp_size")},
+    }
+    for when, name, right, wanted in RULES:
+        value = not_in_args[name] if name in not_in_args else attrgetter(name)(args)
+        if holds[when] and value not in right:
+            raise ValueError(f"`{name}` must be {wanted}, but is {value} instead.")

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import collate, micro_batches_of_rank, padding_share, split_update
+from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
+
+
+def split(update, source, target, token_budget, world_size):
+    """Split an update of row numbers, and return the numbers."""
+    rows = [
+        [{"number": row, "input_ids": range(source[row]), "labels": range(target[row])} for row in b] for b in update
+    ]
+    parts = split_update(rows, token_budget, world_size)
+    return [[[row["number"] for row in batch] for batch in batches] for batches in parts]
+
+
+def test_padding_share_counts_both_sides():
+    assert padding_share([[0, 1], []], [4, 2], [4, 2]) == pytest.approx(0.25)
+    assert padding_share([], [], []) == 0
+
+
+@several
+@given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
+def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
+    source, target = zip(*rows, strict=True)
+    batches = UpdateBatches(
+        source, target, BatchingSettings(tokens_per_update=tokens * buckets, buckets_per_update=buckets)
+    )
+    for update in batches.epoch(0):
+        for world_size in (1, 2, 3):
+            ranks = split(update, source, target, token_budget, world_size)
+            assert len(ranks) == world_size
+            assert len({len(batches) for batches in ranks}) == 1
+            assert sorted(row for batches in ranks for batch in batches for row in batch) == rows_of(update)
+            for batch in (batch for batches in ranks for batch in batches):
+                assert len(batch) <= 1 or padded_tokens(batch, source, target) <= token_budget
+
+
+def test_one_process_with_room_gets_every_bucket_whole():
+    source, target = natural_lengths(2000)
+    for update in UpdateBatches(source, target, BatchingSettings(tokens_per_update=4096, buckets_per_update=4)).epoch(
+        0
+    ):
+        (batches,) = split(update, source, target, 1024, 1)
+        assert sorted(map(sorted, batches)) == sorted(map(sorted, update))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("buckets", [1, 2, 4])
+def test_ranks_get_the_same_work(world_size, buckets):
+    source, target = natural_lengths(20_000)
+    batches = UpdateBatches(source, target, BatchingSettings(tokens_per_update=8192, buckets_per_update=buckets))
+    for update in batches.epoch(0)[:10]:
+        ranks = split(update, source, target, 8192, world_size)
+        loads = [sum(padded_tokens(batch, source, target) for batch in batches) for batches in ranks]
+        assert max(loads) < 1.15 * sum(loads) / world_size
+
+
+def test_more_ranks_than_rows_leave_some_without():
+    row = {"input_ids": [5, 6], "labels": [7]}
+    parts = split_update([[row]], 100, 3)
+    assert sorted(parts, key=str) == [[[]], [[]], [[row]]]
+    for rank, part in enumerate(parts):
+        (micro_batch,) = micro_batches_of_rank(parts, rank, pad_token_id=0)
+        assert micro_batch.counts == (part == [[row]])
+        assert micro_batch.padded_tokens == (3 if micro_batch.counts else 0)
+        assert micro_batch.tensors["labels"].tolist() == [[7]]
+
+
+def test_a_split_needs_a_budget_and_a_process():
+    with pytest.raises(ValueError, match="`token_budget` must be"):
+        split_update([], 0, 1)
+    with pytest.raises(ValueError, match="`world_size` must be"):
+        split_update([], 1, 0)
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([{"input_ids": [5, 6], "labels": [7]}, {"input_ids": [8], "labels": [9, 9, 2]}], pad_token_id=3)
+    assert batch["input_ids"].tolist() == [[5, 6], [8, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert batch["labels"].tolist() == [[7, -100, -100], [9, 9, 2]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def test_collate_refuses_nothing():
+    with pytest.raises(ValueError, match="at least one row"):
+        collate([], 0)

@@ -29,7 +29,6 @@ from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
-from heedful.training.trainer.trainer import HeedSeq2SeqTrainer
 from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, each_once, matrices_of, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 

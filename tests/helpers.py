@@ -227,6 +227,9 @@ def closure_of(*files: str) -> set[str]:
     return found
 
 
+# The files of code that are saved with a Transformer.
+CODE = closure_of("modeling_heed.py")
+
 # Makes every import of heedful fail, as where it is not installed.
 WITHOUT_HEEDFUL = "import sys; sys.modules['heedful'] = None"
 RUN_PIECES = """

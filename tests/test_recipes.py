@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 
-from heedful.training.model_of_recipe import MODEL_TYPES, read_config
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.recipe_file import MODEL_TYPES, make_recipe, read_config, read_recipe, to_yaml
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))

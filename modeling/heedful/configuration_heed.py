@@ -1,43 +1,16 @@
 """The sizes and options of a Heed Transformer; the defaults are the base model of *Attention Is All You Need*."""
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
-from transformers.configuration_utils import PreTrainedConfig, strict
-from transformers.utils import logging
+from transformers.configuration_utils import strict
 
-logger = logging.get_logger(__name__)
+from .configuration_base_heed import HeedBaseConfig
 
-# Keys that transformers and its neighbours write into a config.json beside the fields.
-EXTRA_KEYS = (
-    "auto_map",
-    "custom_pipelines",
-    "model_type",
-    "name_or_path",
-    "quantization_config",
-    "torch_dtype",
-)
-FORMAT_VERSION = 1
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
-_is_generating = ContextVar("_is_generating", default=False)
 
-
-@contextmanager
-def vocabulary_of_the_target() -> Iterator[None]:
-    """Let `HeedConfig.get_text_config()` tell the number of target tokens as `vocab_size`, in this thread."""
-    token = _is_generating.set(True)
-    try:
-        yield
-    finally:
-        _is_generating.reset(token)
-
-
-def check_one_kernel(attn_implementation: str | dict | None):
+def check_one_kernel(attn_implementation: str | dict | None) -> None:
     """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
         raise ValueError(
@@ -45,22 +18,8 @@ def check_one_kernel(attn_implementation: str | dict | None):
         )
 
 
-class OfferedPipelines(dict):
-    """The tasks that a folder brings code for, without those that the installed Heedful has: it wins over copied code.
-
-    `pipeline()` demands trust in the copied code for a task that it finds here, and looks among the registered ones
-    for any other.
-    """
-
-    def __contains__(self, task) -> bool:
-        """Tell whether the folder's code is needed for a task."""
-        from transformers.pipelines import PIPELINE_REGISTRY
-
-        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
-
-
 @strict
-class HeedConfig(PreTrainedConfig):
+class HeedConfig(HeedBaseConfig):
     r"""Configuration of [`HeedModel`] and [`HeedForConditionalGeneration`].
 
     `HeedConfig()` is the paper's base model (Vaswani et al., 2017, Table 3). Every argument is keyword-only.
@@ -131,7 +90,6 @@ class HeedConfig(PreTrainedConfig):
     """
 
     model_type = "heed"
-    keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
@@ -141,8 +99,6 @@ class HeedConfig(PreTrainedConfig):
     # Empty, not None: the plans stand on the stacks and the head, see `HeedEncoder._tp_plan`.
     base_model_tp_plan = {}
 
-    vocab_size: int = 37000
-    decoder_vocab_size: int | None = None
     d_model: int = 512
     encoder_layers: int = 6
     decoder_layers: int = 6
@@ -173,102 +129,27 @@ class HeedConfig(PreTrainedConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
-    label_smoothing: float | int = 0.1
-    tie_word_embeddings: bool = True
-    share_encoder_decoder_embeddings: bool = True
-    tie_output_embeddings: bool = True
     output_bias: bool = False
-    use_cache: bool = True
-    is_encoder_decoder: bool = True
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 1
-    format_version: int = FORMAT_VERSION
 
-    def __post_init__(self, **kwargs):
-        """Check the fields against each other, then let the base class take the remaining keys."""
-        if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
-            raise ValueError(
-                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
-                "was written by a newer Heedful. Install that one, or load the code that lies with the model (without "
-                "Heed, `trust_remote_code=True`)."
-            )
-        self._check_spelling(kwargs)
-        if "custom_pipelines" in kwargs:
-            kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
-        self._take_synonyms(kwargs)
-        if self.decoder_vocab_size is None:
-            self.decoder_vocab_size = self.vocab_size
-        self.validate_architecture()
-        super().__post_init__(**kwargs)
-
-    def _take_synonyms(self, kwargs: dict):
-        """Set the fields that go by transformers' other names before they are checked; the base class would after."""
-        for synonym in self.attribute_map.keys() & kwargs.keys():
-            name, value = self.attribute_map[synonym], kwargs.pop(synonym)
-            if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
-                raise ValueError(
-                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
-                    f"and {getattr(self, name)} instead."
-                )
-            setattr(self, name, value)
-
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name == "_attn_implementation":
             check_one_kernel(value)
-        moves_both = name == "vocab_size" and self.has_one_vocabulary
         super().__setattr__(name, value)
-        if moves_both:
-            self.decoder_vocab_size = value
 
-    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
-        """Return the config of one side, as transformers does.
-
-        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
-        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
-        """
-        if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
-            config = copy.copy(self)
-            config.vocab_size = self.decoder_vocab_size or self.vocab_size
-            return config
-        return super().get_text_config(decoder=decoder, encoder=encoder)
-
-    @property
-    def has_one_vocabulary(self) -> bool:
-        """Whether source and target have the same tokens, be it in one embedding matrix or in two."""
-        return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
-
-    @property
-    def shares_source_and_target_embeddings(self) -> bool:
-        """Whether encoder and decoder read one embedding matrix."""
-        return self.tie_word_embeddings and self.share_encoder_decoder_embeddings
-
-    @property
-    def shares_target_and_output_embeddings(self) -> bool:
-        """Whether the decoder's embedding matrix is the pre-softmax matrix too."""
-        return self.tie_word_embeddings and self.tie_output_embeddings
-
-    def validate_architecture(self):
-        """Raise a `ValueError` that names the field if the model cannot be built; run when made and when saved."""
+    def _check_own_fields(self) -> None:
         self._check_sizes()
         self._check_heads("encoder")
         self._check_heads("decoder")
-        self._check_embeddings()
 
-    def _check_sizes(self):
+    def _check_sizes(self) -> None:
         """Check each number against its range."""
-        positive = "vocab_size decoder_vocab_size d_model encoder_layers decoder_layers encoder_attention_heads "
-        positive += "decoder_attention_heads encoder_key_value_heads decoder_key_value_heads d_k d_v encoder_ffn_dim "
-        positive += "decoder_ffn_dim encoder_neighbourhood decoder_neighbourhood max_position_embeddings"
-        for name in positive.split():
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
+        self._check_at_least_one(
+            "vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings"
+        )
+        for stack in ("encoder", "decoder"):
+            sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
+            self._check_at_least_one(*(f"{stack}_{size}" for size in sizes))
+        self._check_shares("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
         self._check_positions()
@@ -283,7 +164,7 @@ class HeedConfig(PreTrainedConfig):
                     f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
                 )
 
-    def _check_positions(self):
+    def _check_positions(self) -> None:
         """Check what belongs to absolute positions."""
         is_sinusoidal = self.position_encoding == "sinusoidal"
         if is_sinusoidal and self.d_model % 2:
@@ -296,7 +177,7 @@ class HeedConfig(PreTrainedConfig):
                 f"but is {self.position_offset} with {self.position_encoding} instead."
             )
 
-    def _check_heads(self, stack: str):
+    def _check_heads(self, stack: str) -> None:
         """Check that the heads of one stack divide what they have to divide."""
         heads = getattr(self, f"{stack}_attention_heads")
         key_value_heads = getattr(self, f"{stack}_key_value_heads") or heads
@@ -314,46 +195,6 @@ class HeedConfig(PreTrainedConfig):
         d_k = self.d_k or self.d_model // heads
         if self.position_encoding == "rotary" and d_k % 2:
             raise ValueError(f"`d_k` must be even for rotary positions, but is {d_k} instead.")
-
-    def _check_embeddings(self):
-        """Check vocabularies, special ids and what is shared against each other."""
-        if self.shares_source_and_target_embeddings and self.decoder_vocab_size != self.vocab_size:
-            raise ValueError(
-                "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
-                f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
-            )
-        end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        target_size = self.decoder_vocab_size or self.vocab_size
-        limits = {
-            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, target_size)),
-            "bos_token_id": ([self.bos_token_id], target_size),
-            "eos_token_id": (end, target_size),
-            "decoder_start_token_id": ([self.decoder_start_token_id], target_size),
-        }
-        for name, (ids, limit) in limits.items():
-            for token_id in ids:
-                if token_id is not None and not 0 <= token_id < limit:
-                    raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
-
-    def _check_spelling(self, keys):
-        """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
-        from transformers import GenerationConfig
-
-        fields = list(type(self).__dataclass_fields__)
-        # Keys of other libraries (quantisation, pipelines) and generation defaults may stand in a config.json.
-        known = {
-            *self.attribute_map,
-            *GenerationConfig().to_dict(),
-            "attn_implementation",
-            "output_attentions",
-        }
-        for key in keys:
-            if key.startswith("_") or key in known or key in EXTRA_KEYS:
-                continue
-            nearest = get_close_matches(key, fields, n=1, cutoff=0.8)
-            if nearest:
-                raise ValueError(f"`{key}` is not a field of HeedConfig; did you mean `{nearest[0]}`?")
-            logger.warning_once(f"`{key}` is not a field of HeedConfig: it is kept, and Heed does not read it.")
 
 
 __all__ = ["HeedConfig"]

@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from heedful import NativeDecoder
 from heedful.inference.ctranslate2.specification import make_specification
-from heedful.modeling_heed import sinusoids
+from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.model_conversion import COPIED_FIELDS, RENAMINGS, convert_model
 
 SIZES = {

@@ -16,7 +16,7 @@ from heedful.complexity.layers import (
     SelfAttentionLayer,
 )
 from heedful.complexity.reach import reached
-from helpers import assert_near, padded, sentences, shake, tiny_model
+from helpers import assert_near, sentences, shake, tiny_model
 
 WIDTH = 8
 
@@ -78,16 +78,6 @@ def test_an_encoder_layer_scales_the_sum_of_input_and_convolution():
 
 
 @torch.no_grad()
-def test_padding_changes_nothing_in_an_encoder_layer():
-    layer = made(ConvolutionalEncoderLayer, 5)
-    alone, longer = states(1, 4), states(1, 9)
-    batch = torch.cat([F.pad(alone, (0, 0, 0, 5), value=7.0), longer])
-    mask = torch.tensor([[1] * 4 + [0] * 5, [1] * 9])
-    assert_near(layer(batch, mask)[:1, :4], layer(alone), 1e-12)
-    assert_near(layer(batch, mask)[1:], layer(longer), 1e-12)
-
-
-@torch.no_grad()
 def test_a_decoder_layer_is_what_its_equations_say_position_by_position():
     layer = made(ConvolutionalDecoderLayer, 3)
     target, embedded, source, source_embedded = states(1, 6), states(1, 6), states(1, 4), states(1, 4)
@@ -103,18 +93,6 @@ def test_a_decoder_layer_is_what_its_equations_say_position_by_position():
         assert_near(found[0, i], (hidden + target[0, i]) / math.sqrt(2), 1e-12)
 
 
-@torch.no_grad()
-def test_padding_of_the_source_changes_nothing_in_a_decoder_layer():
-    layer = made(ConvolutionalDecoderLayer, 3)
-    target, source, embedded = states(1, 5), states(1, 4), states(1, 4)
-    mask = torch.tensor([[1] * 4 + [0] * 3])
-    longer = [F.pad(each, (0, 0, 0, 3), value=5.0) for each in (source, embedded)]
-    expected, weights = layer(target, target, source, embedded)
-    found, padded_weights = layer(target, target, *longer, mask)
-    assert_near(found, expected, 1e-12)
-    assert_near(padded_weights, F.pad(weights, (0, 3)), 1e-12)
-
-
 @pytest.mark.parametrize(("width", "dilation"), [(2, 1), (3, 1), (3, 3)])
 def test_a_decoder_layer_looks_at_earlier_states_alone(width, dilation):
     layer = made(ConvolutionalDecoderLayer, width, dilation)
@@ -125,14 +103,6 @@ def test_a_decoder_layer_looks_at_earlier_states_alone(width, dilation):
     seen = (distance >= 0) & (distance % dilation == 0) & (distance <= dilation * (width - 1))
     assert torch.equal(reached(outputs, target), seen)
     assert reached(outputs, source).all()
-
-
-@torch.no_grad()
-def test_dropout_of_a_convolution_is_for_training_alone():
-    layer = made(ConvolutionalEncoderLayer, 3, dropout=0.5)
-    given = states(1, 9)
-    assert torch.equal(layer(given), layer(given))
-    assert not torch.equal(layer.train()(given), layer(given))
 
 
 @torch.no_grad()
@@ -174,8 +144,3 @@ def test_a_recurrent_layer_read_token_by_token_is_the_same(cell):
         output, memory = layer.step(given[:, position : position + 1], memory)
         outputs.append(output)
     assert_near(torch.cat(outputs, 1), layer(given), 1e-12)
-
-
-def test_padding_helper_and_layers_agree_on_the_mask():
-    _, mask = padded(sentences(4, 9))
-    assert mask.tolist() == [[1] * 4 + [0] * 5, [1] * 9]

@@ -11,8 +11,8 @@ from accelerate.state import AcceleratorState
 from heedful.cli import main as cli
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import Diagnosis, diagnose
-from heedful.diagnosis.findings import SEVERITIES, Finding, graded, in_order, percent
+from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
+from heedful.diagnosis.findings import Finding, graded, percent
 from heedful.training.recipe_file import read_recipe
 from helpers import tiny_config
 from test_recipes import CONFIGURATION
@@ -37,13 +37,13 @@ def fresh_accelerate():
 
 @pytest.fixture
 def severe(tmp_path):
-    """Diagnose the sound recipe with changes; return severity, check and key of all but notes."""
+    """Diagnose the sound recipe with changes; return level, check and key of all but notes."""
 
     def check(changes=None, limit=100_000):
         recipe = tiny_recipe(tmp_path / "run", {**SOUND, **(changes or {})})
         diagnosis = diagnose(recipe, limit)
         assert not (tmp_path / "run").exists()
-        return [(f.severity, f.check, f.where) for f in diagnosis.findings if f.severity != "note"]
+        return [(f.level, f.check, f.where) for f in diagnosis.findings if f.level != "note"]
 
     return check
 
@@ -94,7 +94,7 @@ def test_shipped_recipes_have_no_error(name, tmp_path):
         overrides += ["data.folder=null", "data.source=ko", "data.target=en"]
     overrides += [f"output={tmp_path / 'run'}", "optimization.max_minutes=null", "optimization.max_updates=3000"]
     diagnosis = diagnose(read_recipe(CONFIGURATION / "recipes" / f"{name}.yaml", overrides))
-    assert [finding for finding in diagnosis.findings if finding.severity == "error"] == []
+    assert [finding for finding in diagnosis.findings if finding.level == "error"] == []
     assert diagnosis.looked_at == diagnosis.total == 3000
 
 
@@ -186,7 +186,7 @@ def test_a_recipe_for_another_machine_can_be_checked_but_for_its_speed(tmp_path)
     diagnosis = diagnose(tiny_recipe(tmp_path / "run", {**SOUND, **changes}))
     assert not diagnosis.has_errors
     (finding,) = (finding for finding in diagnosis.findings if finding.check == "speed")
-    assert (finding.severity, finding.where) == ("note", "optimization.max_minutes")
+    assert (finding.level, finding.where) == ("note", "optimization.max_minutes")
     assert "`optimization.mixed_precision` must be no or bf16 on the CPU" in finding.told
 
 
@@ -234,7 +234,7 @@ def test_a_folder_that_training_would_refuse_is_told(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.jsonl").write_text("")
     found = diagnose(tiny_recipe(tmp_path / "run", SOUND)).findings
-    assert [finding.severity for finding in found if finding.where == "output"] == ["warning"]
+    assert [finding.level for finding in found if finding.where == "output"] == ["warning"]
 
 
 def recipe_file(folder, changes=None):
@@ -277,16 +277,15 @@ def test_pairs_must_be_a_number_of_pairs(heedful, tmp_path):
 
 
 def test_findings_are_sorted_by_severity_and_counted():
-    findings = [Finding(severity, "check", f"key{n}", "Told.") for n, severity in enumerate(SEVERITIES[::-1] * 2)]
-    ordered = in_order(findings)
-    assert [finding.severity for finding in ordered] == ["error"] * 2 + ["warning"] * 2 + ["note"] * 2
-    assert [finding.where for finding in ordered[:2]] == ["key2", "key5"]
-    assert "2 errors, 2 warnings, 2 notes" in str(Diagnosis(ordered, 5, 5))
+    findings = [Finding("check", level, "Told.", f"key{n}") for n, level in enumerate(LEVELS[::-1] * 2)]
+    diagnosis = Diagnosis(findings, 5, 5)
+    assert [finding.level for finding in diagnosis.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"] * 2
+    assert [finding.where for finding in diagnosis.findings[:2]] == ["key2", "key5"]
+    assert "2 errors, 2 warnings, 2 notes" in str(diagnosis)
 
 
 def test_shares_are_graded_and_written():
     assert [graded(share, 0.1, 0.5) for share in (0.09, 0.1, 0.5)] == ["note", "warning", "error"]
     assert graded(1.0, 0.1) == "warning"
-    assert [percent(share) for share in (0, 0.0001, 0.0042, 0.034, 0.5)] == [
-        *("0 %", "less than 0.1 %", "0.42 %", "3.4 %", "50 %"),
-    ]
+    expected = {0: "0 %", 0.0001: "less than 0.1 %", 0.0042: "0.42 %", 0.034: "3.4 %", 0.5: "50 %"}
+    assert {share: percent(share) for share in expected} == expected

@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,16 +14,8 @@ from accelerate.utils import DistributedType
 
 from heedful.cli import main as cli
 from heedful.data.micro_batches import padding_share, split_update
-from heedful.diagnosis.estimate import (
-    LiveMemory,
-    Trial,
-    count_parameters,
-    dry_run,
-    plan_batches,
-    split_rows,
-    state_memory,
-)
-from heedful.training.loop.loop import TrainingLoop
+from heedful.diagnosis import estimate
+from heedful.diagnosis.estimate import Rehearsal, count_parameters, dry_run, plan_batches, state_memory
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -42,23 +35,23 @@ def corpus(tmp_path_factory):
     return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
 
 
-def test_the_plan_is_the_plan_of_the_loop(corpus, tmp_path):
-    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 500})
-    plan = plan_batches(recipe, corpus)
-    recipe.folder.mkdir()
-    loop = TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
-    updates = list(corpus.updates(0))
+def rehearsal_of(recipe, corpus):
+    model = make_model(recipe.model, corpus.tokenizers)
+    return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization, corpus.tokenizers)
+
+
+def test_the_plan_is_that_of_training(corpus):
+    plan = plan_batches(corpus, token_budget=500)
+    updates = [split_update(update, 500, 1) for update in corpus.updates(0)]
     assert plan.updates_per_epoch == plan.looked_at == len(updates)
-    assert plan.timed == [split_update(update, loop.token_budget, 1)[0] for update in updates][:12]
-    assert plan.first == split_update(updates[0], loop.token_budget, 1)[0][0]
-    assert plan.micro_batches == max(len(split_update(update, loop.token_budget, 1)[0]) for update in updates)
+    assert plan.first == updates[:12]
+    assert plan.micro_batches == max(len(part) for (part,) in updates)
 
 
-def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):
-    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 500})
-    plan = plan_batches(recipe, corpus)
+def test_the_plan_counts_tokens_and_padding(corpus):
+    plan = plan_batches(corpus, token_budget=500)
     updates = list(corpus.updates(0))
-    batches = [rows for update in updates for rows in split_rows(update, 500, 1)[0]]
+    batches = [rows for update in updates for rows in split_update(update, 500, 1)[0]]
     rows = [row for batch in batches for row in batch]
     numbers = iter(range(len(rows)))
     lengths = [[len(row[name]) for row in rows] for name in ("input_ids", "labels")]
@@ -70,21 +63,19 @@ def test_the_plan_counts_tokens_and_padding(corpus, tmp_path):
     assert plan.padded_tokens == pytest.approx(sum(map(sum, lengths)) / (1 - plan.padding) / len(updates))
 
 
-def test_updates_beyond_those_looked_at_are_counted(corpus, tmp_path, monkeypatch):
-    recipe = tiny_recipe(tmp_path / "run")
-    whole = plan_batches(recipe, corpus).updates_per_epoch
-    monkeypatch.setattr("heedful.diagnosis.estimate.LOOKED_AT_UPDATES", 2)
-    plan = plan_batches(recipe, corpus)
+def test_updates_beyond_those_looked_at_are_counted(corpus, monkeypatch):
+    whole = plan_batches(corpus, 2000).updates_per_epoch
+    monkeypatch.setattr(estimate, "LOOKED_AT_UPDATES", 2)
+    plan = plan_batches(corpus, 2000)
     assert (plan.looked_at, plan.updates_per_epoch) == (2, whole)
     assert whole > 3
 
 
-def test_processes_share_the_work_of_an_update(corpus, tmp_path):
-    recipe = tiny_recipe(tmp_path / "run", {"optimization.token_budget": 200})
-    alone, shared = plan_batches(recipe, corpus), plan_batches(recipe, corpus, processes=2, rank=1)
+def test_ranks_share_the_work_of_an_update(corpus):
+    alone, shared = plan_batches(corpus, 200), plan_batches(corpus, 200, world_size=2)
     assert 0.45 < shared.padded_tokens / alone.padded_tokens < 0.7
     assert shared.target_tokens == alone.target_tokens
-    assert shared.timed == [split_rows(update, 200, 2)[1] for update in corpus.updates(0)][:12]
+    assert shared.first == [split_update(update, 200, 2) for update in corpus.updates(0)][:12]
 
 
 def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_path):
@@ -100,74 +91,57 @@ def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_p
 
 
 def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    alone = state_memory(1000, recipe, 1, DistributedType.NO)
+    settings = tiny_recipe(tmp_path).optimization
+    alone = state_memory(1000, settings, 1, DistributedType.NO)
     assert alone == {"weights": 4000, "gradients": 4000, "Adam's moments": 8000}
-    average = tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"})
+    average = tiny_recipe(tmp_path, {"optimization.ema_decay": 0.9, "checkpoints.publish": "ema"}).optimization
     assert state_memory(1000, average, 1, DistributedType.NO)["moving average"] == 4000
-    assert state_memory(1000, recipe, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
-    assert sum(state_memory(1000, recipe, 4, DistributedType.FSDP).values()) == 4000
-    assert sum(state_memory(1000, recipe, 4, DistributedType.DEEPSPEED).values()) == 4000 + 3000
-
-
-def test_live_memory_sees_what_lives_at_once_and_forgets_what_is_freed():
-    with LiveMemory() as memory:
-        kept = torch.zeros(1000)
-        for _ in range(5):
-            passing = kept + 1
-            del passing
-        view = kept[10:]
-    assert memory.now == 4000
-    assert memory.peak == 8000
-    del kept
-    assert memory.now == 4000  # the view holds it
-    del view
-    assert memory.now == 0
-
-
-def test_live_memory_of_a_layer_is_what_its_formula_says():
-    layer = torch.nn.Sequential(torch.nn.Linear(100, 400), torch.nn.Sigmoid(), torch.nn.Linear(400, 100))
-    inputs = torch.randn(50, 100)
-    layer(inputs).sum().backward()  # gradients are there from here on
-    with LiveMemory([*layer.parameters(), inputs]) as memory:
-        layer(inputs).sum().backward()
-    hidden, outer, weight = 4 * 50 * 400, 4 * 50 * 100, 4 * 400 * 100
-    # Saved: the sigmoid's output. At worst: its gradient and the linear layer's before it, or a weight's.
-    assert hidden + outer <= memory.peak <= 4 * hidden + 2 * outer + 2 * weight
-    assert memory.now == 0
+    assert state_memory(1000, settings, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
+    assert sum(state_memory(1000, settings, 4, DistributedType.FSDP).values()) == 4000
+    assert sum(state_memory(1000, settings, 4, DistributedType.DEEPSPEED).values()) == 4000 + 3000
 
 
 def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
-    recipe = tiny_recipe(tmp_path / "run")
-    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
-    before = copy.deepcopy(trial.model.state_dict())
-    rows = plan_batches(recipe, corpus).hungry[0]
-    whole, half = trial.activation_memory(rows), trial.activation_memory(rows[: len(rows) // 2])
+    changes = {"optimization.ema_decay": 0.5, "checkpoints.publish": "ema"}
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run", changes), corpus)
+    model = rehearsal.engine.network
+    before = copy.deepcopy(model.state_dict())
+    rows = plan_batches(corpus, 2000).costliest[0]
+    whole, half = (rehearsal.activation_memory(part, 0.0) for part in (rows, rows[: len(rows) // 2]))
     assert 0.35 < half / whole < 0.65
     logits = 4 * len(rows) * max(len(row["labels"]) for row in rows) * 400
     assert 2 * logits < whole < 40 * logits
-    assert trial.seconds_per_token([[rows]]) > 0
-    assert all(torch.equal(weight, before[name]) for name, weight in trial.model.state_dict().items())
+    assert rehearsal.seconds_per_token([[[rows]]]) > 0
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
+    rehearsal.take_update(plan_batches(corpus, 500).first[0])
+    assert [name for name, _, _ in engine.method_calls] == ["accumulate", "gradient_norm", "step"]
 
 
 def test_checkpointing_saves_activations(corpus, tmp_path):
     sizes = {}
+    rows = plan_batches(corpus, 2000).costliest[0]
     for on in (False, True):
         changes = {"model.gradient_checkpointing": on, "model.options.encoder_layers": 6, "model.options.dropout": 0.1}
-        recipe = tiny_recipe(tmp_path / "run", changes)
-        trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
-        sizes[on] = trial.activation_memory(plan_batches(recipe, corpus).hungry[0])
+        sizes[on] = rehearsal_of(tiny_recipe(tmp_path / "run", changes), corpus).activation_memory(rows, 0.0)
     assert sizes[True] < 0.8 * sizes[False]
 
 
 def test_a_micro_batch_that_would_take_minutes_is_not_run(corpus, tmp_path, monkeypatch):
-    recipe = tiny_recipe(tmp_path / "run")
-    trial = Trial(recipe, corpus.tokenizers, make_accelerator(recipe.optimization))
-    rows = plan_batches(recipe, corpus).hungry[0]
+    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+    rows = plan_batches(corpus, 2000).costliest[0]
     seen = []
-    monkeypatch.setattr(trial, "_seconds", lambda batches: seen.append(len(batches[0])) or 100.0)
-    trial.seconds_per_token([[rows]])
+    monkeypatch.setattr(rehearsal, "take_update", lambda parts: seen.append(len(parts[0][0])) or 100.0)
+    speed = rehearsal.seconds_per_token([[[rows]]])
     assert max(seen) < len(rows)
+    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
+    rehearsal.activation_memory(rows, speed)
+    batches = [call.args[0][0].tensors["labels"] for call in engine.accumulate.call_args_list]
+    assert list(map(len, batches)) == [1, max(1, len(rows) // 16)]
 
 
 def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
@@ -181,7 +155,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
     assert f"updates per epoch    {per_epoch}" in text
     assert f"updates of the run   {4 * per_epoch} (`optimization.max_epochs`)" in text
     assert "epochs of the run    4.0" in text
-    first = result.batches.first[0]
+    first = result.batches.first[0][0][0][0]
     assert " ".join(map(str, first["input_ids"])) in text
     assert result.corpus.tokenizers.decode_target([first["labels"]])[0] in text
     assert "update         1  0.0015" in text

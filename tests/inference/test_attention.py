@@ -18,7 +18,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import drawing
 from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
 from heedful.inference.attention.labels import token_labels
-from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_of_ids
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
 from heedful.inference.translation import Translator
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
@@ -83,7 +83,8 @@ def test_without_a_target_the_models_own_translation_is_followed(model, tokenize
     translation = Translator(model, tokenizers).translate([SOURCE])[0][0]
     own = attention_map(model, tokenizers, SOURCE)
     assert own.target_tokens == token_labels(tokenizers.target, translation.token_ids)
-    followed = attention_of_ids(model, tokenizers, tokenizers.encode_source([SOURCE])[0], translation.token_ids)
+    ids = tokenizers.encode_source([SOURCE])[0], translation.token_ids
+    followed = attention_maps_of_ids(model, tokenizers, *ids, ["cross"]).map()
     np.testing.assert_array_equal(own.weights, followed.weights)
 
 
@@ -112,7 +113,7 @@ def test_an_empty_source_is_named(model, tokenizers):
     with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
         attention_map(model, tokenizers, " ")
     with pytest.raises(ValueError, match="target must have at least one token"):
-        attention_of_ids(model, tokenizers, [5, 2], [])
+        attention_maps_of_ids(model, tokenizers, [5, 2], [])
 
 
 def _bart(tokenizers, **options):
@@ -329,7 +330,7 @@ def test_a_font_of_boxes_is_no_font():
 def test_a_picture_that_fails_half_way_leaves_the_former_one(small_map, tmp_path, monkeypatch):
     (tmp_path / "map.png").write_bytes(b"former")
 
-    def fail(figure, place):
+    def fail(figure, place, **settings):
         place.write_bytes(b"half")
         raise OSError("The disk is full.")
 

@@ -9,14 +9,14 @@ from transformers import BartConfig, BartForConditionalGeneration, MarianConfig,
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
 from heedful.inference.attention.labels import token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
 from heedful.inference.attention.measures import attention_entropy
-from heedful.inference.attention.requests import View, Wanted, answer_request
-from heedful.modeling_heed import HeedAttention
+from heedful.inference.attention.request import Request
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
@@ -255,7 +255,7 @@ def test_a_recurrent_model_has_its_cross_attention(tokenizers, attention):
 def test_rollout_of_a_recurrent_model_names_what_it_lacks(tokenizers):
     translator = Translator(recurrent(tokenizers), tokenizers)
     with pytest.raises(ValueError, match="Rollout to the source must have the encoder's self-attention"):
-        answer_request(translator, [(SOURCE, TARGET)], View(rollout=True), Wanted(weights=True))
+        Request([(SOURCE, TARGET)], rollout=True, json=True).answer(translator)
 
 
 def test_a_recurrent_model_without_attention_is_an_error(tokenizers):

@@ -8,7 +8,8 @@ import torch
 from transformers import GenerationConfig
 
 from heedful import BeamSearch, HeedConfig
-from heedful.inference.translation import Translator, pad_sources
+from heedful.inference.engines import pad_sources
+from heedful.inference.translation import Translator
 from heedful.training.publication import set_decoding
 from heedful.training.recipe import DecodingRecipe
 
@@ -43,7 +44,7 @@ def test_a_translator_scores_by_the_penalty_of_the_generation_config(paper, pair
         found = paper.translate([source], num_return_sequences=4)[0]
         expected = asked_directly(paper, source, length_penalty_form="gnmt", tokens_beyond_source=50)
         assert [one.score for one in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
-        ended = [row[1 : 1 + one.token_count] for row, one in zip(expected.sequences.tolist(), found, strict=True)]
+        ended = [row[1 : 1 + len(one.token_ids)] for row, one in zip(expected.sequences.tolist(), found, strict=True)]
         assert [list(one.token_ids) for one in found] == ended
 
 
@@ -63,7 +64,7 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
     assert len(set(lengths)) > 2
     with pytest.warns(UserWarning, match=r"8 sentences were cut off at 255 tokens, or 1 more than the source has,"):
         found = [row[0] for row in paper.translate(texts, num_beams=num_beams)]
-    assert [one.token_count for one in found] == [length + 1 for length in lengths]
+    assert [len(one.token_ids) for one in found] == [length + 1 for length in lengths]
     assert not any(one.finished for one in found)
 
 
@@ -74,12 +75,12 @@ def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers,
 
 
 def test_ctranslate2_refuses_the_settings():
-    from heedful.inference.ctranslate2.engine import refusal
+    from heedful.inference.ctranslate2.engine import settings_obstacle
 
-    config = GenerationConfig(eos_token_id=2, num_beams=4)
-    assert refusal(config) is None
+    config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
+    assert settings_obstacle(config) is None
     config.tokens_beyond_source = 50
-    assert refusal(config) == "`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead."
+    assert settings_obstacle(config) == "`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead."
 
 
 def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):

@@ -1,6 +1,7 @@
 """Translations: their order, scores, limits, and independence of the batch they ran in."""
 
 import copy
+import logging
 import pickle
 import threading
 import warnings
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heedful.inference.translation import Translation, Translator, pad_sources, position_limit, token_batches
+from heedful.inference.engines import pad_sources, token_batches
+from heedful.inference.translation import Translation, Translator
+from heedful.pipeline_heed import position_limit
 
 
 @pytest.fixture
@@ -73,23 +76,23 @@ def test_greedy_search_has_scores_too(translator, model, tokenizers):
     labels = torch.tensor(tokenizers.encode_target(["Yes."]))
     logits = model(input_ids=torch.tensor(tokenizers.encode_source(["네."])), labels=labels).logits
     expected = logits.log_softmax(dim=-1).gather(2, labels[..., None]).mean().item()
-    assert translation.token_count == labels.shape[1]
+    assert len(translation.token_ids) == labels.shape[1]
     assert translation.score == pytest.approx(expected, abs=1e-5)
 
 
 def test_scoring_in_small_parts_changes_nothing(translator, pairs, monkeypatch):
     whole = translator.translate(list(pairs))
-    monkeypatch.setattr("heedful.inference.translation.LOGITS_BUDGET", 1)
+    monkeypatch.setattr("heedful.inference.scoring.LOGITS_BUDGET", 1)
     for one, other in zip(whole, translator.translate(list(pairs)), strict=True):
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
 
 
 def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, pairs, monkeypatch):
     results = translator.translate(["", "네.", "  \t"], num_beams=2, num_return_sequences=2)
-    assert results[0] == results[2] == [Translation("", 0.0)] * 2
+    assert results[0] == results[2] == [Translation()] * 2
     assert results[1][0].text == pairs["네."]
     monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    assert translator.translate([""]) == [[Translation("", 0.0)]]
+    assert translator.translate([""]) == [[Translation()]]
     assert translator.translate([]) == []
 
 
@@ -98,7 +101,7 @@ def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]
-    assert [result[0].token_count for result in results] == [7, 5, 7]
+    assert [len(result[0].token_ids) for result in results] == [7, 5, 7]
 
 
 def test_a_finished_translation_does_not_warn(translator, pairs):
@@ -129,10 +132,34 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
 def test_translating_leaves_the_model_as_it_was(translator):
     before = translator.model.generation_config.to_dict()
     translator.model.train()
+    translator.model.get_encoder().eval()  # as a frozen one
     translator.translate(["네."], num_beams=2, max_new_tokens=9)
     assert translator.model.training
+    assert translator.model.get_decoder().layers[0].training
+    assert not any(module.training for module in translator.model.get_encoder().modules())
     assert translator.model.generation_config.to_dict() == before
     translator.model.eval()
+
+
+@pytest.mark.parametrize("engine", ["native", "generate"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transformers_has_nothing_to_say_of_lengths(translator, engine, num_beams, monkeypatch):
+    said = []
+    logger = logging.getLogger("transformers.generation.utils")
+    monkeypatch.setattr(logger, "warning", lambda *words: said.append(words))
+    assert translator.model.generation_config.max_length not in (None, 20)
+    Translator(translator.model, translator.tokenizers, engine).translate(
+        ["네.", "비가 온다."], num_beams=num_beams, token_budget=1, early_stopping=True
+    )
+    assert said == []
+
+
+def test_a_length_of_the_call_counts_where_the_model_has_one_of_its_own(translator, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "max_new_tokens", 30)
+    for engine in ("native", "generate"):
+        with pytest.warns(UserWarning, match="cut off at 3 tokens"):
+            results = Translator(translator.model, translator.tokenizers, engine).translate(["네."], max_new_tokens=3)
+        assert len(results[0][0].token_ids) == 3
 
 
 def test_dropout_is_off_while_translating(training_model, tokenizers, pairs):
@@ -247,7 +274,7 @@ def test_other_encoder_decoders_translate_too(tokenizers):
     translator = Translator(BartForConditionalGeneration(config), tokenizers)
     with pytest.warns(UserWarning, match="cut off at 9 tokens"):
         results = translator.translate(["네.", "고양이"], num_beams=2, max_new_tokens=9)
-    assert [result[0].token_count for result in results] == [9, 9]
+    assert [len(result[0].token_ids) for result in results] == [9, 9]
 
 
 @given(st.dictionaries(st.integers(0, 1000), st.integers(1, 200), max_size=60), st.integers(1, 500))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heedful import HeedForConditionalGeneration
-from heedful.modeling_heed import HeedAttention
+from heedful.attention_heed import HeedAttention
 from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 KERNELS = ["eager", "sdpa", "flex_attention"]

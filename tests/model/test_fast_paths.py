@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from heedful import HeedConfig, HeedForConditionalGeneration, modeling_heed
-from heedful.modeling_heed import HeedDropout, HeedLinear, Packing, linear, needed_targets, project_together
+from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
+from heedful.fast_paths_heed import HeedDropout, HeedLinear, PackedTokens, linear, needed_targets, project_together
 from helpers import pairwise
 
 SIZES = {
@@ -62,7 +63,7 @@ def test_a_product_and_its_gradients_are_those_of_torch(shape, inner, outer, has
     torch.testing.assert_close(run(linear), run(F.linear), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not modeling_heed.HAS_ONEDNN, reason="torch has no oneDNN here")
+@pytest.mark.skipif(not fast_paths_heed.HAS_ONEDNN, reason="torch has no oneDNN here")
 def test_products_on_the_cpu_are_those_of_onednn(monkeypatch):
     monkeypatch.setattr(F, "linear", lambda *_: pytest.fail("torch's own product was taken"))
     layer = HeedLinear(4, 3)
@@ -73,7 +74,7 @@ def test_products_on_the_cpu_are_those_of_onednn(monkeypatch):
 
 @pytest.mark.parametrize("change", ["off", "float64", "autocast", "few"])
 def test_other_products_are_those_of_torch(change, monkeypatch):
-    monkeypatch.setattr(modeling_heed.OneDnnProduct, "apply", lambda *_: pytest.fail("oneDNN was taken"))
+    monkeypatch.setattr(fast_paths_heed.OneDnnProduct, "apply", lambda *_: pytest.fail("oneDNN was taken"))
     layer, states = HeedLinear(4, 3), torch.randn(1 if change == "few" else 9, 4)
     if change == "float64":
         layer, states = layer.double(), states.double()
@@ -185,7 +186,7 @@ def test_a_norm_that_keeps_its_output_has_torch_s_output_and_gradients(rows, wid
     bias = torch.randn(width, requires_grad=True)
     upstream = torch.randn(2, rows, width)
     wanted = F.layer_norm(states, (width,), weight, bias, 1e-5)
-    found = modeling_heed.LeanLayerNorm.apply(states, weight, bias, 1e-5)
+    found = fast_paths_heed.LeanLayerNorm.apply(states, weight, bias, 1e-5)
     assert torch.equal(found, wanted)
     theirs = torch.autograd.grad(wanted, (states, weight, bias), upstream)
     ours = torch.autograd.grad(found, (states, weight, bias), upstream)
@@ -199,8 +200,8 @@ def test_a_norm_that_keeps_its_output_has_torch_s_output_and_gradients(rows, wid
 def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monkeypatch):
     model, batch = make_model(norm_placement=placement), make_batch()
     calls = []
-    plain = modeling_heed.LeanLayerNorm.apply
-    monkeypatch.setattr(modeling_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
+    plain = fast_paths_heed.LeanLayerNorm.apply
+    monkeypatch.setattr(fast_paths_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
     found = gradients(model, model(**batch).loss)
     assert len(calls) == 2 * 2 + 2 * 3
     monkeypatch.setattr(modeling_heed, "may_be_lean", lambda norm, states: False)
@@ -211,14 +212,14 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
 def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back(weights):
     norm = nn.LayerNorm(8)
     states = torch.randn(2, 8, requires_grad=True)
-    assert modeling_heed.may_be_lean(norm, states)
+    assert fast_paths_heed.may_be_lean(norm, states)
     if weights == "a weight near zero":
         with torch.no_grad():
             norm.weight[3], norm.bias[0] = 1e-6, 0.5
     elif weights == "bfloat16":
         norm, states = norm.bfloat16(), states.bfloat16()
     with torch.set_grad_enabled(weights != "a frozen model"):
-        assert not modeling_heed.may_be_lean(norm, states)
+        assert not fast_paths_heed.may_be_lean(norm, states)
 
 
 def test_logits_in_training_can_still_be_differentiated_twice():
@@ -244,14 +245,14 @@ def make_padded_batch(side="right"):
 def packed_rows(monkeypatch):
     """Numbers of rows that were computed instead of a padded batch's."""
     rows = []
-    pack = Packing.pack
+    pack = PackedTokens.pack
 
     def watched(self, states):
         packed = pack(self, states)
         rows.append((packed.shape[1], states.shape[0] * states.shape[1]))
         return packed
 
-    monkeypatch.setattr(Packing, "pack", watched)
+    monkeypatch.setattr(PackedTokens, "pack", watched)
     return rows
 
 
@@ -276,7 +277,7 @@ def test_padding_that_is_not_computed_changes_neither_loss_nor_gradients(
     found = gradients(model, loss)
     targets, sources = 35 - 4 - 2, 6 + 2 + 4 + 1 + 3
     assert {(targets + 1, 35), (sources + 1, 30)} <= set(packed_rows)
-    monkeypatch.setattr(modeling_heed, "LEAST_PADDING", 1.0)
+    monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
     packed_rows.clear()
     whole = model(**batch).loss
     assert not packed_rows
@@ -302,7 +303,7 @@ def test_a_mask_and_labels_within_the_targets_change_nothing_where_padding_is_no
     loss = model(**batch).loss
     found = gradients(model, loss)
     assert packed_rows
-    monkeypatch.setattr(modeling_heed, "LEAST_PADDING", 1.0)
+    monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
     torch.testing.assert_close(loss, model(**batch).loss, rtol=1e-6, atol=0)
     assert_same(found, gradients(model, model(**batch).loss))
 
@@ -341,8 +342,55 @@ def test_padding_is_computed_where_someone_may_look_at_it(which, packed_rows):
         assert {tuple(states.shape[:2]) for states in outputs.decoder_hidden_states} == {(5, 7)}
 
 
+def test_padding_is_left_out_until_somebody_watches_and_again_afterwards(packed_rows):
+    """A hook counts from the next step on, whatever it is and whenever it is added."""
+    model, batch = make_model(), make_padded_batch()
+    layer = model.model.encoder.layers[0]
+    watchers = [
+        lambda: layer.feed_forward.fc1.register_forward_hook(lambda *_: None),
+        lambda: layer.self_attn.register_forward_pre_hook(lambda *_: None),
+        lambda: layer.self_attn_residual.norm.register_full_backward_hook(lambda *_: None),
+        lambda: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+        lambda: torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None),
+    ]
+
+    def is_packed():
+        packed_rows.clear()
+        model(**batch)
+        return bool(packed_rows)
+
+    assert is_packed()
+    for watch in watchers:
+        handle = watch()
+        assert not is_packed()
+        assert not is_packed()
+        handle.remove()
+        assert is_packed()
+        assert is_packed()
+    hooked = make_model().model.encoder.layers[1]
+    hooked.register_forward_hook(lambda *_: None)
+    model.model.encoder.layers[1] = hooked
+    assert not is_packed()
+
+
+def test_modules_are_not_gone_through_at_every_step(monkeypatch):
+    model, batch = make_model(), make_padded_batch()
+    model(**batch)
+    monkeypatch.setattr(type(model.model.encoder.layers[0]), "modules", lambda _: pytest.fail("looked again"))
+    model(**batch)
+
+
+def test_an_adapter_within_the_layers_is_given_packed_states_and_changes_nothing(packed_rows, monkeypatch):
+    adapted = get_peft_model(make_model(), LoraConfig(target_modules=["fc1", "q_proj"], init_lora_weights=False))
+    batch = make_padded_batch()
+    loss = adapted(**batch).loss
+    assert packed_rows
+    monkeypatch.setattr(fast_paths_heed, "LEAST_PADDING", 1.0)
+    torch.testing.assert_close(loss, adapted(**batch).loss, rtol=1e-6, atol=0)
+
+
 def test_a_gradient_flows_through_packed_states_twice():
-    packing = Packing(torch.tensor([[True, True, False], [True, False, False]]))
+    packing = PackedTokens(torch.tensor([[True, True, False], [True, False, False]]))
     states = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[1.0, 1, 0], [1, 0, 0]], dtype=torch.float64)[..., None]
 
@@ -364,7 +412,7 @@ def test_a_gradient_flows_through_packed_states_twice():
 )
 @pytest.mark.parametrize("num_items", [None, 77])
 def test_the_loss_without_logits_is_the_loss_with_them(options, num_items, monkeypatch):
-    monkeypatch.setattr(modeling_heed, "LOSS_ROWS", 4)
+    monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 4)
     model, batch = make_model(**{"label_smoothing": 0.1} | options), make_batch()
     batch |= {"num_items_in_batch": num_items}
     whole = model(**batch, skip_logits=False)
@@ -376,16 +424,17 @@ def test_the_loss_without_logits_is_the_loss_with_them(options, num_items, monke
 
 
 def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkeypatch):
-    monkeypatch.setattr(modeling_heed, "LOSS_ROWS", 8)
+    monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 8)
     rows = []
-    plain = modeling_heed.linear
+    plain = fast_paths_heed.linear
 
     def watched(states, weight, bias):
         output = plain(states, weight, bias)
         rows.append(len(output) if output.shape[-1] == 50 else 0)
         return output
 
-    monkeypatch.setattr(modeling_heed, "linear", watched)
+    monkeypatch.setattr(fast_paths_heed, "linear", watched)
+    monkeypatch.setattr(loss_heed, "linear", watched)
     make_model()(**make_batch()).loss.backward()
     assert max(rows) == 8
     assert sum(rows) == int((make_batch()["labels"] != -100).sum())

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNForConditionalGeneration
-from heedful.configuration_heed import FORMAT_VERSION
+from heedful.configuration_base_heed import FORMAT_VERSION
 from heedful.inference.loading import load_model
 from helpers import FAMILIES, SHARINGS, pairwise, tiny_model
 

@@ -129,7 +129,7 @@ def test_one_matrix_in_two_places_is_refused(tmp_path, sharing, is_refused):
         "offload_folder": tmp_path / "offload",
     }
     if is_refused:
-        with pytest.raises(ValueError, match=r"matrices that are one in one place, but puts .* on disk"):
+        with pytest.raises(ValueError, match=r"matrices that are one on one device, but puts .* on disk"):
             AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings)
     else:
         assert_same(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", **settings), original)

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from heedful.modeling_heed import HeedAttention, HeedFeedForward, sinusoids
+from heedful.attention_heed import HeedAttention
+from heedful.modeling_heed import HeedFeedForward
+from heedful.positions_heed import sinusoids
 from helpers import assert_near, shake, tiny_config, tiny_model
 
 

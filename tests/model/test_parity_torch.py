@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from heedful import HeedModel
-from heedful.modeling_heed import HeedAttention, HeedDecoderLayer, HeedEncoderLayer
+from heedful.attention_heed import HeedAttention
+from heedful.modeling_heed import HeedDecoderLayer, HeedEncoderLayer
 from helpers import assert_near, padded, shake, tiny_config
 
 KERNELS = ["eager", "sdpa"]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful import HeedEncoder
-from heedful.modeling_heed import HeedAttention, positions_of, sinusoids
+from heedful.attention_heed import HeedAttention
+from heedful.positions_heed import positions_of, sinusoids
 from helpers import assert_near, padded, sentences, tiny_config, tiny_model
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import WatermarkingConfig
 
 from heedful.data.tokenizer_training import train_tokenizers
 from helpers import FAMILIES, WITHOUT_HEEDFUL, closure_of, fresh_process, shake, tiny_model
@@ -52,6 +53,13 @@ for open_it in (load, lambda name: pipeline(model=f"{place}/{name}", trust_remot
     else:
         raise AssertionError(open_it)
 """
+# transformers imports the config's code and the model's apart from each other, so neither may rely on the other's.
+TWO_VOCABULARIES = """
+from transformers import WatermarkingConfig
+model = load("two_vocabularies")
+for settings, tokens in torch.load(f"{place}/two_vocabularies.pt", weights_only=False):
+    assert torch.equal(model.generate(source, **settings), tokens), settings
+"""
 QUANTIZED = """
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import TorchAoConfig
@@ -86,6 +94,7 @@ PIECES = {
     **{f"a {family} model is loaded and saved": f"family = {family!r}\n{SAVED}" for family in FAMILIES},
     "lost weights are named": f"folder, told = 'damaged', {LOST!r}\n{REFUSED}",
     **{f"a lost {file} is named": f"folder, told = {'without_' + file!r}, {file!r}\n{REFUSED}" for file in FILES},
+    "tokens are counted by the target's vocabulary": TWO_VOCABULARIES,
     "weights are quantized": QUANTIZED,
     "adapters are taken and made": ADAPTED,
     **{
@@ -108,6 +117,16 @@ def save_models(place):
     save_file(weights, place / "damaged" / "model.safetensors", metadata={"format": "pt"})
 
 
+def save_two_vocabularies(place):
+    model = tiny_model(vocab_size=40, decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
+    model.save_pretrained(place / "two_vocabularies")
+    asked = [{"num_beams": 3}, {"watermarking_config": WatermarkingConfig(bias=50.0)}, {"prompt_lookup_num_tokens": 2}]
+    asked = [{**settings, "max_new_tokens": 6, "do_sample": False} for settings in asked]
+    found = [(settings, model.generate(SOURCE, **settings)) for settings in asked]
+    assert any((tokens >= 40).any() for _, tokens in found)
+    torch.save(found, place / "two_vocabularies.pt")
+
+
 def save_adapter(place):
     model = get_peft_model(tiny_model(), LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules="all-linear"))
     shake(torch.nn.ParameterList([weight for weight in model.parameters() if weight.requires_grad]))
@@ -126,6 +145,7 @@ def save_translators(place):
 def raised(tmp_path_factory):
     place = tmp_path_factory.mktemp("folders")
     save_models(place)
+    save_two_vocabularies(place)
     save_adapter(place)
     save_translators(place)
     pieces = {name: IMPORTS + code for name, code in PIECES.items()}

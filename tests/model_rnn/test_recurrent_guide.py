@@ -35,7 +35,7 @@ def test_the_options_of_the_guide_are_fields_and_its_configs_exist():
 def test_the_command_of_the_guide_makes_a_recurrent_model():
     import shlex
 
-    from heedful.training.model_of_recipe import read_config
+    from heedful.training.recipe_file import read_config
 
     (command,) = re.findall(r"^heedful train (.*)$", GUIDE, flags=re.MULTILINE)
     path, *changes = shlex.split(command)

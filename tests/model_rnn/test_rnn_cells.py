@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful import HeedRNNForConditionalGeneration
-from heedful.modeling_heed_rnn import CELLS as CLASSES
-from heedful.modeling_heed_rnn import LSTMCell
+from heedful.cells_heed import CELLS as CLASSES
+from heedful.cells_heed import LSTMCell
 from helpers import CELLS, assert_near, tiny_rnn, tiny_rnn_config
 
 THEIRS = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

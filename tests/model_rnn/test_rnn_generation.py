@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
-from heedful.modeling_heed_rnn import RecurrentCache
+from heedful.cells_heed import RecurrentCache
 from helpers import (
     ATTENTIONS,
     ENDS,

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import pipeline
+from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers import TorchAoConfig, pipeline
 
 from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
 from heedful.data.korean_english.pairs import korean_english_pairs
@@ -101,7 +103,7 @@ def test_the_checks_of_a_model_pass(folder):
 
 def test_the_check_of_attention_is_skipped_where_there_is_none():
     verdict = check_attentions(tiny_rnn(**SUTSKEVER))
-    assert verdict.result == "skipped"
+    assert verdict.level == "skipped"
     assert "`attention` is none" in verdict.told
 
 
@@ -111,7 +113,7 @@ def test_special_ids_of_another_vocabulary_fail_the_check():
     pairs = list(korean_english_pairs("train", 50))
     tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=280)
     assert isinstance(tokenizers, TokenizerPair)
-    assert check_special_ids(tiny_rnn(), tokenizers).result == "FAIL"
+    assert check_special_ids(tiny_rnn(), tokenizers).level == "FAIL"
     with pytest.raises(ValueError, match="vocab_size"):
         Translator(tiny_rnn(), tokenizers)
 
@@ -120,9 +122,10 @@ LORA = {"task_type": "SEQ_2_SEQ_LM", "r": 4}
 BATCH = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[8, 9, 2]])}
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "k_proj", "out_proj"]], ids=str)
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "k_proj", "out_proj"], ["embed_tokens"]], ids=str)
 def test_an_adapter_is_trained_saved_loaded_and_merged(tmp_path, targets):
-    model = get_peft_model(tiny_rnn(), LoraConfig(**LORA, target_modules=targets)).train()
+    changes = {"tie_word_embeddings": False} if targets == ["embed_tokens"] else {}
+    model = get_peft_model(tiny_rnn(**changes), LoraConfig(**LORA, target_modules=targets)).train()
     optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
     losses = []
     for _ in range(5):
@@ -135,10 +138,27 @@ def test_an_adapter_is_trained_saved_loaded_and_merged(tmp_path, targets):
     with torch.no_grad():
         expected = model.eval()(**BATCH).logits
         model.save_pretrained(tmp_path / "adapter")
-        loaded = PeftModel.from_pretrained(tiny_rnn(), tmp_path / "adapter").eval()
+        loaded = PeftModel.from_pretrained(tiny_rnn(**changes), tmp_path / "adapter").eval()
         assert torch.equal(loaded(**BATCH).logits, expected)
         merged = loaded.merge_and_unload()
         assert_near(merged(**BATCH).logits, expected)
         merged.save_pretrained(tmp_path / "merged")
         again = HeedRNNForConditionalGeneration.from_pretrained(tmp_path / "merged")
         assert torch.equal(again(**BATCH).logits, merged(**BATCH).logits)
+
+
+def test_ids_outside_the_vocabulary_are_refused_beside_an_adapter_of_the_embeddings():
+    model = get_peft_model(tiny_rnn(), LoraConfig(**LORA, target_modules=["embed_tokens"]))
+    with pytest.raises(ValueError, match="below 99, but one is 99"):
+        model(**BATCH | {"input_ids": torch.tensor([[99]])})
+
+
+def test_what_torchao_cannot_quantize_or_save_is_refused(tmp_path):
+    tiny_rnn().save_pretrained(tmp_path)
+    settings = TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size=256))
+    with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):
+        HeedRNNForConditionalGeneration.from_pretrained(tmp_path, quantization_config=settings)
+    model = tiny_rnn()
+    quantize_(model, Int8WeightOnlyConfig())
+    with pytest.raises(ValueError, match="must be quantized by `from_pretrained`"):
+        model.save_pretrained(tmp_path / "again")

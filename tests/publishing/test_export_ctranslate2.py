@@ -20,7 +20,7 @@ from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import new_folder
 from heedful.inference.attention.maps import attention_map
-from heedful.inference.ctranslate2.engine import ExportedModel, Hypothesis, last_step
+from heedful.inference.ctranslate2.engine import ExportedModel
 from heedful.inference.ctranslate2.specification import TABLE_ROWS
 from heedful.inference.translation import Translator
 from heedful.publishing.exports import ctranslate2_export as exporter
@@ -116,11 +116,13 @@ def _one_thread():
 def make_model(tokenizers, seed: int = 1, **changes):
     """Return a tiny model whose outputs depend on everything it reads, and which ends at a token that it likes."""
     torch.manual_seed(seed)
+    # fmt: off
     sizes = {
-        **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32},
-        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
-        **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64},
+        "vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
     }
+    # fmt: on
     model = HeedForConditionalGeneration(HeedConfig(**{**sizes, **tokenizers.special_ids(), **changes})).eval()
     shake(model)
     # Larger embeddings would drown the positions, and repeat whatever was read last.
@@ -166,7 +168,7 @@ def test_each_option_gives_the_tokens_and_scores_of_generate(name, tokenizers, s
     for beams in (1, 3):
         expected, found = both(model, pair, num_beams=beams)
         assert_equal(expected, found)
-        lengths = {best.token_count for best, *_ in expected}
+        lengths = {len(best.token_ids) for best, *_ in expected}
         assert len(lengths) > 1 or beams > 1, "the sentences must end at different steps to show anything"
     # CTranslate2's own optimizations write into what they are given.
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -209,31 +211,21 @@ def test_without_a_length_penalty_both_rules_of_ending_agree(tokenizers):
     assert_equal(*both(model, tokenizers, early_stopping=False, num_beams=4))
 
 
-@pytest.mark.parametrize("length_penalty", [0.6, 1.0])
-def test_a_search_ends_by_the_scores_of_open_hypotheses(memorised, length_penalty, monkeypatch):
-    model, pair = memorised
-    monkeypatch.setattr(model.generation_config, "length_penalty", length_penalty)
-    texts = [*PAIRS, *(f"{one} {other}" for one in PAIRS for other in PAIRS)]
-    settings = {"num_beams": 4, "max_new_tokens": 40}
-    with pytest.warns(UserWarning, match="only comes near"):
-        expected, found = both(model, pair, texts, early_stopping=False, **settings)
-    early = both(model, pair, texts, **settings)[1]
-    # Trained sentences are the same; of others fewer differ than by the other rule.
-    assert_equal(expected[: len(PAIRS)], found[: len(PAIRS)])
-    differing = [
-        sum(ours[0].token_ids != theirs[0].token_ids for ours, theirs in zip(expected, other, strict=True))
-        for other in (found, early)
-    ]
-    assert differing[0] < differing[1] / 2
-
-
-def test_an_open_hypothesis_that_scores_better_lets_the_search_go_on():
-    row = [Hypothesis((1, 2, 3, 4, 9), -0.5, True), Hypothesis((1, 9), -0.6, True), Hypothesis((2, 9), -0.7, True)]
-    # After two steps with 2 beams the worst finished one has -0.7; the open one -0.5 a token, or -0.8.
-    assert last_step(row, {0: [-0.5] * 5}, 2, 1.0) == 5
-    assert last_step(row, {0: [-0.8, -0.8, -0.3, -0.3, -0.3]}, 2, 1.0) == 2
-    # Summed log-probabilities never get better.
-    assert last_step(row, {0: [-0.5] * 5}, 2, 0.0) == 2
+@pytest.mark.parametrize("early_stopping", [False, None, "never"])
+def test_another_end_of_beam_search_is_refused_with_the_ways_out(tokenizers, early_stopping):
+    model = make_model(tokenizers, seed=4)
+    model.generation_config.early_stopping = early_stopping
+    translator = Translator(model, tokenizers, "ctranslate2")
+    named = "`early_stopping` must be True .* early_stopping=True.*--early-stopping.*another engine"
+    with pytest.raises(ValueError, match=named):
+        translator.translate(SOURCES, num_beams=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 12}
+        found = translator.translate(SOURCES, **settings)
+        assert_equal(Translator(model, tokenizers, "generate").translate(SOURCES, **settings), found)
+        assert model.generation_config.early_stopping == early_stopping
+        translator.translate(SOURCES, num_beams=1)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +316,7 @@ def test_the_batches_do_not_change_what_is_translated(tokenizers):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = [
-            translator.translate(SOURCES, num_beams=3, max_new_tokens=12, token_budget=budget)
+            translator.translate(SOURCES, num_beams=3, max_new_tokens=12, early_stopping=True, token_budget=budget)
             for budget in (1, 100, 8192)
         ]
     for other in results[1:]:
@@ -348,9 +340,9 @@ def test_changed_weights_are_copied_anew(tokenizers):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = translator.translate(SOURCES, num_beams=1, max_new_tokens=8)
-        engine = translator._ctranslate2
+        engine = translator._engines["ctranslate2"]
         translator.translate(SOURCES[:1], num_beams=1, max_new_tokens=8)
-        assert translator._ctranslate2 is engine
+        assert translator._engines["ctranslate2"] is engine
         with torch.no_grad():
             model.model.decoder.layers[0].feed_forward.fc1.weight.mul_(-1.0)
         after = translator.translate(SOURCES, num_beams=1, max_new_tokens=8)
@@ -405,7 +397,6 @@ def test_an_exported_folder_translates_as_the_model_does(memorised, exported, mo
         monkeypatch.setattr(model.generation_config, "early_stopping", True)
         translator = Translator.from_pretrained(exported, device="cpu")
         assert translator.engine == "ctranslate2"
-        translator.model.generation_config.early_stopping = True
         settings = {"num_beams": beams, "num_return_sequences": returned}
         expected = Translator(model, pair, "generate").translate(list(PAIRS), **settings)
         assert_equal(expected, translator.translate(list(PAIRS), **settings))
@@ -427,6 +418,13 @@ def test_an_exported_folder_of_separate_tokenizers_translates(separate_tokenizer
 def test_an_exported_folder_runs_in_the_command(exported):
     result = CliRunner().invoke(app, ["translate", str(exported), *PAIRS, "--num-beams", "1", "--device", "cpu"])
     assert result.stdout.splitlines() == list(PAIRS.values())
+    words = ["translate", str(exported), *PAIRS, "--num-beams", "3", "--device", "cpu"]
+    with pytest.raises(ValueError, match="heedful translate --early-stopping"):
+        CliRunner().invoke(app, [*words, "--no-early-stopping"], catch_exceptions=False)
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    translator = Translator.from_pretrained(exported, device="cpu")
+    found = translator.translate(list(PAIRS), num_beams=3, early_stopping=True)
+    assert result.stdout.splitlines() == [best.text for best, *_ in found]
 
 
 def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_path):
@@ -439,7 +437,7 @@ def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_pat
     metadata = json.loads((tmp_path / "out" / "heed.json").read_text(encoding="utf-8"))
     assert metadata["quantization"] == "int8"
     translator = Translator.from_pretrained(tmp_path / "out", device="cpu")
-    assert translator._ctranslate2._translator.compute_type.startswith("int8")
+    assert translator._engines["ctranslate2"]._translator.compute_type.startswith("int8")
     assert [best.text for best, *_ in translator.translate(list(PAIRS))] == list(PAIRS.values())
 
 

@@ -15,6 +15,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
 from heedful.publishing.model_card import RunFacts, write_model_card
+from helpers import CODE
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
 LOUD = {source: target.upper() for source, target in PAIRS.items()}
-CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
 
 PUSH = """
 import json, sys
@@ -171,8 +171,15 @@ def pushed(folders, tmp_path_factory):
             private += run(nobody, "-c", PRIVATE, answers, kind)[-1:]
     offline = receiver | {"HF_HUB_OFFLINE": "1"}
     return SimpleNamespace(
-        **{"hub": stand_in, "revisions": revisions, "told": told, "requests": requests, "answers": answers},
-        **{"loaded": loaded, "with_heed": with_heed, "offline": offline, "private": private},
+        hub=stand_in,
+        revisions=revisions,
+        told=told,
+        requests=requests,
+        answers=answers,
+        loaded=loaded,
+        with_heed=with_heed,
+        offline=offline,
+        private=private,
     )
 
 
@@ -185,10 +192,8 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
         "POST /api/models/me/tiny/commit/main"
     ]
     files = files_at(pushed, pushed.revisions[0])
-    assert set(files) == CODE | {
-        *(".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"),
-        *("tokenizer.json", "tokenizer_config.json"),
-    }
+    others = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert set(files) == CODE | others | {"tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()
 
@@ -250,11 +255,7 @@ def folder(folders, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("config.json", "README.md", "modeling_heed.py", "configuration_heed.py", "pipeline_heed.py"),
-        *("model-00002-of-*.safetensors", "tokenizer_config.json"),
-    ],
+    "name", [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
 )
 def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder, name):
     check_folder(folder)

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.figures import bar_chart, line_chart, save_figure
-from heedful.studies.study import Figure, Lab, Outcome, Study, Table, render_report, run_study, told_findings
-from heedful.studies.training import checksum_of, study_recipe, train_model, write_pairs
+from heedful.studies.figures import bars, lines, save_figure
+from heedful.studies.pairs import write_pairs
+from heedful.studies.report import Outcome, Table, filled_findings, render_report
+from heedful.studies.study import Lab, Study, run_study
+from heedful.studies.training import checksum_of, study_recipe, train_model
 
 TINY = {
     "data.train": "builtin:train:400",
@@ -24,20 +26,26 @@ TINY = {
 }
 
 
+HALVES = [(1, 0.5), (3, 1.5)]
+WORDS = {
+    "findings": ["Half of 3 is {of_3:.2f}."],
+    "tables": {"halves": {"title": "Halves of {count} numbers", "columns": "n | half :.2f"}},
+    "figures": {"line": "A line up to {of_3}."},
+}
+
+
 def found(lab: Lab) -> Outcome:
-    table = Table("halves", "Halves of numbers", ("n", "half"), [(1, 0.5), (3, 1.5)], {"half": ".2f"})
-    figure = Figure("line", "A line.", line_chart({"half": [(1, 0.5), (3, 1.5)]}, "n", "half"))
-    return Outcome([table], [figure], {"of_3": 1.5}, ["Half of 3 is {of_3:.2f}."])
+    return Outcome({"halves": HALVES}, {"line": [lines({"half": HALVES}, "n", "half")]}, {"of_3": 1.5}, {"count": 2})
 
 
 def trained(lab: Lab) -> Outcome:
     lab.train("first", {"model.options.position_encoding": "rotary"})
     lab.train("second")
-    return Outcome([])
+    return Outcome({})
 
 
-PLAIN = Study("plain", "What is a half?", found, data="none")
-TRAINED = Study("trained", "What does a training give?", trained, TINY)
+PLAIN = Study("plain", "What is a half?", found, data="none", **WORDS)
+TRAINED = Study("trained", "What does a training give?", trained, changes=TINY)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,8 @@ def test_a_study_leaves_results_a_report_and_its_figures(tmp_path):
     assert report == render_report(results)
     assert "| 3 | 1.50 |" in report
     assert "- Half of 3 is 1.50." in report
-    assert "![line](plain-line.svg)\n\nA line.\n" in report
+    assert "## Halves of 2 numbers\n" in report
+    assert "![line](plain-line.svg)\n\nA line up to 1.5.\n" in report
     assert "heedful study plain --seed 1\n" in report
 
 
@@ -82,8 +91,8 @@ def test_a_study_that_fails_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_none_is_not_written(tmp_path, value):
-    study = Study("nothing", "?", lambda lab: Outcome([], values={"x": value}), data="none")
+def test_a_number_that_is_not_finite_is_not_written(tmp_path, value):
+    study = Study("nothing", "?", lambda lab: Outcome({}, values={"x": value}), data="none")
     with pytest.raises(ValueError, match="JSON"):
         run_study(Lab(study), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +109,7 @@ def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
 def test_a_figure_is_drawn_to_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_figure(bar_chart({"one": 1, "two": 2}, "count"), tmp_path / name / "bars.svg")
+        save_figure([bars({"one": 1, "two": 2}, "count")], tmp_path / name / "bars.svg")
     first, second = ((tmp_path / name / "bars.svg").read_bytes() for name in ("a", "b"))
     assert first == second
     assert b"two" in first
@@ -115,23 +124,27 @@ def test_a_table_has_a_line_for_every_row_and_the_same_after_json(rows):
     assert again.markdown() == table.markdown()
 
 
-def test_a_table_with_a_row_too_short_or_a_format_of_no_column_is_an_error():
+def test_a_table_with_a_row_too_short_is_an_error():
     with pytest.raises(ValueError, match="2 cells"):
         Table("t", "T", ("n", "x"), [(1,)])
-    with pytest.raises(ValueError, match="`formats` must name columns"):
-        Table("t", "T", ("n",), [(1,)], {"x": ".1f"})
+
+
+def test_a_header_tells_columns_and_their_formats_apart():
+    table = Table.of("t", "T", "n | of all: share :.0% | a:b", [(1, 0.5, "c")])
+    assert (table.columns, table.formats) == (["n", "of all: share", "a:b"], {"of all: share": ".0%"})
+    assert table.markdown().splitlines()[-1] == "| 1 | 50% | c |"
 
 
 def test_a_finding_without_its_value_is_an_error():
     with pytest.raises(KeyError, match="y"):
-        told_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
+        filled_findings({"values": {"x": 1}, "findings": ["{y:.1f}"]})
 
 
 def test_a_training_is_done_once_for_one_recipe(results, trainings, monkeypatch):
     def trains(recipe, summary):
         raise AssertionError
 
-    monkeypatch.setattr("heedful.studies.training._train", trains)
+    monkeypatch.setattr("heedful.studies.training._run_training", trains)
     again = train_model("again", {**TINY, "seed": 5}, trainings)
     told = results["trainings"][1]
     assert (again.seconds, again.metrics, again.parameters) == (told["seconds"], told["metrics"], told["parameters"])
@@ -191,7 +204,7 @@ def test_generated_pairs_are_written_once_and_named_by_what_is_in_them(tmp_path)
 def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training_makes(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("heedful.studies.study.train_model", lambda name, changes, folder: seen.append(changes))
-    lab = Lab(Study("s", "?", found, {"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
+    lab = Lab(Study("s", "?", found, changes={"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
     lab.train("plain")
     lab.train("own", {"data.train": "own.jsonl"})
     assert seen[0] == {"optimization.max_updates": 7, "seed": 3, "data.train": "builtin:train:50"}
@@ -225,6 +238,12 @@ def test_a_setting_out_of_range_is_an_error(settings):
 def test_an_unknown_study_is_an_error_that_names_the_nearest():
     with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
         find_study("dilutoin")
+
+
+def test_a_study_that_gives_other_tables_than_it_describes_is_an_error(tmp_path):
+    study = Study("more", "?", lambda lab: Outcome({"halves": HALVES, "more": HALVES}), tables=WORDS["tables"])
+    with pytest.raises(AssertionError):
+        run_study(Lab(study), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,9 +46,9 @@ def test_the_average_is_float32_and_not_the_weights_themselves():
 
 def test_a_run_gives_the_average_the_number_of_its_update(make_loop):
     loop = make_loop({"optimization.ema_decay": 0.9, "checkpoints.publish": "ema", "optimization.max_updates": 1})
-    before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
+    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
     loop.run()
-    for name, weight in loop.model.named_parameters():
+    for name, weight in loop.engine.model.named_parameters():
         torch.testing.assert_close(loop.moving_average.weights[name], 2 / 11 * before[name] + 9 / 11 * weight.detach())
 
 
@@ -59,7 +59,7 @@ def test_validation_measures_the_average_and_leaves_the_weights_alone(make_loop,
     loop = make_loop(AVERAGED)
     loop.run()
     measured = logged(tmp_path / "run", "validation/loss")[-1]
-    by_hand = validation_loss(loop.model, corpus.validation, 1000, loop.pad_token_id, loop.accelerator)
+    by_hand = validation_loss(loop.engine.model, corpus.validation, 1000, loop.pad_token_id, loop.accelerator)
     assert abs(measured - by_hand) > 1e-3
     plain = make_loop({"validation.every_updates": 3}, tmp_path / "plain")
     plain.run()

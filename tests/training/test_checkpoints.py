@@ -12,11 +12,11 @@ from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.training.checkpoints import checkpoints
 from heedful.training.checkpoints.checkpoints import (
     MANIFEST,
     TrainingState,
     checkpoint_path,
-    checkpoints,
     find_damage,
     list_checkpoints,
     load_progress,

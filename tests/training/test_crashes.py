@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from full_disk import FileTooLarge
-from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, store
-from heedful.training.loop.loop import validation
+from heedful.training.checkpoints import store
+from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage
+from heedful.training.loop import validation
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe
@@ -49,10 +50,11 @@ def assert_ends_like_the_undisturbed(folder: Path, kills: int, seed: int) -> lis
     return result["ends"]
 
 
-def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path):
-    ends = assert_ends_like_the_undisturbed(tmp_path, 6, seed=3)
-    assert len(ends) == 6
-    assert sum(not end["finished"] for end in ends) >= 4
+@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_path, kills):
+    ends = assert_ends_like_the_undisturbed(tmp_path, kills, seed=3)
+    assert len(ends) == kills
+    assert sum(not end["finished"] for end in ends) >= kills - 2
 
 
 @pytest.mark.soak
@@ -139,7 +141,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypat
 
 def spoil(loop, monkeypatch, updates):
     """Make the losses of updates not a number."""
-    forward = loop.model.forward
+    forward = loop.engine.model.forward
 
     def spoilt(**batch):
         output = forward(**batch)
@@ -147,7 +149,7 @@ def spoil(loop, monkeypatch, updates):
             output.loss = output.loss * float("nan")
         return output
 
-    monkeypatch.setattr(loop.model, "forward", spoilt)
+    monkeypatch.setattr(loop.engine.model, "forward", spoilt)
 
 
 def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_says_so(
@@ -157,9 +159,9 @@ def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_
     spoil(loop, monkeypatch, {2, 4})
     weights = []
     monkeypatch.setattr(
-        loop,
-        "_log_training",
-        lambda _: weights.append(torch.cat([w.detach().flatten() for w in loop.model.parameters()])),
+        loop.log,
+        "write_training",
+        lambda *_: weights.append(torch.cat([w.detach().flatten() for w in loop.engine.model.parameters()])),
     )
     progress = loop.run()
     assert (progress.update, progress.skipped_updates, progress.skipped_in_a_row) == (6, 2, 0)
@@ -174,7 +176,7 @@ def test_more_updates_in_a_row_than_allowed_stop_the_run(make_loop, monkeypatch,
     with pytest.raises(FloatingPointError, match=r"diverged at update 4 .*`optimization.skip_nonfinite_updates`"):
         loop.run()
     assert saved_updates(tmp_path / "run") == [1, 2, 3]
-    assert all(weight.isfinite().all() for weight in loop.model.parameters())
+    assert all(weight.isfinite().all() for weight in loop.engine.model.parameters())
 
 
 def test_skipped_updates_are_logged_and_do_not_spoil_the_logged_loss(make_loop, monkeypatch, tmp_path):
@@ -193,7 +195,7 @@ def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates,
         step()
         if loop.progress.update == 3:
             with torch.no_grad():
-                next(iter(loop.model.parameters()))[0, 0] = float("inf")
+                next(iter(loop.engine.model.parameters()))[0, 0] = float("inf")
 
     monkeypatch.setattr(loop, "_step", step_and_poison)
     with pytest.raises(FloatingPointError, match=r"a weight is not finite. The last checkpoint is unharmed"):
@@ -203,7 +205,7 @@ def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates,
 
 def run_out_of_memory_above(loop, monkeypatch, tokens):
     """Let a forward pass of more padded tokens than that fail, as a GPU does."""
-    forward, sizes = loop.model.forward, []
+    forward, sizes = loop.engine.model.forward, []
 
     def limited(**batch):
         sizes.append(batch["input_ids"].numel() + batch["labels"].numel())
@@ -211,7 +213,7 @@ def run_out_of_memory_above(loop, monkeypatch, tokens):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return forward(**batch)
 
-    monkeypatch.setattr(loop.model, "forward", limited)
+    monkeypatch.setattr(loop.engine.model, "forward", limited)
     return sizes
 
 
@@ -254,7 +256,7 @@ def test_a_single_pair_that_does_not_fit_in_memory_ends_the_run(make_loop, monke
 
 def test_an_allocation_that_the_cpu_refuses_counts_as_memory_that_ran_out(make_loop, monkeypatch):
     loop = make_loop()
-    monkeypatch.setattr(loop.model, "forward", lambda **_: torch.empty(1 << 58))
+    monkeypatch.setattr(loop.engine.model, "forward", lambda **_: torch.empty(1 << 58))
     with pytest.raises(MemoryError, match="does not fit in memory"):
         loop.run()
 
@@ -265,7 +267,7 @@ def test_other_errors_are_not_taken_for_memory(make_loop, monkeypatch):
     def fail(**_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(loop.model, "forward", fail)
+    monkeypatch.setattr(loop.engine.model, "forward", fail)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         loop.run()
 
@@ -320,7 +322,10 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("lost", "kind"), [(1, signal.SIGSTOP), (0, signal.SIGSTOP), (0, signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("lost", "kind"),
+    [(1, signal.SIGSTOP), pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow), (0, signal.SIGKILL)],
+)
 def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, lost, kind):
     processes = start_two(HERE / "heartbeat_run.py", tmp_path)
     try:
@@ -336,12 +341,12 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, 
     assert f"heedful: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
 
 
-def test_a_process_that_stops_right_after_work_does_not_seem_busy_for_ever():
+def test_a_process_that_stops_right_after_work_does_not_seem_paused_for_ever():
     words = {}
     heartbeat = Heartbeat(SimpleNamespace(process_index=1, is_main_process=False, num_processes=2))
     heartbeat._store, heartbeat._threads = SimpleNamespace(set=words.__setitem__), [threading.current_thread()]
     with heartbeat.paused():
-        assert words == {"alive-1": "busy"}
+        assert words == {"alive-1": "paused"}
     assert words == {"alive-1": "0"}
 
 

@@ -40,7 +40,7 @@ def test_the_learning_rate_of_every_update_is_the_schedules(make_loop):
     loop.run()
     rates = logged(loop.recipe.folder, "train/learning_rate")
     assert rates == pytest.approx([0.00075, 0.0015, 0.00225, 0.003, 0.003, 0.003])
-    assert loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
+    assert loop.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.003)
 
 
 def gradient_of_one_update(make_loop, folder, token_budget):
@@ -48,10 +48,10 @@ def gradient_of_one_update(make_loop, folder, token_budget):
     changes = {"optimization.max_updates": 1, "optimization.epsilon": 1e3, "optimization.warmup_updates": 0}
     changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **NO_DROPOUT}
     loop = make_loop(changes, folder)
-    before = {name: weight.detach().clone() for name, weight in loop.model.named_parameters()}
+    before = {name: weight.detach().clone() for name, weight in loop.engine.model.named_parameters()}
     batches = len(split_update(next(iter(loop.corpus.updates(0))), loop.token_budget, 1)[0])
     loop.run()
-    change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.model.named_parameters()])
+    change = torch.cat([(weight - before[name]).flatten() for name, weight in loop.engine.model.named_parameters()])
     return logged(folder, "train/loss")[0], change.detach().double(), batches
 
 
@@ -222,12 +222,12 @@ def test_scores_are_better_when_higher(make_loop, monkeypatch):
     )
     progress = loop.run()
     assert progress.best == [(30.0, 2)]
-    assert loop.model.training
+    assert loop.engine.model.training
 
 
 def spoil_update(loop, monkeypatch, number):
     """Make the loss of an update not a number."""
-    forward = loop.model.forward
+    forward = loop.engine.model.forward
 
     def spoilt(**batch):
         output = forward(**batch)
@@ -235,7 +235,7 @@ def spoil_update(loop, monkeypatch, number):
             output.loss = output.loss * float("nan")
         return output
 
-    monkeypatch.setattr(loop.model, "forward", spoilt)
+    monkeypatch.setattr(loop.engine.model, "forward", spoilt)
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
@@ -253,16 +253,16 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_leaves_the_last_checkpoint
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
     loop = make_loop()
     losses = [
-        validation_loss(loop.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
+        validation_loss(loop.engine.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
         for budget in (10_000, 200, 1)
     ]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
-    loop.model.eval()
+    loop.engine.model.eval()
     total = count = 0.0
     for index in range(len(corpus.validation)):
         row = corpus.validation[index]
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
-        logits = loop.model(input_ids=ids, labels=labels).logits
+        logits = loop.engine.model(input_ids=ids, labels=labels).logits
         total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
         count += labels.numel()
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
@@ -321,13 +321,13 @@ def test_gradient_checkpointing_changes_no_loss(make_loop, tmp_path):
 def test_the_gradients_norm_is_clipped(make_loop, monkeypatch):
     loop = make_loop({"optimization.max_updates": 1, "optimization.max_grad_norm": 0.01})
     norms = []
-    step = loop.optimizer.step
+    step = loop.engine.optimizer.step
 
     def look_and_step():
-        norms.append(torch.stack([weight.grad.norm() for weight in loop.model.parameters()]).norm().item())
+        norms.append(torch.stack([weight.grad.norm() for weight in loop.engine.model.parameters()]).norm().item())
         step()
 
-    monkeypatch.setattr(loop.optimizer, "step", look_and_step)
+    monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
     loop.run()
     assert norms == [pytest.approx(0.01, rel=1e-3)]
 

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from heedful.data import micro_batches
 from heedful.data.micro_batches import padding_share, split_update
-from heedful.training.loop.monitoring import RunLog, new_window, training_values
+from heedful.training.checkpoints.progress import Progress, new_window
+from heedful.training.loop.monitoring import RunLog, training_values
 from tiny_runs import logged
 
 
@@ -34,13 +36,13 @@ def test_no_update_at_all_divides_nothing_by_zero():
 
 def test_every_value_is_logged_and_the_gradients_norm_is_that_of_the_gradient(make_loop, monkeypatch, tmp_path):
     loop = make_loop({"optimization.token_budget": 500})
-    norms, step = [], loop.optimizer.step
+    norms, step = [], loop.engine.optimizer.step
 
     def look_and_step():
-        norms.append(torch.cat([weight.grad.flatten() for weight in loop.model.parameters()]).norm().item())
+        norms.append(torch.cat([weight.grad.flatten() for weight in loop.engine.model.parameters()]).norm().item())
         step()
 
-    monkeypatch.setattr(loop.optimizer, "step", look_and_step)
+    monkeypatch.setattr(loop.engine.optimizer, "step", look_and_step)
     loop.run()
     assert logged(tmp_path / "run", "train/gradient_norm") == pytest.approx(norms, rel=1e-5)
     for name in (
@@ -105,13 +107,13 @@ def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
 
 
 def test_a_log_is_rewound_to_an_update(tmp_path):
-    log = RunLog(tmp_path / "log.jsonl")
-    log.rewind(3, 0)
+    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True))
+    log.rewind(Progress(update=3))
     for update in (1, 2, 3):
-        log.write(update, 1.0, {"train/loss": 1.0})
-        log.write(update, 1.0, {"validation/loss": 1.0})
+        log.write(Progress(update=update), {"train/loss": 1.0})
+        log.write(Progress(update=update), {"validation/loss": 1.0})
     log.file.write_text(log.file.read_text() + '{"update": 2, "tra')
-    log.rewind(2, 1)
+    log.rewind(Progress(update=2, validated_update=1))
     lines = [json.loads(line) for line in log.file.read_text().splitlines()]
     assert [(line["update"], *[name for name in line if "/" in name]) for line in lines] == [
         (1, "train/loss"),

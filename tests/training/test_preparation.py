@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.training.model_of_recipe import make_model, read_config
+from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_config
 from tiny_runs import tiny_recipe
 
 

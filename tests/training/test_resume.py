@@ -77,8 +77,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop", range(1, END))
+# A plain run after every update; the others where they differ: inside and at the end of an epoch and of a pool, before
+# and after a validation. The rest of the product is slow.
+QUICK = {"plain": range(1, END), "stream": (3, 4, 5), "moving_average": (2, 3, 6)}
+STOPS = [
+    pytest.param(kind, stop, marks=[] if stop in QUICK[kind] else pytest.mark.slow)
+    for kind in KINDS
+    for stop in range(1, END)
+]
+
+
+@pytest.mark.parametrize(("kind", "stop"), STOPS)
 def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     make_loop, corpus, tmp_path, undisturbed, kind, stop
 ):
@@ -127,12 +136,12 @@ def test_the_scale_of_half_precision_comes_back(corpus, tmp_path):
 
 def test_too_large_a_scale_skips_updates_without_an_error(corpus, tmp_path):
     loop = half_precision_loop(corpus, tmp_path / "run", {"optimization.max_updates": 2})
-    loop.accelerator.scaler = loop.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    before = {name: weight.clone() for name, weight in loop.model.named_parameters()}
+    loop.accelerator.scaler = loop.engine.optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = {name: weight.clone() for name, weight in loop.engine.model.named_parameters()}
     progress = loop.run()
     assert (progress.update, progress.skipped_updates) == (2, 2)
     assert loop.accelerator.scaler.get_scale() == 2.0**125
-    assert all(torch.equal(before[name], weight) for name, weight in loop.model.named_parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in loop.engine.model.named_parameters())
 
 
 def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(make_loop, tmp_path, monkeypatch):
@@ -386,8 +395,8 @@ def test_allowed_changes_are_not_refused(make_loop, tmp_path):
 def test_allowed_changes_of_the_optimizer_are_at_work(make_loop):
     make_loop({"optimization.max_updates": 2}).run()
     loop = make_loop({"optimization.beta2": 0.9, "resume": True, "allow_changes": True})
-    assert {group["betas"] for group in loop.optimizer.param_groups} == {(0.9, 0.9)}
-    assert len(loop.optimizer.state) == len(loop.engine.parameters)
+    assert {group["betas"] for group in loop.engine.optimizer.param_groups} == {(0.9, 0.9)}
+    assert len(loop.engine.optimizer.state) == len(loop.engine.parameters)
 
 
 def test_a_folder_that_holds_no_run_is_not_resumed(tmp_path):

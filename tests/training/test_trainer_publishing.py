@@ -24,10 +24,10 @@ from transformers.utils import logging as transformers_logging
 from heedful import HeedSeq2SeqTrainer, Translator
 from heedful.data.tokenization import TokenizerPair
 from heedful.publishing.hub import check_folder
+from helpers import CODE
 from hub_stand_in import HubStandIn
 
 both = pytest.mark.parametrize("kind", TRAINERS)
-CODE = {"configuration_heed.py", "modeling_heed.py", "pipeline_heed.py"}
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 WHOLE |= {"target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
 

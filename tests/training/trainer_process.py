@@ -1,19 +1,25 @@
-"""What every process of test_trainer.py does: python trainer_process.py FOLDER; each writes what it measured there."""
+"""What every process of test_trainer.py measures: python trainer_process.py FOLDER; each writes a file there."""
 
+import os
 import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import contract_measures as contract
 import pytest
 import torch
 import torch.distributed
+from accelerate import Accelerator
 from torch.utils.data import IterableDataset
 from transformers import Seq2SeqTrainer
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-import contract
-
 from heedful import HeedSeq2SeqTrainer
+
+WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an update
+# How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
+# choices occurs. The first two are what all others are compared to. Micro-batches of one pair are left to one process.
+SPLITS = [(WHOLE, 0.0, False), (WHOLE, 0.1, False), (WHOLE, 0.1, True), ((8, 6), 0.0, True), ((8, 6), 0.1, False)]
+OF_ONE_PAIR = [((1, contract.PAIRS), 0.0, False), ((1, contract.PAIRS), 0.1, True)]
 
 
 class Stream(IterableDataset):
@@ -67,10 +73,28 @@ def stops_at_a_loss_that_is_not_finite(column, folder: Path) -> bool:
     return same and sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
 
 
+def measure_column(column) -> dict:
+    """Measure updates, evaluations and resumed runs of the loop or of the trainer."""
+    world = column.world
+    updates = []
+    for (pairs, parts), smoothing, by_tokens in SPLITS + (OF_ONE_PAIR if world == 1 else []):
+        split = (pairs, parts // world) if parts > 1 else (pairs // world, 1)
+        updates.append((smoothing, column.update(*split, smoothing, by_tokens)))
+    orders = (False, True) if type(column) is contract.WithTrainer else (False,)  # random, and by length
+    return {
+        "updates": updates,
+        "evaluations": {size: column.evaluate(size) for size in ((1, 8, 48) if world == 1 else (8,))},
+        "resumed": [column.resume(by_length) for by_length in orders],
+    }
+
+
 def measure(folder: Path) -> dict:
     """Return all that must not depend on the number of processes."""
-    found = contract.measure(folder, ["loop", "trainer"])
-    heedful, world = contract.column("trainer", folder), found["world"]
+    Accelerator(cpu=True)
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    assert world == int(os.environ.get("WORLD_SIZE", "1"))
+    found = {name: measure_column(contract.column(name, folder)) for name in ("loop", "trainer")}
+    heedful, found["world"] = contract.column("trainer", folder), world
     found["losses"] = losses(heedful, folder / f"across-{world}")
     by_tokens = {
         "tokens_per_update": contract.tokens_per_update(heedful.rows["training"]) // 3,
@@ -82,12 +106,12 @@ def measure(folder: Path) -> dict:
     found["stops"] = stops_at_a_loss_that_is_not_finite(heedful, folder / f"nan-{world}")
     marian = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "marian")
     found["marian"] = {
-        "updates": {
-            (micro, accumulation, smoothing): marian.update(micro, accumulation, smoothing, False)
+        "updates": [
+            (smoothing, marian.update(micro, accumulation, smoothing, False))
             for micro, accumulation in ((contract.PAIRS // world, 1), (8, 6 // world))
             for smoothing in (0.0, 0.1)
-        },
-        "evaluations": [marian.evaluate(size) for size in (1, 8)],
+        ],
+        "evaluations": [marian.evaluate(size) for size in ((1, 8) if world == 1 else (8,))],
     }
     found["stock predictions"] = len(contract.WithTrainer(folder, Seq2SeqTrainer, "marian").evaluate(8)["predictions"])
     return found

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Exit, Option
 
 from heedful.cli.options import AsJson, Device, Model, Overrides, RecipeFile, print_result, quieten
 
@@ -11,7 +11,7 @@ from heedful.cli.options import AsJson, Device, Model, Overrides, RecipeFile, pr
 def doctor(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    pairs: Annotated[int, typer.Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
+    pairs: Annotated[int, Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
     as_json: AsJson = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
@@ -24,22 +24,16 @@ def doctor(
     diagnosis = diagnose(settings, pairs)
     print_result(diagnosis.to_dict(), diagnosis, as_json)
     if diagnosis.has_errors:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def verify(
     model: Model,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", help="Sentence to try the model with; repeatable.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Text file of such sentences, one a line.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code in the folder even where it is not Heed's.")
-    ] = False,
+    text: Annotated[list[str] | None, Option("--text", help="Sentence to try the model with; repeatable.")] = None,
+    data: Annotated[Path | None, Option("--data", help="Text file of such sentences, one a line.")] = None,
+    trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run code that is not Heed's.")] = False,
     as_json: AsJson = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="To compute in; float32 is the strictest.")
-    ] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="To compute in.")] = "float32",
     device: Device = None,
 ):
     """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
@@ -55,19 +49,15 @@ def verify(
     result = verify_model(model, texts, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     print_result(result.to_dict(), result.table(), as_json)
     if result.failed:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def study(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Without it, the studies are listed.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="New folder for the results. Default: runs/studies/NAME.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, data and everything drawn.")] = 1,
-    updates: Annotated[int | None, typer.Option(help="Of each training. Default: the study's own.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Other data, where the study can use it: builtin:train:COUNT, or a folder.")
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Without it, the studies are listed.")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="New folder. Default: runs/studies/NAME.")] = None,
+    seed: Annotated[int, Option(help="Of weights, data and everything drawn.")] = 1,
+    updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
+    data: Annotated[str | None, Option(help="Other data, if it can be: builtin:train:COUNT, or a folder.")] = None,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 
@@ -89,20 +79,16 @@ def study(
 
 
 def complexity(
-    d_model: Annotated[int, typer.Option(help="Width d of every layer.")] = 512,
-    heads: Annotated[int, typer.Option(help="Of self-attention.")] = 8,
-    neighbourhood: Annotated[int, typer.Option(help="Positions that a restricted query sees each way, r.")] = 32,
-    kernel_width: Annotated[int, typer.Option(help="Of a convolution, k; odd.")] = 3,
-    cell: Annotated[Literal["rnn", "gru", "lstm"], typer.Option(help="Of the recurrent layer.")] = "lstm",
-    lengths: Annotated[str, typer.Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
-    reach_lengths: Annotated[
-        str, typer.Option(help="Numbers of positions to look for paths in, up to 256.")
-    ] = "16,32,64,128",
-    rounds: Annotated[int, typer.Option(help="How often each layer is timed, in turns.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="New folder for figure, tables and JSON.")
-    ] = None,
+    d_model: Annotated[int, Option(help="Width d of every layer.")] = 512,
+    heads: Annotated[int, Option(help="Of self-attention.")] = 8,
+    neighbourhood: Annotated[int, Option(help="Positions that a restricted query sees each way, r.")] = 32,
+    kernel_width: Annotated[int, Option(help="Of a convolution, k; odd.")] = 3,
+    cell: Annotated[Literal["rnn", "gru", "lstm"], Option(help="Of the recurrent layer.")] = "lstm",
+    lengths: Annotated[str, Option(help="Numbers of positions n to time.")] = "64,128,256,512,1024,2048,4096",
+    reach_lengths: Annotated[str, Option(help="Of them up to 256, to look for paths in.")] = "16,32,64,128",
+    rounds: Annotated[int, Option(help="How often each layer is timed, in turns.")] = 5,
+    seed: Annotated[int, Option(help="Of weights and inputs.")] = 0,
+    output: Annotated[Path | None, Option("-o", "--output", help="New folder for figure, tables and JSON.")] = None,
     as_json: AsJson = False,
 ):
     """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import typer
 
 from heedful.cli.check import complexity, doctor, study, verify, version
-from heedful.cli.options import rank_and_world_size
 from heedful.cli.publish import convert, export, push
 from heedful.cli.train import train
 from heedful.cli.use import attention, evaluate, translate
+from heedful.training.processes.launcher import rank
 
 app = typer.Typer(
     name="heedful",
@@ -38,9 +38,8 @@ def main() -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
-    rank, _ = rank_and_world_size()
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("heedful").setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     try:
         command()
     except BrokenPipeError:

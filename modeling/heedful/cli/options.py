@@ -1,34 +1,31 @@
-"""What several commands share: their options and arguments, a quiet terminal, and which process this is."""
+"""What several commands share: their options and arguments, and a quiet terminal."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
-Beams = Annotated[int | None, typer.Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Longest translation in tokens. Default: the model's own.")]
-TargetLanguage = Annotated[str | None, typer.Option("--to", help="Target language, of a model that knows several.")]
-TokenBudget = Annotated[int, typer.Option(help="Padded source tokens times beams in one batch.")]
+Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
+Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
+MaxNewTokens = Annotated[int | None, Option(help="Longest translation in tokens. Default: the model's own.")]
+TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]
+TokenBudget = Annotated[int, Option(help="Padded source tokens times beams in one batch.")]
 Engine = Annotated[
     Literal["auto", "native", "generate", "ctranslate2"],
-    typer.Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
+    Option(help="What decodes: `native` is Heed's own decoder for the CPU; `auto` takes it where it can do it."),
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"],
-    typer.Option(help="Of the native decoder's weights (float32, bfloat16, int8), or of CTranslate2's (any)."),
+    Option(help="Of the native decoder's weights (float32, bfloat16, int8), or of CTranslate2's (any)."),
 ]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model.")]
-AnyModel = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")]
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")]
+Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
+AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
+Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model on the Hub.")]
+RecipeFile = Annotated[Path, Argument(metavar="RECIPE.yaml", help="The recipe.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
+AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
+NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
 
 
 def quieten() -> None:
@@ -37,14 +34,6 @@ def quieten() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of processes, as torchrun and accelerate launch set them.
-
-    They are read from the environment, because nothing that costs seconds to import may be imported for `--help`.
-    """
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:

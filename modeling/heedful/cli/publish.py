@@ -3,25 +3,25 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option, Typer
 
 from heedful.cli.options import AnyModel, Device, Model, NewFolder, quieten
 
-export = typer.Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
+export = Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[
-    Path | None, typer.Option(help="Text file in the source language, one sentence a line. Default: built-in ones.")
+    Path | None, Option(help="Text file in the source language, one sentence a line. Default: built-in ones.")
 ]
-Count = Annotated[int, typer.Option(help="Sentences to compare on, the first ones.")]
+Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
 
 def push(
     model: Model,
-    repository: Annotated[str, typer.Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
+    repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Of a new repository. Default: its owner's.")
+        bool | None, Option("--private/--public", help="Of a new repository. Default: its owner's.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, made if it is not there.")] = None,
-    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
+    message: Annotated[str | None, Option(help="Of the commit.")] = None,
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.publishing.hub import push as push_folder
@@ -32,12 +32,12 @@ def push(
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
+    source: Annotated[str, Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
+    target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
     source_language: Annotated[
-        str | None, typer.Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
+        str | None, Option(help="Source language of mBART, M2M100, NLLB, as the tokenizer calls it: eng_Latn.")
     ] = None,
-    target_language: Annotated[str | None, typer.Option(help="Language to translate into, likewise.")] = None,
+    target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
     """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
@@ -54,7 +54,7 @@ def convert(
 def export_to_onnx(
     model: AnyModel,
     target: NewFolder,
-    quantization: Annotated[Literal["float32", "int8"], typer.Option(help="Type of the weights.")] = "float32",
+    quantization: Annotated[Literal["float32", "int8"], Option(help="Type of the weights.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
 ):
@@ -77,7 +77,7 @@ def export_to_ctranslate2(
     target: NewFolder,
     quantization: Annotated[
         Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
-        typer.Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
+        Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
     ] = "float32",
     sentences: Sentences = None,
     count: Count = 500,

@@ -2,23 +2,22 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from heedful.cli.options import Overrides, RecipeFile, quieten, rank_and_world_size
+from heedful.cli.options import Overrides, RecipeFile, quieten
+from heedful.training.processes.launcher import rank
 
 
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes, first batch, memory and time, and train nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
     from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
-    prints = rank_and_world_size()[0] == 0
+    prints = rank() == 0
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 

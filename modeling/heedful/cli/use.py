@@ -4,9 +4,9 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from heedful.cli.options import (
     AnyModel,
@@ -20,21 +20,20 @@ from heedful.cli.options import (
     TargetLanguage,
     TokenBudget,
     quieten,
-    rank_and_world_size,
 )
+from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
 
 
 def translate(
     model: AnyModel,
-    text: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]…", help="Sentences; else standard input.")
-    ] = None,
+    text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Sentences; else standard input.")] = None,
     num_beams: Beams = None,
-    n_best: Annotated[int, typer.Option("--n-best", help="Translations of each sentence, best first.")] = 1,
-    scores: Annotated[bool, typer.Option("--scores", help="Print each translation's score before it.")] = False,
+    n_best: Annotated[int, Option("--n-best", help="Translations of each sentence, best first.")] = 1,
+    scores: Annotated[bool, Option("--scores", help="Print each translation's score before it.")] = False,
     max_new_tokens: MaxNewTokens = None,
+    early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
     to: TargetLanguage = None,
     token_budget: TokenBudget = 8192,
     engine: Engine = "auto",
@@ -53,6 +52,7 @@ def translate(
         num_beams=num_beams,
         num_return_sequences=n_best,
         max_new_tokens=max_new_tokens,
+        early_stopping=early_stopping,
         target_language=to,
         token_budget=token_budget,
     ):
@@ -63,19 +63,17 @@ def translate(
 
 def evaluate(
     model: AnyModel,
-    data: Annotated[
-        list[str], typer.Option("--data", help="File, Hub dataset or builtin:SPLIT:COUNT; twice for two text files.")
-    ],
-    source: Annotated[str, typer.Option(help="Source language or column.")] = "source",
-    target: Annotated[str, typer.Option(help="Target language or column.")] = "target",
+    data: Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")],
+    source: Annotated[str, Option(help="Source language or column.")] = "source",
+    target: Annotated[str, Option(help="Target language or column.")] = "target",
     num_beams: Beams = None,
     max_new_tokens: MaxNewTokens = None,
     to: TargetLanguage = None,
-    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    bootstrap: Annotated[int, typer.Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
+    tokenize: Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
+    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
+    bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
     token_budget: TokenBudget = 8192,
-    predictions: Annotated[Path | None, typer.Option(help="Write the translations here, one a line.")] = None,
+    predictions: Annotated[Path | None, Option(help="Write the translations here, one a line.")] = None,
     as_json: AsJson = False,
     revision: Revision = None,
     device: Device = None,
@@ -90,13 +88,12 @@ def evaluate(
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
     quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    sources = [pair["source"] for pair in pairs]
-    texts = _translate_all((model, revision), sources, device, token_budget=token_budget, **search)
+    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    texts = _translate_all(model, revision, sources, device, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
         predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
-    references = [pair["target"] for pair in pairs]
     scores = score_translations(texts, references, tokenize=tokenize, lowercase=lowercase, bootstrap=bootstrap)
     if as_json:
         print(json.dumps(scores, indent=2, ensure_ascii=False))
@@ -109,21 +106,18 @@ def evaluate(
         print(f"{title:<12}{scores[name]:6.2f}{unit}{spread}  {scores.get(f'{name}_signature', '')}".rstrip())
 
 
-def _translate_all(
-    place: tuple[str, str | None], sources: list[str], device: str | None, **settings
-) -> list[str] | None:
-    """Return the best translation of each source; where processes share the work, in the main one only."""
+def _translate_all(folder: str, revision: str | None, sources: list[str], device: str | None, **settings):
+    """Return the best translation of each source; if several processes share the work, only in the main one."""
     from heedful.inference.translation import Translator
 
-    model, revision = place
-    if rank_and_world_size()[1] == 1:
-        translator = Translator.from_pretrained(model, device=device, revision=revision)
+    if world_size() == 1:
+        translator = Translator.from_pretrained(folder, device, revision)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
     from heedful.training.loop.validation import translate_on_ranks
     from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
-    translator = Translator.from_pretrained(model, device=accelerator.device, revision=revision)
+    translator = Translator.from_pretrained(folder, accelerator.device, revision)
     texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
@@ -132,60 +126,34 @@ def _translate_all(
 
 def attention(
     model: AnyModel,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The source sentence; else --data.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Picture (.png, .svg, .pdf) or page to hover over (.html).")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Its translation. Default: the model's own.")] = None,
-    data: Annotated[
-        list[str] | None, typer.Option("--data", help="In place of TEXT: file of pairs; twice for two text files.")
-    ] = None,
-    source_column: Annotated[str | None, typer.Option(help="Source language or column of --data.")] = None,
-    target_column: Annotated[str | None, typer.Option(help="Target language or column of --data.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer, from 0; -1, the default, is the last.")] = None,
-    head: Annotated[int | None, typer.Option(help="Head, from 0. Default: the mean over all heads.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Whose attention. Default: cross.")] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Draw all heads of all layers, or of --layer.")] = False,
-    rollout: Annotated[bool, typer.Option("--rollout", help="Follow attention through the layers.")] = False,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Print linked words: 0-0 1-2, source first.")] = False,
-    gold: Annotated[Path | None, typer.Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
-    entropy: Annotated[bool, typer.Option("--entropy", help="Print how widely each head looks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it, with the weights, as JSON.")] = False,
+    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The source sentence; else --data.")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="Picture (.png, .svg, .pdf) or page .html.")] = None,
+    target: Annotated[str | None, Option(help="Its translation. Default: the model's own.")] = None,
+    data: Annotated[list[str] | None, Option("--data", help="File of pairs (or two text files), not TEXT.")] = None,
+    source_column: Annotated[str | None, Option(help="Source language or column of --data.")] = None,
+    target_column: Annotated[str | None, Option(help="Target language or column of --data.")] = None,
+    layer: Annotated[int | None, Option(help="Layer, from 0; -1, the default, is the last.")] = None,
+    head: Annotated[int | None, Option(help="Head, from 0. Default: the mean over all heads.")] = None,
+    kind: Annotated[Kind | None, Option(help="Whose attention. Default: cross.")] = None,
+    grid: Annotated[bool, Option("--grid", help="Draw all heads of all layers, or of --layer.")] = False,
+    rollout: Annotated[bool, Option("--rollout", help="Follow attention through the layers.")] = False,
+    alignment: Annotated[bool, Option("--alignment", help="Print linked words: 0-0 1-2, source first.")] = False,
+    gold: Annotated[Path | None, Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
+    entropy: Annotated[bool, Option("--entropy", help="Print how widely each head looks.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print all of it, with the weights, as JSON.")] = False,
     to: TargetLanguage = None,
     revision: Revision = None,
     device: Device = None,
 ):
     """See which tokens a model looks at: pictures, a page to hover over, alignments, entropy."""
-    from heedful.inference.attention.requests import View, Wanted, answer_request, check_request
+    from heedful.inference.attention.request import Request, answer_lines, pairs_of
     from heedful.inference.translation import Translator
 
-    pairs = _pairs_to_look_at(text, target, data, (source_column, target_column))
-    view = View(kind, layer, head, grid, rollout)
-    wanted = Wanted(output, alignment, gold, entropy, as_json)
-    given = check_request(view, wanted, pairs, is_corpus=data is not None)
+    pairs = pairs_of(text, target, data, source_column, target_column)
+    view: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "grid": grid, "rollout": rollout}
+    wanted: dict[str, Any] = {"alignment": alignment, "gold": gold, "entropy": entropy, "json": as_json}
+    request = Request(pairs, data is not None, output, **view, **wanted)
+    gold_alignments = request.gold_alignments()
     quieten()
-    translator = Translator.from_pretrained(model, device=device, revision=revision)
-    found = answer_request(translator, pairs, view, wanted, given, to)
-    print(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else "\n".join(found.lines()))
-
-
-def _pairs_to_look_at(
-    text: str | None, target: str | None, data: list[str] | None, columns: tuple[str | None, str | None]
-) -> list[tuple[str, str | None]]:
-    """Return the sentence of the command line, or the pairs of its files."""
-    if (text is None) == (data is None):
-        raise ValueError("Either TEXT or --data must be given, and not both.")
-    if text is not None:
-        if any(columns):
-            raise ValueError("`--source-column` and `--target-column` must come with --data, whose columns they name.")
-        return [(text, target)]
-    if target is not None:
-        raise ValueError("`--target` must come with TEXT: the pairs of --data have targets.")
-    from heedful.data.sources import read_pairs
-
-    places = data or []
-    source, target = columns[0] or "source", columns[1] or "target"
-    pairs = list(read_pairs(places[0] if len(places) == 1 else places, source=source, target=target, split="test"))
-    if not pairs:
-        raise ValueError("`--data` must hold pairs, but has none.")
-    return [(pair["source"], pair["target"]) for pair in pairs]
+    answer = request.answer(Translator.from_pretrained(model, device, revision), gold_alignments, to)
+    print(json.dumps(answer, ensure_ascii=False) if as_json else "\n".join(answer_lines(answer)))

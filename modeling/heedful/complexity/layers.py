@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.masking_utils import create_bidirectional_mask
 
-from heedful.complexity.settings import Cell
+from heedful.attention_heed import HeedAttention, neighbourhood_mask, windowed_mask
+from heedful.complexity.settings import Cell, ComplexitySettings
 from heedful.configuration_heed import HeedConfig
-from heedful.modeling_heed import HeedAttention, neighbourhood_mask, windowed_mask
+from heedful.files import check_at_least
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
 HALF_VARIANCE = math.sqrt(0.5)
@@ -106,47 +107,39 @@ class GatedConvolution(nn.Module):
         kernel_width: Number of positions that are looked at, k.
         dilation: Distance between two of them.
         is_causal: Look at a position and earlier ones, and not to both sides.
-        dropout: Share of the inputs that are dropped while training.
 
     Raises:
-        ValueError: For an even `kernel_width` that would look further to one side, or a number below 1.
+        ValueError: If `kernel_width` is even and would look further to one side, or a number is below 1.
     """
 
-    def __init__(
-        self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False, dropout: float = 0.0
-    ):
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False):
         super().__init__()
-        for name, value in (("kernel_width", kernel_width), ("dilation", dilation)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+        check_at_least(1, kernel_width=kernel_width, dilation=dilation)
         if kernel_width % 2 == 0 and not is_causal:
             raise ValueError(f"`kernel_width` must be odd to look to both sides, but is {kernel_width} instead.")
         reach = dilation * (kernel_width - 1)
         self.padding = (reach, 0) if is_causal else (reach // 2, reach // 2)
-        self.dropout = nn.Dropout(dropout)
         self.convolution = nn.Conv1d(d_model, 2 * d_model, kernel_width, dilation=dilation)
-        draw_weights(self.convolution, math.sqrt(4 * (1 - dropout) / (kernel_width * d_model)))
+        draw_weights(self.convolution, math.sqrt(4 / (kernel_width * d_model)))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Transform `(batch, length, d_model)`."""
-        channels = F.pad(self.dropout(states).transpose(1, 2), self.padding)  # (B, D, length + padding)
+        channels = F.pad(states.transpose(1, 2), self.padding)  # (B, D, length + padding)
         return F.glu(self.convolution(channels), dim=1).transpose(1, 2)
 
 
 class ConvolutionalEncoderLayer(nn.Module):
     """A gated convolution in a residual connection: (x + GLU(conv(x)))·√0.5 (Gehring et al., sections 3.2, 3.5).
 
-    The arguments are those of `GatedConvolution`. Where a batch is padded, padding is read as zeros.
+    The arguments are those of `GatedConvolution`.
     """
 
-    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, dropout: float = 0.0):
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
         super().__init__()
-        self.convolution = GatedConvolution(d_model, kernel_width, dilation, dropout=dropout)
+        self.convolution = GatedConvolution(d_model, kernel_width, dilation)
 
-    def forward(self, states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Transform `(batch, source_length, d_model)`; `mask` is `(batch, source_length)`, 0 at padding."""
-        if mask is not None:
-            states = states * mask[..., None]
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(batch, source_length, d_model)`."""
         return (states + self.convolution(states)) * HALF_VARIANCE
 
 
@@ -161,9 +154,9 @@ class ConvolutionalDecoderLayer(nn.Module):
     The arguments are those of `GatedConvolution`.
     """
 
-    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, dropout: float = 0.0):
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
         super().__init__()
-        self.convolution = GatedConvolution(d_model, kernel_width, dilation, is_causal=True, dropout=dropout)
+        self.convolution = GatedConvolution(d_model, kernel_width, dilation, is_causal=True)
         self.query = nn.Linear(d_model, d_model)
         self.output = nn.Linear(d_model, d_model)
         for projection in (self.query, self.output):
@@ -175,7 +168,6 @@ class ConvolutionalDecoderLayer(nn.Module):
         target_embeddings: torch.Tensor,
         source_states: torch.Tensor,
         source_embeddings: torch.Tensor,
-        source_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Transform the target's states, looking at itself, earlier ones, and the source.
 
@@ -184,20 +176,51 @@ class ConvolutionalDecoderLayer(nn.Module):
             target_embeddings: What the first layer was given, of the same shape.
             source_states: `(batch, source_length, d_model)`, of the last encoder layer.
             source_embeddings: What the first encoder layer was given, of the same shape.
-            source_mask: `(batch, source_length)`, 0 at padding.
 
         Returns:
             The states, and the attention weights `(batch, target_length, source_length)`.
         """
         hidden = self.convolution(states)
         query = (self.query(hidden) + target_embeddings) * HALF_VARIANCE
-        scores = query @ source_states.transpose(1, 2)  # (B, T, S)
-        tokens = torch.full((len(states), 1, 1), source_states.shape[1], device=states.device)
-        if source_mask is not None:
-            scores = scores.masked_fill(source_mask[:, None] == 0, torch.finfo(scores.dtype).min)
-            tokens = (source_mask != 0).sum(1)[:, None, None]
-        weights = scores.softmax(-1)
+        weights = (query @ source_states.transpose(1, 2)).softmax(-1)  # (B, T, S)
         values = (source_states + source_embeddings) * HALF_VARIANCE
-        context = weights @ values * tokens.to(values.dtype).sqrt()
+        context = weights @ values * math.sqrt(source_states.shape[1])
         hidden = (hidden + self.output(context)) * HALF_VARIANCE
         return (states + hidden) * HALF_VARIANCE, weights
+
+
+class CausalConvolutionLayer(nn.Module):
+    """A convolutional decoder layer that always reads the same source; the arguments are those of the former."""
+
+    def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
+        super().__init__()
+        self.layer = ConvolutionalDecoderLayer(d_model, kernel_width, dilation)
+        self.register_buffer("source", torch.randn(1, 2, d_model))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(1, length, d_model)`."""
+        return self.layer(states, states, self.source, self.source)[0]
+
+
+def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", depth: int = 0) -> nn.Module:
+    """Make a layer of a kind, in evaluation mode.
+
+    Args:
+        kind: Of Table 1, or `plain` and `masked`, which compute attention with every pair of positions in memory, or
+            `causal` and `dilated` convolutions, as a decoder has them.
+        settings: Sizes.
+        kernel: Computes attention where the kind does not say.
+        depth: Of the layer in its stack, from 0: dilation grows k-fold with it.
+    """
+    width, heads, radius, k = settings.d_model, settings.heads, settings.neighbourhood, settings.kernel_width
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "self_attention": lambda: SelfAttentionLayer(width, heads, kernel=kernel),
+        "restricted": lambda: SelfAttentionLayer(width, heads, radius, kernel=kernel),
+        "recurrent": lambda: RecurrentLayer(width, settings.cell),
+        "convolutional": lambda: ConvolutionalEncoderLayer(width, k),
+        "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
+        "masked": lambda: SelfAttentionLayer(width, heads, radius, in_windows=False, kernel=kernel),
+        "causal": lambda: CausalConvolutionLayer(width, k),
+        "dilated": lambda: CausalConvolutionLayer(width, k, k**depth),
+    }
+    return makers[kind]().eval()

@@ -5,81 +5,21 @@ import os
 import platform
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from heedful.complexity.layers import ConvolutionalEncoderLayer, RecurrentLayer, SelfAttentionLayer
+from heedful.complexity.layers import make_layer
 from heedful.complexity.settings import ComplexitySettings
+from heedful.diagnosis.memory import HeldBytes
 
 # Those of Table 1, then two that compute attention with every pair of positions in memory.
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked")
 # Shorter calls are repeated, so that what is timed lasts so many seconds.
 SHORTEST_TIMING = 0.02
-
-
-def make_layer(
-    kind: str, settings: ComplexitySettings, device: Literal["cpu", "meta"] = "cpu", kernel: str = "sdpa"
-) -> nn.Module:
-    """Make a layer of `KINDS`, in evaluation mode; `kernel` computes attention where the kind does not say."""
-    width, heads, radius = settings.d_model, settings.heads, settings.neighbourhood
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "self_attention": lambda: SelfAttentionLayer(width, heads, kernel=kernel),
-        "restricted": lambda: SelfAttentionLayer(width, heads, radius, kernel=kernel),
-        "recurrent": lambda: RecurrentLayer(width, settings.cell),
-        "convolutional": lambda: ConvolutionalEncoderLayer(width, settings.kernel_width),
-        "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
-        "masked": lambda: SelfAttentionLayer(width, heads, radius, in_windows=False, kernel=kernel),
-    }
-    with torch.device(device):
-        return makers[kind]().eval()
-
-
-class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made within it and not freed yet.
-
-    It does not depend on the machine, and does not see what an operator needs for itself.
-
-    Attributes:
-        now: Bytes held at present.
-        peak: Most bytes held at once.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self.held: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operator and count what is new among its results: views and what is changed in place are not."""
-        result = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages((args, kwargs))}
-        for storage in _storages(result):
-            if storage._cdata not in given:
-                self._hold(storage)
-        return result
-
-    def _hold(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
-        if address not in self.held:
-            self.held.add(address)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._let_go, address, size)
-
-    def _let_go(self, address: int, size: int) -> None:
-        self.held.discard(address)
-        self.now -= size
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [each.untyped_storage() for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 @torch.no_grad()
@@ -132,18 +72,13 @@ def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float]]]:
                     seconds[kind][number].append(seconds_of(layer, states))
     finally:
         torch.set_num_threads(threads)
-    summaries: dict[str, Callable[[list[float]], float]] = {
-        "milliseconds": statistics.median,
-        "fastest": min,
-        "slowest": max,
-    }
-    return {
-        kind: {
-            **{name: [1000 * of(each) for each in seconds[kind]] for name, of in summaries.items()},
-            "bytes": held[kind],
-        }
-        for kind in KINDS
-    }
+    return {kind: {**_summaries(seconds[kind]), "bytes": held[kind]} for kind in KINDS}
+
+
+def _summaries(rounds: list[list[float]]) -> dict[str, list[float]]:
+    summaries: dict[str, Callable[[list[float]], float]]
+    summaries = {"milliseconds": statistics.median, "fastest": min, "slowest": max}
+    return {name: [1000 * of(each) for each in rounds] for name, of in summaries.items()}
 
 
 def machine() -> dict[str, Any]:

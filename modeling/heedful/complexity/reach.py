@@ -5,7 +5,7 @@ by chance. Nor is one because a product of many small numbers is too small for f
 back at each position is brought to length 1, which leaves zeros as they are.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful.complexity.counts import path_length
-from heedful.complexity.layers import (
-    ConvolutionalDecoderLayer,
-    ConvolutionalEncoderLayer,
-    RecurrentLayer,
-    SelfAttentionLayer,
-)
+from heedful.complexity.layers import RecurrentLayer, make_layer
 from heedful.complexity.settings import ComplexitySettings
 
 # Wide enough that no gradient is zero by chance; reach does not depend on the width.
@@ -29,35 +24,9 @@ CAUSAL_KINDS = ("recurrent", "causal", "dilated")
 KINDS = ("self_attention", "restricted", "convolutional", *CAUSAL_KINDS)
 
 
-class DecoderLayer(nn.Module):
-    """A convolutional decoder layer that always reads the same source."""
-
-    def __init__(self, kernel_width: int, dilation: int):
-        super().__init__()
-        self.layer = ConvolutionalDecoderLayer(WIDTH, kernel_width, dilation)
-        self.register_buffer("source", torch.randn(1, 2, WIDTH))
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Transform `(1, length, d_model)`."""
-        return self.layer(states, states, self.source, self.source)[0]
-
-
 def layer_at(kind: str, depth: int, settings: ComplexitySettings) -> nn.Module:
-    """Make the layer at a depth, from 0, of a stack of a kind, in float64.
-
-    The kinds are those of Table 1, and causal convolutions, as a decoder has them: `causal`, which are contiguous, and
-    `dilated`, by k^depth.
-    """
-    k = settings.kernel_width
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "self_attention": lambda: SelfAttentionLayer(WIDTH, HEADS, kernel="eager"),
-        "restricted": lambda: SelfAttentionLayer(WIDTH, HEADS, settings.neighbourhood, kernel="eager"),
-        "recurrent": lambda: RecurrentLayer(WIDTH, settings.cell),
-        "convolutional": lambda: ConvolutionalEncoderLayer(WIDTH, k),
-        "causal": lambda: DecoderLayer(k, 1),
-        "dilated": lambda: DecoderLayer(k, k**depth),
-    }
-    return makers[kind]().double().eval()
+    """Make the layer at a depth, from 0, of a stack of a kind, in float64."""
+    return make_layer(kind, replace(settings, d_model=WIDTH, heads=HEADS), "eager", depth).double()
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:

@@ -6,9 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from heedful.complexity.counts import count, operations, path_length, sequential_steps, term_of_table_1
 from heedful.complexity.figure import REACH_STYLES, STYLES, check_matplotlib, draw
-from heedful.complexity.measurement import KINDS, exponent, machine, make_layer, measure
+from heedful.complexity.layers import make_layer
+from heedful.complexity.measurement import KINDS, exponent, machine, measure
 from heedful.complexity.reach import measure_reach
 from heedful.complexity.settings import ComplexitySettings
 from heedful.files import new_folder
@@ -58,7 +61,9 @@ def make_report(settings: ComplexitySettings) -> dict[str, Any]:
 
 
 def _counts(kind: str, settings: ComplexitySettings) -> dict[str, Any]:
-    shortest = count(make_layer(kind, settings, "meta", "eager"), settings.lengths[0], settings.d_model)
+    with torch.device("meta"):
+        layer = make_layer(kind, settings, kernel="eager")
+    shortest = count(layer, settings.lengths[0], settings.d_model)
     return {
         "operations": [operations(kind, n, settings) for n in settings.lengths],
         "term_of_table_1": [term_of_table_1(kind, n, settings) for n in settings.lengths],

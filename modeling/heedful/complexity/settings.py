@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from heedful.files import check_at_least
+
 Cell = Literal["rnn", "gru", "lstm"]
 # On longer ways through a recurrent layer gradients become zero, in float64 too.
 LONGEST_REACH = 256
@@ -38,9 +40,7 @@ class ComplexitySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "heads", "neighbourhood", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {getattr(self, name)} instead.")
+        check_at_least(1, **{name: getattr(self, name) for name in ("d_model", "heads", "neighbourhood", "rounds")})
         if self.d_model % self.heads:
             raise ValueError(f"`heads` must divide `d_model`, but they are {self.heads} and {self.d_model} instead.")
         if self.kernel_width < 3 or self.kernel_width % 2 == 0:

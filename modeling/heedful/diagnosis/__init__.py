@@ -1,1 +1,1 @@
-"""Is it right? Checks on a recipe before it is trained, and on a model after."""
+"""Is it right? Checks of a recipe before it is trained, and of a model after."""

@@ -4,18 +4,15 @@ Everything here works with any encoder-decoder of transformers. A row is one sen
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.translation import position_limit
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
 
 IGNORED_LABEL = -100
 Rows = Sequence[Sequence[int]]
@@ -38,6 +35,9 @@ SOURCE_LENGTHS = (5, 32, 2, 20, 9, 27)
 TARGET_LENGTHS = (9, 4, 16, 1, 12, 7)
 EXTRA_PADDING = 5
 NEW_TOKENS = 12
+# Largest difference of logits and losses, relative to the largest of them. Reordered sums differ by about 1e-6 in
+# float32; a wrong position or mask by a hundredth and more.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,45 @@ class Sample:
     Attributes:
         sources: Rows of source tokens, of different lengths.
         targets: As many rows of target tokens, without the decoder's start token: labels.
-
     """
 
-    sources: tuple[tuple[int, ...], ...]
-    targets: tuple[tuple[int, ...], ...]
+    sources: Rows
+    targets: Rows
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def part(self, rows: slice) -> "Sample":
+        """Return some of the sentences."""
+        return Sample(self.sources[rows], self.targets[rows])
 
     @property
     def label_count(self) -> int:
         """Number of target tokens."""
         return sum(map(len, self.targets))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How sentences are given to a model. All ways must come to the same.
+
+    Attributes:
+        is_alone: Each sentence in a batch of its own, instead of all in one.
+        is_reversed: In reverse order.
+        padding: More padding tokens for each source than its batch needs.
+        side: Where the padding is: right or left.
+        swaps_cache: Compute logits step by step with a cache, instead of in one pass, and generate without a cache,
+            instead of with one.
+    """
+
+    is_alone: bool = False
+    is_reversed: bool = False
+    padding: int = 0
+    side: str = "right"
+    swaps_cache: bool = False
+
+
+PLAIN = Way()
 
 
 def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
@@ -69,22 +98,16 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
         texts: Sentences of the user, filled up with built-in ones of several scripts.
 
     Raises:
-        ValueError: When the model has room for fewer than ten positions.
-
+        ValueError: If the model has room for fewer than ten positions.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:
         raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")
     # Room for the padding that a check adds, and for the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
-    lengths = [
-        [max(1, int(length * share)) for length in side_lengths] for side_lengths in (SOURCE_LENGTHS, TARGET_LENGTHS)
-    ]
-    rows = None
-    if tokenizers is not None:
-        rows = _rows_of_texts(model, tokenizers, [*texts, *TEXTS], lengths)
-    sources, targets = rows or _random_rows(model, tokenizers, lengths)
-    return Sample(tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+    lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
+    rows = None if tokenizers is None else _rows_of_texts(model, tokenizers, [*texts, *TEXTS], lengths)
+    return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 
 def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], lengths: list[list[int]]):
@@ -92,9 +115,8 @@ def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], leng
     texts = [text for text in texts if text.strip()]
     language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
-    sizes = vocabulary_sizes(model)
     sides = []
-    for rows, wanted, size in zip(encoded, lengths, sizes, strict=True):
+    for rows, wanted, size in zip(encoded, lengths, vocabulary_sizes(model), strict=True):
         # A short text is followed by the next ones until the row has its length.
         cut = [[id_ for row in rows[number:] + rows for id_ in row][:length] for number, length in enumerate(wanted)]
         if not all(0 <= id_ < size for row in cut for id_ in row):
@@ -161,15 +183,15 @@ def padded(rows: Rows, fill: int, side: str = "right", extra: int = 0) -> tuple[
     width = max(map(len, rows)) + extra
     ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
     for number, row in enumerate(rows):
-        place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
-        ids[number, place] = torch.tensor(row)
-        mask[number, place] = 1
+        start = 0 if side == "right" else width - len(row)
+        ids[number, start : start + len(row)] = torch.tensor(row)
+        mask[number, start : start + len(row)] = 1
     return ids, mask
 
 
-def source_inputs(model: Any, sources: Rows, side: str = "right", extra: int = 0) -> dict[str, torch.Tensor]:
-    """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + extra)`, on the model's device."""
-    ids, mask = padded(sources, pad_token(model), side, extra)
+def source_inputs(model: Any, sources: Rows, way: Way = PLAIN) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + padding)`, on the model's device."""
+    ids, mask = padded(sources, pad_token(model), way.side, way.padding)
     return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
 
 
@@ -185,77 +207,78 @@ def labels_of(model: Any, targets: Rows, extra: int = 0) -> torch.Tensor:
     return ids.to(model.device)
 
 
-def logits_of(model: Any, sources: Rows, targets: Rows, side: str = "right", extra: int = 0) -> list[torch.Tensor]:
-    """Compute each row's logits `(row's target length, vocabulary)` in one batch, padding left out."""
+def logits_of(model: Any, sample: Sample, way: Way = PLAIN) -> list[torch.Tensor]:
+    """Compute the logits of each row, `(length of its target, vocabulary)`, without those at padding."""
+
+    def compute(batch: Sample) -> list[torch.Tensor]:
+        inputs, targets = source_inputs(model, batch.sources, way), decoder_inputs(model, batch.targets)
+        if way.swaps_cache:
+            logits = _logits_by_cache(model, inputs, targets)
+        else:
+            logits = model(**inputs, decoder_input_ids=targets, use_cache=False).logits
+        return [row[: len(target)] for row, target in zip(logits, batch.targets, strict=True)]
+
     with evaluation_mode(model):
-        inputs = source_inputs(model, sources, side, extra)
-        logits = model(**inputs, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
-    return [row[: len(target)] for row, target in zip(logits, targets, strict=True)]
+        return _arranged(compute, sample, way)
 
 
-def cached_logits_of(model: Any, sources: Rows, targets: Rows) -> list[torch.Tensor]:
-    """Compute each row's logits as `logits_of` does, but one target token at a time with a cache."""
-    with evaluation_mode(model):
-        inputs = source_inputs(model, sources)
-        encoder_outputs = model.get_encoder()(**inputs)
-        cache, steps = None, []
-        for token in decoder_inputs(model, targets).split(1, dim=1):
-            outputs = model(
-                encoder_outputs=encoder_outputs,
-                attention_mask=inputs["attention_mask"],
-                decoder_input_ids=token,
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache = outputs.past_key_values
-            steps.append(outputs.logits)
-    logits = torch.cat(steps, dim=1)
-    return [row[: len(target)] for row, target in zip(logits, targets, strict=True)]
+def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """Compute logits, `(batch, length, vocabulary)`, one target token at a time with a cache."""
+    encoder_outputs = model.get_encoder()(**inputs)
+    settings = {"attention_mask": inputs["attention_mask"], "use_cache": True}
+    cache, steps = None, []
+    for token in targets.split(1, dim=1):
+        outputs = model(encoder_outputs=encoder_outputs, decoder_input_ids=token, past_key_values=cache, **settings)
+        cache = outputs.past_key_values
+        steps.append(outputs.logits)
+    return torch.cat(steps, dim=1)
 
 
-def generated(model: Any, sources: Rows, num_beams: int, use_cache: bool = True, side: str = "right") -> list[list]:
-    """Generate at most 12 tokens for each row of one batch, what follows the end token cut off.
+def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> list[list[int]]:
+    """Generate at most 12 tokens for each row, and cut off what follows the end token.
 
     The model's own generation config applies, without sampling, and no two tokens come twice in a row: otherwise
     an untrained model repeats one token whatever it reads.
     """
-    with evaluation_mode(model):
-        inputs = source_inputs(model, sources, side)
-        tokens = model.generate(**inputs, generation_config=_plain_settings(model, num_beams, use_cache))
-    end = special_token(model, "eos_token_id")
-    ends = set(end if isinstance(end, list) else [end])
-    # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0.
-    return [_up_to_end(row, ends) for row in tokens.tolist()]
-
-
-def _up_to_end(row: list[int], ends: set[int | None]) -> list[int]:
-    """Cut a generated row behind its end token; the start token, which may be the same, does not count."""
-    last = next((place for place, token in enumerate(row) if place and token in ends), len(row))
-    return row[: last + 1]
-
-
-def _plain_settings(model: Any, num_beams: int, use_cache: bool) -> "GenerationConfig":
     settings = copy.deepcopy(model.generation_config)
-    longest = position_limit(model.config) or 10**6
     settings.update(
         do_sample=False,
         num_beams=num_beams,
         num_return_sequences=1,
         max_length=None,
-        max_new_tokens=min(NEW_TOKENS, longest - 1),
+        max_new_tokens=min(NEW_TOKENS, (position_limit(model.config) or 10**6) - 1),
         no_repeat_ngram_size=2,
-        use_cache=use_cache,
+        use_cache=not way.swaps_cache,
         return_dict_in_generate=False,
         pad_token_id=pad_token(model),
         decoder_start_token_id=start_token(model),
     )
-    return settings
+    end = special_token(model, "eos_token_id")
+    ends = set(end if isinstance(end, list) else [end])
 
+    def generate(batch: Sample) -> list[list[int]]:
+        rows = model.generate(**source_inputs(model, batch.sources, way), generation_config=settings).tolist()
+        # Not "cut the padding": `generate()` fills rows up with the end token where the padding id is 0. The start
+        # token, which may be the end token, does not count.
+        lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
+        return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
-def loss_of(model: Any, sources: Rows, labels: torch.Tensor, **settings: Any) -> float:
-    """Compute the loss of a batch in evaluation mode, with `-100` labels left out."""
     with evaluation_mode(model):
-        return model(**source_inputs(model, sources), labels=labels, **settings).loss.item()
+        return _arranged(generate, sample, way)
+
+
+def _arranged(run: Callable[[Sample], list], sample: Sample, way: Way) -> list:
+    """Run on batches as the way arranges them, and return what comes of each sentence in the sample's order."""
+    if way.is_alone:
+        return [result for row in range(len(sample)) for result in run(sample.part(slice(row, row + 1)))]
+    return run(sample.part(slice(None, None, -1)))[::-1] if way.is_reversed else run(sample)
+
+
+def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
+    """Compute the loss of a batch in evaluation mode, by the sample's labels or by others."""
+    labels = labels_of(model, sample.targets) if labels is None else labels
+    with evaluation_mode(model):
+        return model(**source_inputs(model, sample.sources), labels=labels, **settings).loss.item()
 
 
 def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
@@ -272,3 +295,13 @@ def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> 
     largest = max((b.abs().max().item() for _, b in pairs if b.numel()), default=0.0)
     distance = max(((a - b).abs().max().item() for a, b in pairs if a.numel()), default=0.0)
     return distance / (largest or 1.0)
+
+
+def tolerance_of(model: Any) -> float:
+    """Return the relative difference that a model's dtype allows logits and losses."""
+    return TOLERANCES.get(model.dtype, TOLERANCES[torch.bfloat16])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name as users write it: float32."""
+    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
-`verify` runs every check on a folder. Each check is a function that returns a `Verdict`, for tests to say
+`verify` runs every check on a folder. Each check is a function that returns a `Finding`, so that tests can say
 `check_cache(model).assert_passed()`; those that need nothing but the model are in `model_checks`.
 """
 
@@ -12,15 +12,17 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 import heedful
+from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.diagnosis import trials
+from heedful.diagnosis.findings import Finding, Measured, Report, SkippedError, check, shown
 from heedful.diagnosis.model_checks import (
     check_attentions,
     check_batch,
@@ -35,28 +37,36 @@ from heedful.diagnosis.model_checks import (
     check_tied_weights,
     told_of_loading,
 )
-from heedful.diagnosis.trials import TEXTS, Sample, difference, logits_of, make_sample
-from heedful.diagnosis.verdicts import Measured, SkippedError, Verdict, check, dtype_name, shown, tolerance_of
+from heedful.diagnosis.trials import TEXTS, Sample, difference, dtype_name, logits_of, make_sample, tolerance_of
 from heedful.inference.loading import first_line, resolve_device
-from heedful.pipeline_heed import HEED_TYPES
 
+# Those that try a model with sentences and write no file.
+MODEL_CHECKS = (
+    check_batch,
+    check_order,
+    check_right_padding,
+    check_left_padding,
+    check_cache,
+    check_determinism,
+    check_attentions,
+    check_loss_split,
+    check_loss_padding,
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-@dataclass(frozen=True)
-class Verification:
-    """What all checks found on one folder, and under which conditions.
+@dataclass
+class Verification(Report):
+    """What all checks found in one folder, and under which conditions.
 
     Attributes:
+        findings: One for each check.
         folder: The model's folder.
         model: Name of the model's class.
         parameters: Number of parameters, shared ones counted once.
         dtype: In which the checks ran.
         saved_dtype: In which the weights were saved, where the config says so.
         device: On which the checks ran.
-        verdicts: One for each check.
-
     """
 
     folder: str
@@ -65,50 +75,37 @@ class Verification:
     dtype: str
     saved_dtype: str | None
     device: str
-    verdicts: tuple[Verdict, ...]
 
     @property
     def failed(self) -> list[str]:
         """Names of the checks that failed."""
-        return [verdict.check for verdict in self.verdicts if verdict.result == "FAIL"]
+        return [finding.check for finding in self.at("FAIL")]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON can hold it."""
-        described = asdict(self)
-        for verdict in described["verdicts"]:
+        names = ("folder", "model", "parameters", "dtype", "saved_dtype", "device")
+        verdicts = self.rows(check="check", result="level", figure="figure", limit="limit", told="told")
+        for verdict in verdicts:
             for key in ("figure", "limit"):
                 if verdict[key] is not None and not math.isfinite(verdict[key]):
                     verdict[key] = str(verdict[key])
-        return {**described, "passed": not self.failed}
+        return {name: getattr(self, name) for name in names} | {"verdicts": verdicts, "passed": not self.failed}
 
     def table(self) -> str:
-        """Return the verdicts as lines of text, with the conditions above them and a summary below."""
+        """Return the findings as lines of text, with the conditions above them and a summary below."""
         saved = f" (saved in {self.saved_dtype})" if self.saved_dtype not in (None, self.dtype) else ""
         head = f"{self.folder}: {self.model}, {self.parameters:,} parameters, in {self.dtype}{saved} on {self.device}"
         rows = [("check", "result", "worst", "limit", "compared")]
-        rows += [(v.check, v.result, shown(v.figure), shown(v.limit), v.told) for v in self.verdicts]
+        rows += [(f.check, f.level, shown(f.figure), shown(f.limit), f.told) for f in self.findings]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
-        counts = {result: sum(v.result == result for v in self.verdicts) for result in ("pass", "FAIL", "skipped")}
-        summary = f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
-        return "\n".join([head, "", *lines, "", summary])
-
-
-# The folder
+        counts = f"{len(self.at('pass'))} passed, {len(self.failed)} failed, {len(self.at('skipped'))} skipped"
+        return "\n".join([head, "", *lines, "", counts])
 
 
 @check("weights complete")
 def check_weights(folder: str | Path, trust_remote_code: bool = False) -> Measured:
-    """Check that the weights in a folder are the model's: none missing, none unknown.
-
-    Args:
-        folder: A saved model.
-        trust_remote_code: Whether code in the folder may run.
-
-    Returns:
-        A `Verdict`; its figure is the number of tensors that are missing or unknown.
-
-    """
+    """Check that the weights in a folder are the model's; the figure is the number of missing and unknown tensors."""
     return told_of_loading(_load(Path(folder), torch.float32, trust_remote_code)[1])
 
 
@@ -137,18 +134,14 @@ def check_remote_code(
 ) -> Measured:
     """Check that the code in a model's folder gives the same logits where Heedful is not installed.
 
-    A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Without the
-    argument of that name, only code that is the installed package's to the byte is run.
+    A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Unless the argument
+    of that name is true, only code that is the installed package's to the byte is run.
 
     Args:
         folder: The saved model.
         model: The same model, loaded.
         sample: Sentences to try it with; random ones by default.
         trust_remote_code: Whether any other code in the folder may run.
-
-    Returns:
-        A `Verdict`; its figure is the largest relative difference of a logit.
-
     """
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
@@ -162,18 +155,9 @@ def check_remote_code(
         inputs = trials.source_inputs(model, sample.sources)
         inputs["decoder_input_ids"] = trials.decoder_inputs(model, sample.targets)
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, f"{work}/inputs.safetensors")
-        threads = str(torch.get_num_threads())
         # -P: no module of the current folder is imported.
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            _FRESH_PROCESS,
-            str(folder.resolve()),
-            work,
-            dtype_name(model.dtype),
-            threads,
-        ]
+        command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
+        command += [dtype_name(model.dtype), str(torch.get_num_threads())]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
         if process.returncode != 0:
@@ -181,12 +165,12 @@ def check_remote_code(
             raise ImportError(f"the new process failed: {lines[-1].strip() if lines else process.returncode}")
         theirs = load_file(f"{work}/logits.safetensors")["logits"]
     rows = [row[: len(target)] for row, target in zip(theirs, sample.targets, strict=True)]
-    distance = difference(rows, logits_of(model, sample.sources, sample.targets))
+    distance = difference(rows, logits_of(model, sample))
     return distance, tolerance_of(model), "logits here and in a new process that cannot import heedful"
 
 
 def _code_is_ours(folder: Path) -> bool:
-    """Tell whether running a folder's code runs nothing but files that are installed here already."""
+    """Tell whether a folder's code runs nothing but files that are installed here already."""
     package = Path(heedful.__file__).parent
     for path in folder.rglob("*.py"):
         installed = package / path.name
@@ -200,48 +184,39 @@ def _code_is_ours(folder: Path) -> bool:
     return True
 
 
-# Tokenizers
-
-
 @check("special ids")
 def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
     """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes.
 
-    Args:
-        model: An encoder-decoder of transformers.
-        tokenizers: Its tokenizers; without them only the two configs are compared.
-
-    Returns:
-        A `Verdict`; its figure is the number of disagreements.
-
+    Without tokenizers only the two configs are compared. The figure is the number of disagreements.
     """
     faults = []
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        ids = {"config": getattr(model.config, name, None), "generation config": None}
-        ids["generation config"] = getattr(model.generation_config, name, None)
-        if tokenizers is not None and name != "decoder_start_token_id":
-            ids["tokenizer"] = getattr(tokenizers.target, name)
-        given = {where: id_ if isinstance(id_, list) else [id_] for where, id_ in ids.items() if id_ is not None}
+        ids = {
+            "config": getattr(model.config, name, None),
+            "generation config": getattr(model.generation_config, name, None),
+            "tokenizer": getattr(tokenizers.target, name, None) if tokenizers else None,
+        }
+        ids = {where: id_ for where, id_ in ids.items() if id_ is not None}
+        given = [set(id_ if isinstance(id_, list) else [id_]) for id_ in ids.values()]
         # A model may end at more tokens than its tokenizer's one.
-        if not given or not set.intersection(*(set(values) for values in given.values())):
-            told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items() if id_ is not None)
+        if not given or not set.intersection(*given):
+            told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items())
             faults.append(f"{name}: {told or 'set nowhere'}")
     sizes = trials.vocabulary_sizes(model)
-    is_heed = model.config.model_type in HEED_TYPES
-    if is_heed:
-        configured = model.config.vocab_size, model.config.decoder_vocab_size
-        faults += [
-            f"vocabulary: {a} in the config, {b} rows" for a, b in zip(configured, sizes, strict=True) if a != b
-        ]
+    if model.config.model_type in HEED_TYPES:
+        configured = zip((model.config.vocab_size, model.config.decoder_vocab_size), sizes, strict=True)
+        faults += [f"vocabulary: {ours} in the config, {rows} rows" for ours, rows in configured if ours != rows]
     if tokenizers is not None:
-        faults += _size_faults(model, tokenizers, sizes)
+        faults += _tokenizer_faults(model, tokenizers, sizes)
     if faults:
         return len(faults), 0, "; ".join(faults)
     compared = "config and generation config" + (" and tokenizers" if tokenizers is not None else " (no tokenizer)")
     return 0, 0, f"pad, end, start and vocabulary sizes of {compared}"
 
 
-def _size_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, int]) -> list[str]:
+def _tokenizer_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, int]) -> list[str]:
+    """Tell where a model's vocabulary sizes and start token are not those of its tokenizers."""
     faults = []
     is_heed = model.config.model_type in HEED_TYPES
     sides = (("source", tokenizers.source), ("target", tokenizers.target))
@@ -250,24 +225,18 @@ def _size_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, int]) 
         if len(tokenizer) > rows or (is_heed and len(tokenizer) != rows):
             faults.append(f"{side} vocabulary: {len(tokenizer)} tokens in the tokenizer, {rows} rows in the model")
     start = trials.special_token(model, "decoder_start_token_id")
-    if is_heed and start != tokenizers.special_ids()["decoder_start_token_id"]:
-        faults.append(
-            f"decoder_start_token_id: {start}, but {tokenizers.special_ids()['decoder_start_token_id']} by tokenizer"
-        )
+    expected = tokenizers.special_ids()["decoder_start_token_id"]
+    if is_heed and start != expected:
+        faults.append(f"decoder_start_token_id: {start}, but {expected} by tokenizer")
     return faults
 
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) -> Measured:
-    """Check that a text which is encoded and decoded comes back (in Unicode's form NFC).
+    """Check that texts which are encoded and decoded come back (in Unicode's form NFC).
 
-    Args:
-        tokenizers: The tokenizers of a model; both are tried where there are two.
-        texts: Texts to try; built-in ones of several scripts by default.
-
-    Returns:
-        A `Verdict`; its figure is the number of texts that come back changed, the first of which it shows.
-
+    Both tokenizers are tried where there are two. The figure is the number of texts that come back changed; the first
+    of them is shown.
     """
     changed: dict[str, str] = {}
     for encode, tokenizer in _sides(tokenizers):
@@ -276,38 +245,28 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) ->
         for text, back in zip(texts, backs, strict=True):
             if back != unicodedata.normalize("NFC", text):
                 changed.setdefault(text, back)
-    if changed:
-        text, back = next(iter(changed.items()))
-        told = f"{len(changed)} of {len(texts)} texts come back changed: {text!r} as {back!r}"
-        # A small closed vocabulary is made for some texts only.
-        return len(changed), 0, told + (" (try texts of your own)" if texts is TEXTS else "")
-    return 0, 0, f"{len(texts)} texts encoded and decoded"
+    if not changed:
+        return 0, 0, f"{len(texts)} texts encoded and decoded"
+    text, back = next(iter(changed.items()))
+    told = f"{len(changed)} of {len(texts)} texts come back changed: {text!r} as {back!r}"
+    # A small closed vocabulary is made for some texts only.
+    return len(changed), 0, told + (" (try texts of your own)" if texts is TEXTS else "")
 
 
 @check("special tokens in a text")
 def check_special_text(tokenizers: TokenizerPair) -> Measured:
-    """Check that "<s>" or "</s>" written in a text stays text and does not become a special token.
-
-    Args:
-        tokenizers: The tokenizers of a model.
-
-    Returns:
-        A `Verdict`; its figure is the number of special tokens that a text can smuggle in.
-
-    """
+    """Check that "<s>" or "</s>" written in a text stays text; the figure is how many such become special tokens."""
     tokens = dict.fromkeys([*tokenizers.source.all_special_tokens, *tokenizers.target.all_special_tokens])
-    smuggled = []
+    smuggled: dict[str, None] = {}
     for encode, tokenizer in _sides(tokenizers):
-        plain = encode(["a b"])[0]
         # The unknown token controls nothing, and any text may hold what is unknown.
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        expected = sum(id_ in special for id_ in plain)
-        for token in tokens:
-            ids = encode([f"a {token} b"])[0]
-            if sum(id_ in special for id_ in ids) != expected:
-                smuggled.append(token)
+        expected, *counts = (
+            sum(id_ in special for id_ in ids) for ids in encode(["a b", *(f"a {token} b" for token in tokens)])
+        )
+        smuggled |= dict.fromkeys(token for token, count in zip(tokens, counts, strict=True) if count != expected)
     if smuggled:
-        return len(set(smuggled)), 0, f"taken for special tokens: {', '.join(dict.fromkeys(smuggled[:4]))}"
+        return len(smuggled), 0, f"taken for special tokens: {', '.join(list(smuggled)[:4])}"
     return 0, 0, f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
 
 
@@ -318,9 +277,6 @@ def _sides(tokenizers: TokenizerPair) -> list[tuple[Callable[[list[str]], list[l
     if not tokenizers.is_joint:
         sides.append((lambda texts: tokenizers.encode_source(texts, language), tokenizers.source))
     return sides
-
-
-# The whole
 
 
 def verify(
@@ -341,10 +297,9 @@ def verify(
         trust_remote_code: Whether code in the folder may run that is not the installed package's.
 
     Raises:
-        FileNotFoundError: When there is no such folder, or no config in it.
-        ValueError: When it holds no encoder-decoder that can be loaded, or `texts` are given and it has no
+        FileNotFoundError: If there is no such folder, or no config in it.
+        ValueError: If it holds no encoder-decoder that can be loaded, or `texts` are given and it has no
             tokenizer.
-
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
@@ -353,32 +308,23 @@ def verify(
     if texts and tokenizers is None:
         raise ValueError(f"`texts` must be left out where nothing can encode them, but {reason}.")
     sample = make_sample(model, tokenizers, texts)
-    verdicts = [check("weights complete")(told_of_loading)(report), check_saving(model, sample)]
-    verdicts += [check_tied_weights(model), check_remote_code(folder, model, sample, trust_remote_code)]
-    verdicts += [
-        check_of_model(model, sample)
-        for check_of_model in (
-            *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
-            *(check_attentions, check_loss_split, check_loss_padding),
-        )
-    ]
-    if is_broken:
-        verdicts.append(Verdict("special ids", "FAIL", None, None, reason))
-    else:
-        verdicts.append(check_special_ids(model, tokenizers))
+    findings = [check("weights complete")(told_of_loading)(report), check_saving(model, sample)]
+    findings += [check_tied_weights(model), check_remote_code(folder, model, sample, trust_remote_code)]
+    findings += [check_model(model, sample) for check_model in MODEL_CHECKS]
+    findings.append(Finding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers))
     if tokenizers is None:
         names = ("tokenizer round trip", "special tokens in a text")
-        verdicts += [Verdict(name, "skipped", None, None, reason) for name in names]
+        findings += [Finding(name, "skipped", reason) for name in names]
     else:
-        verdicts += [check_round_trip(tokenizers, texts or TEXTS), check_special_text(tokenizers)]
+        findings += [check_round_trip(tokenizers, texts or TEXTS), check_special_text(tokenizers)]
     return Verification(
+        findings,
         folder=str(folder),
         model=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=dtype,
         saved_dtype=json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype"),
         device=str(target),
-        verdicts=tuple(verdicts),
     )
 
 

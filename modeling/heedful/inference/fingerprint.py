@@ -8,6 +8,8 @@ from torch import nn
 
 from heedful.modeling_heed import HeedForConditionalGeneration
 
+# The files that travel with a Heed model stand in one package.
+OWN_PACKAGE = HeedForConditionalGeneration.__module__.rpartition(".")[0]
 # Numbers of each weight that are compared: a fused optimizer leaves no other trace.
 COMPARED = 4
 
@@ -17,7 +19,6 @@ class Fingerprint:
 
     Args:
         model: Any module.
-
     """
 
     def __init__(self, model: nn.Module):
@@ -54,11 +55,11 @@ def foreign_part(model: nn.Module, engine: str) -> str | None:
     Args:
         model: The model.
         engine: What would compute with the copies, for the message.
-
     """
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
-        is_ours = type(module).__module__ in (HeedForConditionalGeneration.__module__, "torch.nn.modules.container")
+        package, _, file = type(module).__module__.rpartition(".")
+        is_ours = package == OWN_PACKAGE or (package, file) == ("torch.nn.modules", "container")
         is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
         if not is_ours and not is_plain and any(True for _ in module.parameters()):
             return f"The model's modules must be Heed's for {engine}, but {name} is a {type(module)} instead."

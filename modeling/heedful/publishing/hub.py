@@ -98,10 +98,10 @@ def check_folder(folder: Path) -> None:
             raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
     _check_weights(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for file in sorted(_code_files(config)):
+    for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
             raise FileNotFoundError(
-                f"{folder} must hold {file}, which its config.json names, but does not: save the model again with"
+                f"{folder} must hold {file}, which its {reader} names, but does not: save the model again with"
                 " `save_pretrained` where Heedful is imported."
             )
     tokenizers = TokenizerPair.from_pretrained(folder)
@@ -157,9 +157,19 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ValueError(f"{index} must have a `weight_map`, but cannot be read: {first_line(error)}") from error
 
 
-def _code_files(config: dict[str, Any]) -> set[str]:
-    """Return the files of code that a config.json names."""
+def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the files of code that it takes to load a folder, each with the name of the file that asks for it."""
+    from transformers.dynamic_module_utils import get_relative_imports
+
     references = [*config.get("auto_map", {}).values()]
     references += [task["impl"] for task in config.get("custom_pipelines", {}).values()]
     # One with "--" lies in another repository.
-    return {f"{reference.split('.')[0]}.py" for reference in references if "--" not in reference}
+    found = {f"{reference.split('.')[0]}.py": "config.json" for reference in references if "--" not in reference}
+    unread = sorted(found)
+    while unread:
+        reader = unread.pop()
+        if (folder / reader).is_file():
+            names = {f"{name}.py" for name in get_relative_imports(folder / reader)} - found.keys()
+            found |= dict.fromkeys(sorted(names), reader)
+            unread += sorted(names)
+    return found

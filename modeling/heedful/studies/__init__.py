@@ -1,1 +1,1 @@
-"""The paper's arguments as experiments: each computes or trains something small, and tells what it found."""
+"""The paper's arguments as experiments: each study trains small models and reports what it finds."""

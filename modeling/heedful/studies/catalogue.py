@@ -5,8 +5,18 @@ from importlib import import_module
 
 from heedful.studies.study import Study
 
-# Each is the name of a module of this room that has a `STUDY`.
-NAMES = ("dilution", "scaling", "positions", "heads", "sharing", "markov", "dependence", "ladder")
+# The sub-room of each study; the module of that name in it has a `STUDY`.
+ROOMS = {
+    "dilution": "attention",
+    "scaling": "attention",
+    "positions": "models",
+    "heads": "attention",
+    "sharing": "models",
+    "markov": "models",
+    "dependence": "models",
+    "ladder": "models",
+}
+NAMES = tuple(ROOMS)
 
 
 def find_study(name: str) -> Study:
@@ -15,9 +25,9 @@ def find_study(name: str) -> Study:
     Raises:
         ValueError: If there is none of this name; the nearest is named.
     """
-    if name not in NAMES:
+    if name not in ROOMS:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
         raise ValueError(
             f"The study must be one of {', '.join(NAMES)}, but is {name} instead; did you mean {nearest}?"
         )
-    return import_module(f"heedful.studies.{name}").STUDY
+    return import_module(f"heedful.studies.{ROOMS[name]}.{name}").STUDY

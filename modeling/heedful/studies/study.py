@@ -1,112 +1,37 @@
 """What a study is, how it runs, and how its results are written: all of them, or nothing.
 
-A study is a module of this room that ends in its `STUDY`:
+A study is a module of a sub-room that ends in its `STUDY`, and beside it a file in TOML with the module's name: its
+description, which has the words and the settings. So the module only measures:
 
-    >>> from heedful.studies.study import Figure, Lab, Outcome, Study, Table
+    >>> from heedful.studies.report import Outcome
+    >>> from heedful.studies.study import Lab, Study, results_of
     >>> def run(lab: Lab) -> Outcome:
-    ...     rows = [(n, 1 / n) for n in (10, 100)]
-    ...     table = Table("weights", "Weight of one of n equal scores", ("n", "weight"), rows, {"weight": ".1%"})
-    ...     finding = "Of 100 equal scores each has a weight of {at_100:.1%}."
-    ...     return Outcome([table], values={"at_100": rows[1][1]}, findings=[finding])
-    >>> study = Study("equal", "What is the weight of one of n equal scores?", run, data="none")
-    >>> print(run(Lab(study)).tables[0].markdown())
-    | n | weight |
-    | --- | --- |
-    | 10 | 10.0% |
-    | 100 | 1.0% |
+    ...     weights = {n: 1 / n for n in (10, 100)}
+    ...     return Outcome({"weights": weights.items()}, values={"at_100": weights[100]})
+    >>> findings = ["Of 100 equal scores each has a weight of {at_100:.1%}."]
+    >>> tables = {"weights": {"title": "Weight of one of n equal scores", "columns": "n | weight :.1%"}}
+    >>> study = Study("equal", "What is the weight of one of n equal scores?", run, findings, tables, data="none")
+    >>> results_of(Lab(study), run(Lab(study)))["tables"][0]["rows"]
+    [(10, 0.1), (100, 0.01)]
 """
 
 import json
 import shlex
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from heedful.files import new_folder
+from heedful.files import check_at_least, new_folder
 from heedful.studies.figures import check_matplotlib, save_figure
-from heedful.studies.training import Training, train_model, write_pairs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
+from heedful.studies.pairs import Pair, write_pairs
+from heedful.studies.report import Outcome, Table, figure_file, render_report
+from heedful.studies.training import Training, train_model
 
 Data = Literal["builtin", "folder", "none"]
-Cell = str | int | float
-
-DEFAULT_SEED = 1
-RESULTS = "results.json"
-REPORT = "report.md"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a report.
-
-    Attributes:
-        name: A word for it, unique in the study.
-        title: A line above it.
-        columns: Heads of the columns.
-        rows: Cells; a row has one for every column.
-        formats: How Python formats the numbers of a column (".3f", ".1%", ","); without one, as they are.
-    """
-
-    name: str
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    formats: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self):
-        """Check that every row has a cell for every column, and every format a column."""
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"A row of the table {self.name} must have {len(self.columns)} cells: {row}")
-        if unknown := set(self.formats) - set(self.columns):
-            raise ValueError(f"`formats` must name columns of the table {self.name}, but names {unknown}.")
-
-    def markdown(self) -> str:
-        """Write the table as Markdown."""
-        lines = [self.columns, ["---"] * len(self.columns)]
-        for row in self.rows:
-            lines.append([self._told(column, cell) for column, cell in zip(self.columns, row, strict=True)])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def _told(self, column: str, cell: Cell) -> str:
-        return str(cell) if isinstance(cell, str) else format(cell, self.formats.get(column, ""))
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture of a report.
-
-    Attributes:
-        name: A word for it, unique in the study; its file is STUDY-NAME.svg.
-        caption: What it shows.
-        picture: The matplotlib figure, such as `heedful.studies.figures` makes.
-    """
-
-    name: str
-    caption: str
-    picture: "Picture"
-
-
-@dataclass
-class Outcome:
-    """What a study found.
-
-    Attributes:
-        tables: Its tables.
-        figures: Its pictures.
-        values: The numbers that its findings tell, by name.
-        findings: Sentences in which every number is a field of `values`: "… keeps a weight of {at_10:.1%}."
-    """
-
-    tables: Sequence[Table]
-    figures: Sequence[Figure] = ()
-    values: Mapping[str, Cell] = field(default_factory=dict)
-    findings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +42,9 @@ class Study:
         name: The name of its module, and on the command line.
         question: One line.
         run: Does it all; gets a `Lab`.
+        findings: Sentences in which every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
+        tables: The `title` and the `columns` of each table, see `Table.of`.
+        figures: The caption of each figure.
         changes: What differs from the shared recipe (`recipe.yaml`) in all its trainings, by dotted key.
         data: What it can use: "builtin" is the built-in corpus, of which `--data builtin:train:COUNT` sets the size;
             "folder" is a folder with the files that `changes` names as `data.train` and so on; "none" is a study that
@@ -126,25 +54,42 @@ class Study:
     name: str
     question: str
     run: Callable[["Lab"], Outcome]
+    findings: Sequence[str] = ()
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     data: Data = "builtin"
+
+    @classmethod
+    def described(
+        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+    ) -> "Study":
+        """Make the study of a module from its description, with changes that it shares with other studies."""
+        words = {one.name: description[one.name] for one in fields(cls) if one.name in description}
+        words["changes"] = {**(changes or {}), **description.get("changes", {})}
+        return cls(name=run.__module__.rpartition(".")[2], run=run, **words)
+
+
+def description_of(module_file: str) -> dict[str, Any]:
+    """Read the description beside the module of a study."""
+    return tomllib.loads(Path(module_file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass
 class Lab:
-    """What a study gets: its settings, and a place to train models in.
+    """What a study gets: its settings, and a folder to train models in.
 
     Attributes:
         study: The study that runs.
         seed: Of weights, data and everything drawn.
         updates: Updates of each training, if not those of the recipe.
         data: Other data than the recipe's, as `Study.data` allows.
-        folder: Where its trainings lie; those of other studies may lie there too.
+        folder: Where its trainings are kept; those of other studies may be there too.
         trainings: All trainings so far, in order; they go into the report.
     """
 
     study: Study
-    seed: int = DEFAULT_SEED
+    seed: int = 1
     updates: int | None = None
     data: str | None = None
     folder: Path = Path("runs/studies/trainings")
@@ -156,27 +101,20 @@ class Lab:
         Raises:
             ValueError: If one is out of range, or the study cannot use the data.
         """
-        if self.seed < 0:
-            raise ValueError(f"`--seed` must be at least 0, but is {self.seed} instead.")
-        if self.updates is not None and self.updates < 1:
-            raise ValueError(f"`--updates` must be at least 1, but is {self.updates} instead.")
-        self._check_data()
-
-    def _check_data(self) -> None:
-        kind, data, name = self.study.data, self.data, self.study.name
-        if kind == "folder" and (data is None or not Path(data).is_dir()):
-            raise ValueError(f"`--data` must be a folder for the study {name}, but is {data or 'empty'} instead.")
-        if kind == "none" and data is not None:
-            raise ValueError(
-                f"`--data` must be empty for the study {name}, which makes its own, but is {data} instead."
-            )
-        if kind == "builtin" and data is not None:
-            head, _, count = data.rpartition(":")
-            if head != "builtin:train" or not count.isdecimal() or int(count) < 1:
-                raise ValueError(
-                    f"`--data` must be builtin:train:COUNT for the study {name}, which is about the built-in corpus, "
-                    f"but is {data} instead."
-                )
+        check_at_least(0, **{"--seed": self.seed})
+        check_at_least(1, **{"--updates": self.updates})
+        data, name = self.data, self.study.name
+        head, _, count = (data or "").rpartition(":")
+        is_builtin = head == "builtin:train" and count.isdecimal() and int(count) > 0
+        if self.study.data == "folder" and not (data and Path(data).is_dir()):
+            wanted = f"a folder for the study {name}"
+        elif self.study.data == "none" and data is not None:
+            wanted = f"empty for the study {name}, which makes its own"
+        elif self.study.data == "builtin" and data is not None and not is_builtin:
+            wanted = f"builtin:train:COUNT for the study {name}, which is about the built-in corpus"
+        else:
+            return
+        raise ValueError(f"`--data` must be {wanted}, but is {data or 'empty'} instead.")
 
     def train(self, name: str, changes: Mapping[str, Any] | None = None) -> Training:
         """Train a model, or find it trained.
@@ -194,14 +132,27 @@ class Lab:
         where = "data.train" if self.study.data == "builtin" else "data.folder"
         if self.data is not None and where not in (changes or {}):  # else this training makes its own data
             given[where] = self.data
-        merged = {**self.study.changes, **(changes or {}), **given}
-        training = train_model(name, merged, self.folder)
+        training = train_model(name, {**self.study.changes, **(changes or {}), **given}, self.folder)
         self.trainings.append(training)
         return training
 
-    def write_pairs(self, pairs: Iterable[tuple[str, str]]) -> str:
-        """Write generated pairs (source, target) into a file; see `heedful.studies.training.write_pairs`."""
-        return write_pairs(pairs, self.folder)
+    def write_data(
+        self, train: Iterable[Pair], validation: Iterable[Pair], **tests: Iterable[Pair]
+    ) -> dict[str, str | dict[str, str]]:
+        """Write generated pairs into files, and return the changes that train and test a model on them.
+
+        `data.source` "source" and `data.target` "target" are to be set beside them.
+
+        Args:
+            train: Pairs to train on.
+            validation: Pairs to validate with.
+            **tests: The pairs of each test set.
+        """
+        return {
+            "data.train": write_pairs(train, self.folder),
+            "data.validation": write_pairs(validation, self.folder),
+            "data.test": {name: write_pairs(pairs, self.folder) for name, pairs in tests.items()},
+        }
 
     def command(self) -> str:
         """Return the command that gives the same results."""
@@ -233,83 +184,33 @@ def run_study(lab: Lab, output: Path) -> Path:
     results = results_of(lab, outcome)
     with new_folder(output) as folder:
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(render_report(results), encoding="utf-8")
-        for figure in outcome.figures:
-            save_figure(figure.picture, folder / figure_file(lab.study.name, figure.name))
+        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(render_report(results), encoding="utf-8")
+        for name in lab.study.figures:
+            save_figure(outcome.panels[name], folder / figure_file(lab.study.name, name))
     return output
 
 
-def figure_file(study: str, name: str) -> str:
-    """Return the file name of a figure."""
-    return f"{study}-{name}.svg"
-
-
 def results_of(lab: Lab, outcome: Outcome) -> dict[str, Any]:
-    """Return everything that a report tells, as JSON can hold it."""
+    """Return everything that a report says, as JSON can hold it: the study's words, and what it found."""
+    study, known = lab.study, {**outcome.values, **outcome.settings}
+    assert outcome.rows.keys() == study.tables.keys(), "a study must have the tables of its description"
+    assert outcome.panels.keys() == study.figures.keys(), "a study must have the figures of its description"
     trainings = [{key: value for key, value in asdict(one).items() if key != "folder"} for one in lab.trainings]
+    versions = {"python": python_version()} | {name: version(name) for name in ("heedful", "torch", "transformers")}
+    tables = [
+        Table.of(name, words["title"].format(**known), words["columns"], outcome.rows[name])
+        for name, words in study.tables.items()
+    ]
     return {
-        "study": lab.study.name,
-        "question": lab.study.question,
+        "study": study.name,
+        "question": study.question,
         "command": lab.command(),
         "seed": lab.seed,
-        "versions": {"python": python_version()}
-        | {name: version(name) for name in ("heedful", "torch", "transformers")},
+        "versions": versions,
         "values": dict(outcome.values),
-        "findings": list(outcome.findings),
-        "tables": [asdict(table) for table in outcome.tables],
-        "figures": {figure.name: figure.caption for figure in outcome.figures},
+        "findings": list(study.findings),
+        "tables": [asdict(table) for table in tables],
+        "figures": {name: caption.format(**known) for name, caption in study.figures.items()},
         "trainings": trainings,
     }
-
-
-def told_findings(results: Mapping[str, Any]) -> list[str]:
-    """Return the findings of results with their numbers put in."""
-    return [finding.format(**results["values"]) for finding in results["findings"]]
-
-
-def render_report(results: Mapping[str, Any]) -> str:
-    """Write results as Markdown: findings, tables, figures, and how they came about."""
-    parts = [f"# {results['study']}", results["question"]]
-    if results["findings"]:
-        parts.append("\n".join(f"- {finding}" for finding in told_findings(results)))
-    for table in results["tables"]:
-        parts += [f"## {table['title']}", Table(**table).markdown()]
-    for name, caption in results["figures"].items():
-        parts.append(f"![{name}]({figure_file(results['study'], name)})\n\n{caption}")
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    parts += ["## How it was made", f"```\n{results['command']}\n```", f"With {versions}."]
-    if results["trainings"]:
-        parts += [_told_trainings(results["trainings"])]
-    return "\n\n".join(parts) + "\n"
-
-
-def _told_trainings(trainings: list[dict[str, Any]]) -> str:
-    """Tell how models were trained: what all have in common once, what one has for itself in its row."""
-    common = {
-        key: value
-        for key, value in trainings[0]["changes"].items()
-        if all(key in one["changes"] and one["changes"][key] == value for one in trainings)
-    }
-    rows = []
-    for one in trainings:
-        own = {key: value for key, value in one["changes"].items() if key not in common}
-        rows.append((one["name"], _told_changes(own), one["parameters"], one["updates"], one["target_tokens"]))
-    columns = ("training", "changes", "parameters", "updates", "target tokens")
-    table = Table("trainings", "Trainings", columns, rows, dict.fromkeys(columns[2:], ","))
-    shared = (
-        f"Trained by the studies' shared recipe, `modeling/heedful/studies/recipe.yaml`, with {_told_changes(common)}:"
-    )
-    return f"{shared}\n\n{table.markdown()}"
-
-
-def _told_changes(changes: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}={_told_value(value)}`" for key, value in changes.items()) or "no changes"
-
-
-def _told_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_told_value(part)}" for name, part in value.items()) + "}"
-    if isinstance(value, str):
-        return Path(value).name if value.endswith(".jsonl") else value  # where generated pairs lie is nobody's matter
-    return json.dumps(value)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +18,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# With these the small model is past the point where it finds out which source word a target word belongs to.
+LEARNING = {
+    "data.test": {"test": "builtin:test:500"},
+    "tokenizer.vocab_size": 2000,
+    "model.options.dropout": 0.0,
+    "optimization.learning_rate": 0.005,
+    "optimization.warmup_updates": 100,
+    "optimization.max_updates": 500,
+}
 SHARED_RECIPE = Path(__file__).with_name("recipe.yaml")
-SUMMARY = "training.json"  # written last: where it lies, the training has ended
+SUMMARY = "training.json"  # written last: where it is, the training has ended
 WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
 
 
@@ -47,6 +56,15 @@ class Training:
     seconds: float
     metrics: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def loss(self) -> float:
+        """Validation loss of the published weights, in nats per target token."""
+        return self.metrics["validation"]["loss"]
+
+    def bleu(self, test: str = "test") -> float:
+        """Return the BLEU on a test set."""
+        return self.metrics[test]["bleu"]
+
     def curve(self, name: str = "validation/loss") -> list[tuple[int, float]]:
         """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
 
@@ -56,11 +74,13 @@ class Training:
             ValueError: If the log has no such value.
         """
         log = self.folder / "log.jsonl"
-        text = log.read_text(encoding="utf-8") if log.is_file() else ""  # of so few updates that none was told
+        text = (
+            log.read_text(encoding="utf-8") if log.is_file() else ""
+        )  # none was written if there were so few updates
         lines = [json.loads(line) for line in text.splitlines()]
         points = {line["update"]: line[name] for line in lines if name in line}
         if name == "validation/loss":
-            points[self.updates] = self.metrics["validation"]["loss"]
+            points[self.updates] = self.loss
         if not points:
             raise ValueError(f"`name` must be a value that the log of {self.folder} has, but is {name!r} instead.")
         return sorted(points.items())
@@ -72,11 +92,20 @@ class Training:
         return Translator.from_pretrained(self.folder / "model", device="cpu")
 
 
+def model_changes(options: Mapping[str, Any], learning_rate: float | None = None) -> dict[str, Any]:
+    """Return the changes that train a model of such options, under a kernel that it has, at a learning rate."""
+    changes = {
+        "model.options": dict(options),
+        "model.attn_implementation": None if "model_type" in options else "eager",
+    }
+    return changes | ({} if learning_rate is None else {"optimization.learning_rate": learning_rate})
+
+
 def study_recipe(changes: dict[str, Any]) -> Recipe:
     """Return the shared recipe with changes.
 
     Args:
-        changes: Such as `{"model.options.position_encoding": "none", "optimization.max_updates": 100}`.
+        changes: Values by dotted key: `{"model.options.dropout": 0.1, "optimization.max_updates": 100}`.
 
     Raises:
         ValueError: If a key is unknown or its value of another type.
@@ -90,25 +119,25 @@ def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
     Args:
         name: What the study calls it.
         changes: As in `study_recipe`.
-        folder: Where trainings lie, each in a folder named by a checksum of its recipe and its data files; delete it
-            to train anew.
+        folder: Where trainings are kept, each in a folder that is named by a checksum of its recipe and its data
+            files. Delete it to train anew.
 
     Raises:
         ValueError: If a change or the data cannot be used.
         TrainingInterrupted: After Ctrl-C or SIGTERM; the same call goes on.
     """
     recipe = study_recipe(changes)
-    place = folder / checksum_of(recipe)
-    summary = place / SUMMARY
+    target = folder / checksum_of(recipe)
+    summary = target / SUMMARY
     if not summary.is_file():
         logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
-        _train(replace(recipe, output=str(place), resume=(place / "recipe.yaml").is_file()), summary)
+        _run_training(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()), summary)
     else:
-        logger.info("trained already: %s (%s)", name, place)
-    return Training(name, changes, place, **json.loads(summary.read_text(encoding="utf-8")))
+        logger.info("trained already: %s (%s)", name, target)
+    return Training(name, changes, target, **json.loads(summary.read_text(encoding="utf-8")))
 
 
-def _train(recipe: Recipe, summary: Path) -> None:
+def _run_training(recipe: Recipe, summary: Path) -> None:
     from heedful.training.run import train
 
     result = train(recipe)
@@ -126,29 +155,9 @@ def checksum_of(recipe: Recipe) -> str:
     """Return a name for a training: the same recipe and data files, the same name."""
     tree = {key: value for key, value in asdict(recipe).items() if key not in WHERE_AND_HOW}
     digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
-    for where in [recipe.data.train, recipe.data.validation, *recipe.data.test.values()]:
-        location = recipe.data.location(where)
+    where = recipe.data.locations
+    for location in (where.train, where.validation, *where.test.values()):
         for file in map(Path, [location] if isinstance(location, str) else location):
             if file.is_file():
                 digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def write_pairs(pairs: Iterable[tuple[str, str]], folder: Path) -> str:
-    """Write generated pairs into a file named by their checksum, with the columns `source` and `target`.
-
-    Args:
-        pairs: Source and target of each.
-        folder: Where trainings lie; the file goes into its subfolder `data`.
-
-    Returns:
-        The file's path, to be used as `data.train`, `data.validation` or a set of `data.test` together with
-        `data.source` "source" and `data.target` "target".
-    """
-    rows = [{"source": source, "target": target} for source, target in pairs]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path = folder / "data" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    return str(path)

@@ -1,6 +1,5 @@
 """The model that a recipe describes, and the engine that trains it."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe
+from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MODEL_TYPES = ("heed", "heed_rnn")
 
 
 def make_model(
@@ -34,7 +32,8 @@ def make_model(
         FileNotFoundError: If the config or the model does not exist.
         ValueError: If the config is not one, contradicts the tokenizers, or has other sizes than the checkpoint.
     """
-    model = _new_model(recipe, tokenizers) if recipe.start_from is None else _start_model(recipe, tokenizers)
+    start = recipe.start_from
+    model = _new_model(recipe, tokenizers) if start is None else _start_model(start, recipe, tokenizers)
     if checkpoint is not None:
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config)
@@ -74,35 +73,11 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     return ZeroEngine(accelerator, model, make_optimizer(model, settings))
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Read a config.json, or the one of a folder, as a dictionary of fields.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-        ValueError: If it is not JSON, or not of a Heed model.
-    """
-    path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
-    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
-    if kind not in MODEL_TYPES:
-        raise ValueError(
-            f"The model config {path} (`model.config`) must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} "
-            "instead."
-        )
-    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
-
-
-def _start_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
+def _start_model(start_from: str, recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Load the model that the run starts from."""
     from heedful.inference.loading import load_model
 
-    model = load_model(recipe.start_from)
+    model = load_model(start_from)
     tokenizers.check_config(model.config)
     if recipe.attn_implementation is not None:
         model.set_attn_implementation(recipe.attn_implementation)

@@ -117,3 +117,13 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) ->
     if accelerator.is_main_process:
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf-8")
     return metrics
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers among the metrics of all sets, named for trackers."""
+    return {
+        f"test/{name}/{key}": value
+        for name, values in metrics.items()
+        for key, value in values.items()
+        if isinstance(value, int | float)
+    }

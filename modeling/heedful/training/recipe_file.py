@@ -1,8 +1,9 @@
-"""Recipes as YAML: read with checks of every key and type, and written with every key.
+"""The files of a recipe: its YAML, with a check of every key and type, and the model config that it names.
 
 This is the one module that reads YAML.
 """
 
+import json
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -13,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from heedful.training.recipe import Recipe
+
+MODEL_TYPES = ("heed", "heed_rnn")
 
 
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -52,6 +55,30 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
 def to_yaml(recipe: Recipe) -> str:
     """Write a recipe with every key, defaults included."""
     return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Read a config.json, or the one of a folder, as a dictionary of fields.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+        ValueError: If it is not JSON, or not of a Heed model.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
+    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
+    if kind not in MODEL_TYPES:
+        raise ValueError(
+            f"The model config {path} (`model.config`) must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} "
+            "instead."
+        )
+    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

@@ -11,12 +11,12 @@ from accelerate.utils import set_seed
 
 from heedful.evaluation.metrics import score_translations
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.folder import check_output_folder, earlier_run_set_aside, folder_of_run, write_recipe
+from heedful.training.folder import check_output_folder, earlier_run_backed_up, folder_of_run, write_recipe
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import check_trackers, hardware_in_words, make_accelerator
-from heedful.training.publication import MODEL_FOLDER, publish_weights, score_published
+from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def train(recipe: Recipe) -> RunResult:
 def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     set_seed(recipe.seed)
     is_overwriting = recipe.overwrite and accelerator.is_main_process
-    with earlier_run_set_aside(recipe.folder) if is_overwriting else nullcontext():
+    with earlier_run_backed_up(recipe.folder) if is_overwriting else nullcontext():
         with accelerator.main_process_first():
             corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
         if corpus.pairs is not None:
@@ -88,7 +88,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     progress = loop.run()
     model = publish_weights(recipe, corpus.tokenizers, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator)
-    accelerator.log(_numbers(metrics), step=progress.update)
+    accelerator.log(numbers(metrics), step=progress.update)
     accelerator.end_training()
     return RunResult(
         folder=recipe.folder / MODEL_FOLDER,
@@ -100,13 +100,3 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
         hardware=hardware_in_words(accelerator),
         processes=accelerator.num_processes,
     )
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of all sets, named for trackers."""
-    return {
-        f"test/{name}/{key}": value
-        for name, values in metrics.items()
-        for key, value in values.items()
-        if isinstance(value, int | float)
-    }

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-# Of one side in inches: what is larger, image viewers do not open.
+# Largest side of a picture in inches: image viewers do not open larger ones.
 LARGEST = 60
 
-# Tried in this order for what matplotlib's own font, DejaVu Sans, lacks; after them whatever the system has.
+# Tried in this order for letters that matplotlib's own font, DejaVu Sans, lacks; then the other fonts of the system.
 WIDE_FONTS = (
-    *("NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic"),
-    *("UnDotum", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "Arial Unicode MS", "Noto Sans"),
-)
+    "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
+    "UnDotum", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "Arial Unicode MS", "Noto Sans",
+)  # fmt: skip
 
 
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map: rows look at columns, darker is more.
 
     Neither pyplot nor matplotlib's settings are touched. Letters that matplotlib's own font lacks are taken from the
-    system's fonts, or from the Korean one that comes with the extra `heedful[plots]`; a letter that none of them has
-    is written as its code point, ⟨1F98A⟩.
+    system's fonts, or from the Korean font of the extra `heedful[plots]`; a letter that no font has is written as its
+    code point, ⟨1F98A⟩.
 
     Args:
         attention: What to draw.
@@ -39,10 +39,9 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
         The path of the file.
 
     Raises:
-        ValueError: For another suffix.
-        FileNotFoundError: When the folder of `path` does not exist.
-        ImportError: When matplotlib is not installed.
-
+        ValueError: If the path has another suffix.
+        FileNotFoundError: If the folder of `path` does not exist.
+        ImportError: If matplotlib is not installed.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     rows, columns = attention.weights.shape
@@ -65,7 +64,7 @@ def draw_attention_grid(
 ) -> Path:
     """Draw all heads in one picture: a row for each layer, a column for each head, darker is more.
 
-    Rows and columns of each small map are those of the attention map; labels stand at the outer ones.
+    Rows and columns of each small map are those of the attention map; the outer maps have labels.
 
     Args:
         maps: What to draw.
@@ -78,10 +77,9 @@ def draw_attention_grid(
         The path of the file.
 
     Raises:
-        ValueError: For another suffix, or a kind or layer that does not exist.
-        FileNotFoundError: When the folder of `path` does not exist.
-        ImportError: When matplotlib is not installed.
-
+        ValueError: If the path has another suffix, or there is no such kind or layer.
+        FileNotFoundError: If the folder of `path` does not exist.
+        ImportError: If matplotlib is not installed.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
@@ -128,14 +126,14 @@ def _figure(width: float, height: float) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> Path:
     with warnings.catch_warnings(), written_whole(path) as written:
-        # Such letters are written otherwise, and `_fonts_for` has said so; a control picture of a font may remain.
+        # Such letters are written as code points, and `_fonts_for` has warned of them.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(written, format=path.suffix[1:].lower())
     return path
 
 
 def _writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
-    """Return texts that the fonts here can write, and how to write them."""
+    """Return texts that the fonts here can write, and matplotlib's arguments for them."""
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     written = [
         ["".join(f"⟨{ord(c):X}⟩" if ord(c) in missing else c for c in text) for text in group] for group in texts
@@ -149,7 +147,7 @@ def _fonts_for(text: str) -> tuple[list[str], set[int]]:
     from matplotlib.font_manager import fontManager
 
     families = ["DejaVu Sans"]
-    # What has no shape of its own (variation selectors, joiners) is nothing to miss.
+    # Variation selectors and joiners have no shape, so that no font needs them.
     missing = {ord(letter) for letter in text if letter.isprintable() and not 0xFE00 <= ord(letter) <= 0xFE0F}
     missing -= _letters_of(font_manager.findfont(families[0]))
     for family, path in _wide_fonts(fontManager):
@@ -173,17 +171,17 @@ def _letters_of(path: str) -> set[int]:
     from matplotlib.ft2font import FT2Font
 
     font = FT2Font(path)
-    # Colour bitmaps, as of emoji, cannot be drawn.
+    # Fonts of colour bitmaps, such as emoji, cannot be drawn.
     return set(font.get_charmap()) if font.scalable else set()
 
 
 def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
-    """Give (family, file) of fonts to look for letters in: known ones, koreanize_matplotlib's, all of the system."""
+    """Yield (family, file) of the known fonts, of koreanize_matplotlib's font, and of all fonts of the system."""
     files = {entry.name: entry.fname for entry in manager.ttflist if _is_upright(entry)}
     for family in WIDE_FONTS:
         if family in files:
             yield family, files[family]
-    # Found, not imported: importing it changes matplotlib's settings for everybody.
+    # Not imported: to import it changes matplotlib's settings for everybody.
     package = find_spec("koreanize_matplotlib")
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "fonts" / "NanumGothic.ttf"
@@ -194,7 +192,7 @@ def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_upright(entry: Any) -> bool:
-    # matplotlib's own "Last Resort" has a box for every letter there is.
+    # matplotlib's "Last Resort" has a box for every letter.
     if "Last Resort" in entry.name or entry.style != "normal":
         return False
     return entry.weight in (400, "normal", "regular") and Path(entry.fname).is_file()

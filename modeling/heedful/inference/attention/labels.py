@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
-# Without width: how the letters of Persian or of Indian scripts join, and what makes one emoji of several.
+# Letters without width that join others, in Persian and Indian scripts and in emoji made of several.
 JOINERS = "\u200c\u200d"
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -18,15 +18,13 @@ FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
     """Make readable labels of tokens.
 
-    Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them;
-    where a piece continues a character of the piece before, as Korean ones often do, its label begins with …; bytes
-    that are no character are shown as ‹EC›. An id that the tokenizer does not know, as of a model with room for more,
-    becomes <its number>.
+    Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them.
+    The label of a piece that continues a character of the piece before, as is frequent in Korean, begins with …; bytes
+    that are no character are shown as ‹EC›. An id that the tokenizer does not know becomes <its number>.
 
     Args:
         tokenizer: The tokenizer that the ids come from.
         ids: Token ids of one sequence.
-
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -48,15 +46,14 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
 
 
 def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
-    """Tell of each token which word it belongs to, counted from 0; words are what stands between white space.
+    """Return the number from 0 of the word that each token belongs to; white space separates words.
 
-    Control tokens and tokens of nothing but white space belong to none. A token that ends one word and begins another
-    belongs to the latter.
+    Control tokens and tokens of white space alone belong to none. A token that ends one word and begins another
+    belongs to the second.
 
     Args:
         tokenizer: The tokenizer that the ids come from.
         ids: Token ids of one sequence.
-
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = _has_words_for_tokens(tokenizer)
@@ -68,15 +65,16 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         if id_ in control:
             words.append(None)
             continue
-        if is_word:  # decoded, an unknown one would stick to the word before
+        if is_word:  # when decoded, an unknown token would stick to the word before
             words.append(count)
             count += 1
             continue
         kept.append(id_)
-        # Of the whole beginning, for only there bytes become characters, and a first space is dropped.
+        # All tokens so far, because only together bytes become characters, and a first space is dropped.
         text = cast(str, tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         longer = text.split()
-        is_inside = longer != before or text.endswith(BROKEN_CHARACTER)  # which more of its bytes do not change
+        # More bytes of a broken character do not change the text.
+        is_inside = longer != before or text.endswith(BROKEN_CHARACTER)
         words.append(len(longer) - 1 if is_inside else None)
         before = longer
     return words
@@ -95,7 +93,7 @@ def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """Undo GPT-2's table, where each byte is a printable letter: printable ones themselves, the rest from Ā on."""
+    """Return GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -121,7 +119,7 @@ def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:
 
 
 def _characters(text: bytes) -> Iterator[tuple[int, int, str]]:
-    """Cut UTF-8 into (start, number of bytes, what to show), a byte that begins no character on its own."""
+    """Yield (start, number of bytes, label) of each character of UTF-8, and of each byte that begins no character."""
     start = 0
     while start < len(text):
         for size in range(1, 5):

@@ -15,7 +15,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.inference.attention.labels import token_labels, token_words
 from heedful.inference.attention.recording import KINDS, Kind, check_number, record_attention
 from heedful.inference.native.decoder import NativeDecoder
-from heedful.inference.translation import Translator, position_limit
+from heedful.inference.translation import Translator
+from heedful.pipeline_heed import position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,14 +27,12 @@ class AttentionMap:
     """Attention weights between labelled tokens.
 
     Attributes:
-        source_tokens: Labels of the columns, the tokens that are looked at: of the source, or for "decoder" those that
-            the decoder has been fed, <s> first.
-        target_tokens: Labels of the rows, the tokens that look: for "cross" and "decoder" the token that is
-            *predicted* at that step (row i holds the attention by which target token i was chosen), for "encoder" the
-            source's.
+        source_tokens: Labels of the columns, the tokens that are looked at: the source's, or for "decoder" those that
+            the decoder was fed, <s> first.
+        target_tokens: Labels of the rows, the tokens that look: for "encoder" the source's, for "cross" and "decoder"
+            the tokens that are *predicted* (row i holds the attention by which target token i was chosen).
         weights: float32 array (rows, columns); each row sums to 1.
         kind: "cross", "encoder" or "decoder".
-
     """
 
     source_tokens: list[str]
@@ -44,7 +43,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """All attention weights of one pair: every kind that was asked, every layer and head.
+    """The attention weights of one pair: every kind that was asked for, every layer and head.
 
     Attributes:
         source_tokens: Labels of the source's tokens.
@@ -53,8 +52,7 @@ class AttentionMaps:
         source_words: For each source token the number of its word, from 0, or None for control tokens and spaces.
         target_words: The same of the target tokens.
         weights: For each kind a float32 array (layers, heads, rows, columns), rows and columns as in `AttentionMap`.
-        neighbourhoods: How many positions away a row sees, for the kinds that are restricted (section 4).
-
+        neighbourhoods: How many positions away a row may look, for the kinds that are restricted (section 4).
     """
 
     source_tokens: list[str]
@@ -71,19 +69,18 @@ class AttentionMaps:
         return list(self.weights)
 
     def layers(self, kind: Kind) -> int:
-        """Return the number of layers that attend so; a `ValueError` where the kind is not here."""
+        """Return the number of layers with this kind of attention; a `ValueError` if the kind is not here."""
         return self._of_kind(kind).shape[0]
 
     def heads(self, kind: Kind) -> int:
-        """Return the number of heads of each layer; a `ValueError` where the kind is not here."""
+        """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
         return self._of_kind(kind).shape[1]
 
     def layer_number(self, kind: Kind, layer: int) -> int:
-        """Return the number of a layer from 0 on, that may be counted from -1 for the last.
+        """Return the number from 0 of a layer that may be counted from -1 for the last.
 
         Raises:
-            ValueError: For a kind or layer that does not exist.
-
+            ValueError: If there is no such kind or layer.
         """
         check_number("layer", layer, self.layers(kind), from_the_end=True)
         return layer % self.layers(kind)
@@ -97,8 +94,7 @@ class AttentionMaps:
             head: Number of the head, or None for the mean over all heads.
 
         Raises:
-            ValueError: For a kind, layer or head that does not exist.
-
+            ValueError: If there is no such kind, layer or head.
         """
         heads = self._of_kind(kind)[self.layer_number(kind, layer)]
         if head is not None:
@@ -138,9 +134,8 @@ def attention_maps(
         target_language: Language to translate into, where the tokenizers know several.
 
     Raises:
-        ValueError: For an empty source, a kind that the model does not have, a model that does not attend at all, or a
-            sentence beyond the model's learned positions.
-
+        ValueError: If the source is empty, the model has no attention or none of these kinds, or a sentence is longer
+            than the model's learned positions.
     """
     model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target, target_language)
     return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, kinds)
@@ -152,8 +147,9 @@ def attention_maps_of_ids(
     source_ids: Sequence[int],
     target_ids: Sequence[int],
     kinds: Collection[Kind] | None = None,
+    layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head for token ids.
+    """Compute the attention of every layer and head for token ids, as `attention_maps` does.
 
     Args:
         model: As in `attention_maps`.
@@ -161,13 +157,10 @@ def attention_maps_of_ids(
         source_ids: What `TokenizerPair.encode_source` gives for one sentence, language tag included.
         target_ids: What `TokenizerPair.encode_target` or `Translation.token_ids` gives: no <s>, but </s>.
         kinds: As in `attention_maps`.
-
-    Raises:
-        ValueError: As in `attention_maps`.
-
+        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
     """
     model = _plain_model(model)
-    found = _recorded(model, source_ids, target_ids, KINDS if kinds is None else _checked_kinds(kinds), None)
+    found = _recorded(model, source_ids, target_ids, KINDS if kinds is None else _checked_kinds(kinds), layer)
     if kinds is not None:
         for kind in kinds:
             _check_has(model, found, kind)
@@ -200,52 +193,15 @@ def attention_map(
         kind: "cross", "encoder" or "decoder".
 
     Raises:
-        ValueError: For an empty source, a layer, head or kind that does not exist, a sentence beyond the model's
-            learned positions, or a model that does not attend.
-
+        ValueError: As in `attention_maps`, or if there is no such layer or head.
     """
     _checked_kinds([kind])
     model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)
-    return attention_of_ids(model, tokenizers, source_ids, target_ids, layer, head, kind)
-
-
-def attention_of_ids(
-    model: "PreTrainedModel | Translator | NativeDecoder",
-    tokenizers: TokenizerPair,
-    source_ids: Sequence[int],
-    target_ids: Sequence[int],
-    layer: int = -1,
-    head: int | None = None,
-    kind: Kind = "cross",
-) -> AttentionMap:
-    """Compute the attention of one layer for token ids.
-
-    Args:
-        model: As in `attention_maps`.
-        tokenizers: As in `attention_maps`.
-        source_ids: As in `attention_maps_of_ids`.
-        target_ids: As in `attention_maps_of_ids`.
-        layer: As in `attention_map`.
-        head: As in `attention_map`.
-        kind: As in `attention_map`.
-
-    Raises:
-        ValueError: As in `attention_map`.
-
-    """
-    model = _plain_model(model)
-    found = _recorded(model, source_ids, target_ids, _checked_kinds([kind]), layer)
-    _check_has(model, found, kind)
-    (heads,) = found[kind]  # (heads, rows, columns)
-    if head is not None:
-        check_number("head", head, len(heads), from_the_end=False)
-    weights = (heads.mean(dim=0) if head is None else heads[head]).numpy()
-    source, target, fed = _labels(model, tokenizers, source_ids, target_ids)
-    return AttentionMaps(source, target, fed, [], [], {}).labelled(weights, kind)
+    return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, [kind], layer).map(kind, head=head)
 
 
 def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
-    """Return the model itself, and the token ids of a source and its target, translated where there is none."""
+    """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
     if not source.strip():
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
     plain = _plain_model(model)
@@ -295,7 +251,7 @@ def _plain_model(model: Any) -> Any:
 
 
 def _neighbourhoods(model: Any) -> dict[Kind, int]:
-    """Return how far the self-attention of a model of ours sees, where that is restricted."""
+    """Return how far the self-attention of a Heed model looks, if that is restricted."""
     kinds: tuple[Kind, Kind] = "encoder", "decoder"
     radii = {kind: getattr(model.config, f"{kind}_neighbourhood", None) for kind in kinds}
     return {kind: radius for kind, radius in radii.items() if radius is not None}

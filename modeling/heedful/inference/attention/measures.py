@@ -18,9 +18,8 @@ class Entropy(NamedTuple):
 
     Attributes:
         nats: float array (layers, heads): −Σ a·ln a of each row, averaged over the rows.
-        share: float array (layers, heads): each row's entropy divided by ln n, n the number of positions that the row
-            may look at, averaged over the rows where n > 1: 0 looks at one position, 1 at all alike.
-
+        share: float array (layers, heads): each row's entropy divided by ln n, where n is the number of positions that
+            the row may look at, averaged over the rows with n > 1: 0 looks at one position, 1 at all alike.
     """
 
     nats: np.ndarray
@@ -35,7 +34,6 @@ class AlignmentErrors(NamedTuple):
         precision: |A∩P| / |A|.
         recall: |A∩S| / |S|.
         links: |A|.
-
     """
 
     error_rate: float
@@ -45,12 +43,11 @@ class AlignmentErrors(NamedTuple):
 
 
 class GoldAlignment(NamedTuple):
-    """Links of one sentence pair that people gave.
+    """The given links of one sentence pair.
 
     Attributes:
         sure: S, (source word, target word) from 0.
         possible: P, which contains S.
-
     """
 
     sure: frozenset[Link]
@@ -60,19 +57,19 @@ class GoldAlignment(NamedTuple):
 def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
     """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
 
-    With Ā_l the weights of layer l averaged over its heads, half of what a layer passes on comes by its residual
+    Ā_l are the weights of layer l averaged over its heads. Half of a layer's output comes through its residual
     connection: Ã_l = 0.5·Ā_l + 0.5·I. Rollout is R = Ã_L · … · Ã_2 · Ã_1, for "encoder" and "decoder". For "cross" the
-    weights of one layer are led on through the encoder to the source tokens: C̄_layer · R_encoder. Every row sums to 1.
+    weights of one layer are followed through the encoder to the source tokens: C̄_layer · R_encoder. Every row sums
+    to 1.
 
     Args:
         maps: With the encoder's attention for "cross".
         kind: "cross", "encoder" or "decoder".
-        layer: Which layer's cross-attention, from 0 or from -1, None the last; for the other kinds the layer up to
-            which is followed, None all of them.
+        layer: The layer of cross-attention, from 0 or from -1; None takes the last. For the other kinds the layer at
+            which to stop; None follows all.
 
     Raises:
-        ValueError: For a kind or layer that does not exist, or "cross" of a model whose encoder does not attend.
-
+        ValueError: If there is no such kind or layer, or for "cross" if the encoder has no self-attention.
     """
     number = maps.layer_number(kind, -1 if layer is None else layer)
     if kind != "cross":
@@ -95,14 +92,13 @@ def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
 
     Args:
         maps: Attention of one pair.
-        kind: "cross", "encoder" or "decoder"; row i of the decoder may look at i + 1 positions, all others at all, but
-            where self-attention is restricted only at those of the neighbourhood.
+        kind: "cross", "encoder" or "decoder". Row i of the decoder may look at i + 1 positions, every other row at
+            all; restricted self-attention looks only at its neighbourhood.
 
     Raises:
-        ValueError: For a kind that is not there.
-
+        ValueError: If there is no such kind.
     """
-    maps.layers(kind)  # or the kind is named
+    maps.layers(kind)  # raises if the kind is not there
     weights = maps.weights[kind].astype(np.float64)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
@@ -124,16 +120,11 @@ def _positions_seen(maps: AttentionMaps, kind: Kind) -> np.ndarray:
     return seen.sum(axis=1)
 
 
-def token_alignment(attention: AttentionMap) -> list[Link]:
-    """Link each target token with the source token it looks at most: pairs (source, target), from 0."""
-    return [(int(column), row) for row, column in enumerate(attention.weights.argmax(axis=1))]
-
-
 def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
     """Link each target word with the source word it looks at most.
 
-    A source word gets the sum of its tokens' weights, a target word those of all its tokens together; tokens that
-    belong to no word, such as </s>, take no part. Of equal words the first is taken.
+    The weights of a source word's tokens are added, and so are those of a target word's; tokens that belong to no
+    word, such as </s>, are left out. Among equal words the first is taken.
 
     Args:
         maps: Attention of one pair.
@@ -144,7 +135,6 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 
     Raises:
         ValueError: If the map is not of cross-attention.
-
     """
     attention = maps.map("cross") if attention is None else attention
     if attention.kind != "cross":
@@ -175,9 +165,8 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
     """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0.
 
     Raises:
-        FileNotFoundError: When the file does not exist.
-        ValueError: For anything else in a line, or what is no UTF-8.
-
+        FileNotFoundError: If the file does not exist.
+        ValueError: If anything else is in a line, or the file is not UTF-8.
     """
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
@@ -214,7 +203,6 @@ def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignme
 
     Raises:
         ValueError: If there are not as many sentences in both, or no links at all.
-
     """
     if len(found) != len(gold):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The attention weights of one forward pass, whatever computes attention otherwise.
+"""The attention weights of one forward pass, whichever attention function the model uses.
 
-Only what is asked is computed again: of an encoder's weights no decoder is run, and of Heed's models the weights of
-other layers are dropped as soon as their layer is done.
+Only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other layers of a
+Heed model are dropped as soon as their layer has used them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from heedful.inference.engines import evaluation_mode
 from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
@@ -34,10 +35,9 @@ def record_attention(
         For each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
     Raises:
-        ValueError: For a layer that does not exist.
-
+        ValueError: If there is no such layer.
     """
-    with _evaluating(model), torch.inference_mode():
+    with evaluation_mode(model), torch.inference_mode():
         found = _run(model, source_ids, fed_ids, kinds, layer)
         if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
             with _eager(model):
@@ -46,7 +46,7 @@ def record_attention(
 
 
 def check_number(field: str, number: int, count: int, *, from_the_end: bool) -> None:
-    """Raise a `ValueError` where there is no layer or head of that number among `count`."""
+    """Raise a `ValueError` if there is no layer or head of that number among `count`."""
     least = -count if from_the_end else 0
     if not least <= number < count:
         raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
@@ -55,7 +55,7 @@ def check_number(field: str, number: int, count: int, *, from_the_end: bool) -> 
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     found: dict[Kind, list[torch.Tensor]] = {}
-    left = None if isinstance(model, HeedPreTrainedModel) else layer  # to choose among what has not been dropped
+    left = None if isinstance(model, HeedPreTrainedModel) else layer  # of a Heed model the others are dropped already
     source = torch.tensor([list(source_ids)], device=model.device)
     encoder = model.get_encoder()
     if "encoder" in kinds:
@@ -86,14 +86,14 @@ def _keep(found: dict, kind: Kind, weights: Sequence[torch.Tensor | None] | None
 
 @contextmanager
 def _dropping(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
-    """Let a Heed model's other layers drop their weights when they have used them: each is length² large.
+    """Let the other layers of a Heed model drop their weights after use: they grow with the square of the length.
 
     The kinds are the encoder's, or some of the decoder's.
     """
     hooks = []
     try:
         for attention in _others(model, kinds, layer) if isinstance(model, HeedPreTrainedModel) else ():
-            # First, before transformers' own hook keeps them.
+            # Before transformers' own hook, which keeps them.
             hooks.append(attention.register_forward_hook(_without_weights, prepend=True))
         yield
     finally:
@@ -102,7 +102,7 @@ def _dropping(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterato
 
 
 def _others(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[torch.nn.Module]:
-    """Give the attentions of a Heed model that are not asked for, of the encoder or of the decoder."""
+    """Yield the attentions of a Heed model that are not asked for, of the encoder or of the decoder."""
     stack = model.get_encoder() if "encoder" in kinds else model.get_decoder()
     if layer is not None:
         check_number("layer", layer, len(stack.layers), from_the_end=True)
@@ -121,24 +121,13 @@ def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) 
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]  # some may not, such as a frozen encoder
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    """Set the attention function that returns weights, and the former ones afterwards."""
+    """Use the attention function that returns weights, and the former ones afterwards."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     former = [(config, config._attn_implementation) for config in configs.values()]
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        for config, name in former:  # of the whole first, for it sets those of its parts too
+        for config, name in former:  # the whole model's first, because it sets those of its parts too
             config._attn_implementation = name

@@ -1,4 +1,4 @@
-"""A page to hover over: one HTML file with all attention of one pair in it, which asks the network for nothing."""
+"""A page to hover over: one HTML file with all attention of one pair in it, which loads nothing from the network."""
 
 import base64
 import html
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from heedful.files import check_writable, written_whole
+from heedful.files import check_writable, write_text
 from heedful.inference.attention.maps import AttentionMaps
 from heedful.inference.attention.measures import attention_rollout
 from heedful.inference.attention.recording import Kind, check_number
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
-# Weights are kept as so many parts of 1: four digits.
+# Weights are written as whole numbers of 1/10,000: four digits.
 PARTS = 10_000
 CONTROL = re.compile(r"</?[^<>\s]*>")
 
@@ -34,24 +34,23 @@ def write_attention_report(
 ) -> Path:
     """Write a page where hovering, focusing or tapping a word shows what it looks at.
 
-    Kind, layer, head, mean and rollout are chosen on the page, which holds style, script and the weights to four
-    digits, follows the system's light or dark setting, and can be read with the keyboard and aloud.
+    Kind, layer, head, mean and rollout are chosen on the page. It contains style, script and the weights to four
+    digits, follows the system's light or dark setting, and works with a keyboard and a screen reader.
 
     Args:
         maps: What to show.
         path: File to write: .html.
         title: Heading of the page; None takes "Attention".
-        kind: What is shown first; None takes the first that is there, cross if it is.
-        layer: Its layer, from 0, or from -1 for the last.
-        head: Its head, or None for the mean over all heads.
+        kind: The kind to show first; None takes the first that is there, cross if it is.
+        layer: The layer to show first, from 0, or from -1 for the last.
+        head: The head to show first, or None for the mean over all heads.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: For another suffix, or a kind, layer or head that does not exist.
-        FileNotFoundError: When the folder of `path` does not exist.
-
+        ValueError: If the path has another suffix, or there is no such kind, layer or head.
+        FileNotFoundError: If the folder of `path` does not exist.
     """
     path = check_writable(path, REPORT_SUFFIXES)
     kind = maps.kinds[0] if kind is None else kind
@@ -67,10 +66,9 @@ def write_attention_report(
         "start": {"kind": kind, "layer": number, "head": head},
     }
     parts = {"{{title}}": html.escape(title), "{{data}}": _json_in_html(data)}
-    # In one pass, for what is put in may hold such marks itself.
+    # In one pass, because the inserted text may contain such marks itself.
     page = re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], TEMPLATE.read_text(encoding="utf-8"))
-    with written_whole(path) as written:
-        written.write_text(page, encoding="utf-8")
+    write_text(path, page)
     return path
 
 
@@ -98,7 +96,10 @@ def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
     layers, heads, rows, columns = maps.weights[kind].shape
     can_roll = kind != "cross" or "encoder" in maps.weights
     return {
-        **{"layers": layers, "heads": heads, "rows": rows, "columns": columns},
+        "layers": layers,
+        "heads": heads,
+        "rows": rows,
+        "columns": columns,
         "weights": _packed(maps.weights[kind]),
         "rollout": _packed(attention_rollout(maps, kind).weights) if can_roll else None,
     }
@@ -110,7 +111,7 @@ def _packed(weights: np.ndarray) -> str:
 
 
 def _json_in_html(data: dict[str, Any]) -> str:
-    """Write JSON that no text in it can end the script element of."""
+    """Write JSON in which no text can end the script element around it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -2,17 +2,11 @@
 
 Greedy search gives the tokens of `generate()`. So does beam search with `early_stopping=True`: both end a sentence
 with its `num_beams`-th finished hypothesis. With `early_stopping=False` `generate()` goes on while the best open
-hypothesis has a better score than the worst finished one, which CTranslate2 cannot express. It is then asked for
-`PATIENCE` times as many hypotheses, and those that finished after `generate()` would have ended are left out. That
-end is computed from the hypotheses that did finish; of one that stays open nothing is known, so that a sentence may
-differ, above all one unlike those that the model was trained on, and a warning says so.
+hypothesis has a better score than the worst finished one. CTranslate2 has no such rule, so this is refused.
 """
 
 import tempfile
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +17,13 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.inference.ctranslate2.specification import (
     import_ctranslate2,
     obstacle,
-    positions_of_table,
     save_model,
     vocabulary,
 )
+from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.loading import first_line, read_object
-from heedful.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, end_tokens
+from heedful.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, active_settings, end_tokens
 
 ComputeType = Literal[
     "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
@@ -37,12 +31,10 @@ ComputeType = Literal[
 METADATA_FILE = "heed.json"
 MODEL_FILE = "model.bin"
 FORMAT_VERSION = 1
-# Of the hypotheses after which a beam search with `early_stopping=False` ends: `generate()` has ended before.
-PATIENCE = 2
-# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that nothing can beat: it
-# divides by 1 all the same.
+# In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
+# scores are divided by 1 with this number too.
 ALMOST_ZERO = 1e-30
-# What changes the next token's scores or the search, and the values that change nothing.
+# Settings that change the next token's scores or the search, and the values that change nothing.
 IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((*BEAM_MODES, "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), (None, 0, 0.0)),
     **SEARCH_SETTINGS,
@@ -55,7 +47,7 @@ IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (None, 1, 1.0),
     "remove_invalid_values": (None, False),
 }
-# What greedy search takes: in beam search CTranslate2 changes logits, `generate()` log-probabilities.
+# Settings that greedy search takes; in beam search CTranslate2 changes logits, but `generate()` log-probabilities.
 GREEDY_SETTINGS: dict[str, tuple[Any, ...]] = {
     "min_length": (None, 0, 1),  # the decoder's start token is counted
     "min_new_tokens": (None, 0),
@@ -66,24 +58,8 @@ GREEDY_SETTINGS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation of one sentence.
-
-    Attributes:
-        token_ids: Generated tokens, the end token included.
-        score: Log-probability divided by the number of tokens to the power of `length_penalty`.
-        finished: False where the search stopped at the length limit.
-
-    """
-
-    token_ids: tuple[int, ...]
-    score: float
-    finished: bool
-
-
 class ExportedModel:
-    """A folder that `heedful export ctranslate2` wrote, in the place of a model.
+    """A folder that `heedful export ctranslate2` wrote, in place of a model.
 
     Args:
         folder: Where it lies.
@@ -91,13 +67,12 @@ class ExportedModel:
         compute_type: CTranslate2's name of what to compute in; None takes the type that it was exported with.
 
     Attributes:
-        config: The model's.
-        generation_config: The model's.
-        quantization: With which it was exported.
+        config: The model's config.
+        generation_config: The model's generation config, with the only end of beam search that CTranslate2 has.
+        quantization: The type of weights that it was exported with.
 
     Raises:
         ValueError: If the folder was written in another version of the format, or its files are broken.
-
     """
 
     def __init__(self, folder: str | Path, device: torch.device, compute_type: ComputeType | None = None):
@@ -109,6 +84,7 @@ class ExportedModel:
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])
+            self.generation_config.early_stopping = True
             self.quantization: ComputeType = metadata["quantization"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.folder / METADATA_FILE} cannot be used: {first_line(error)}") from error
@@ -123,13 +99,9 @@ class CTranslate2Engine:
         tokenizers: The model's.
         compute_type: CTranslate2's name of what to compute in; of an `ExportedModel` its own is taken.
 
-    Attributes:
-        positions: How many tokens a source or a translation may have; None is any number.
-
     Raises:
         ImportError: If CTranslate2 is not installed.
         ValueError: If CTranslate2 cannot express the model, or the device lacks the compute type.
-
     """
 
     def __init__(self, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType = "float32"):
@@ -138,7 +110,6 @@ class CTranslate2Engine:
         if reason is not None:  # before its config is read, which may be another model's
             raise ValueError(reason)
         self.model = model
-        self.positions = positions_of_table(model.config)
         self._source_tokens = vocabulary(tokenizers.source)
         self._target_tokens = vocabulary(tokenizers.target)
         self._target_ids = {token: number for number, token in enumerate(self._target_tokens)}
@@ -154,42 +125,23 @@ class CTranslate2Engine:
 
     @property
     def is_current(self) -> bool:
-        """Whether the model still computes what was copied: with the same weights, and nothing hooked in between."""
+        """Whether the model still has the weights that were copied, and no new hooks."""
         return self._fingerprint is None or (self._fingerprint.is_current and obstacle(self.model) is None)
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, batch_tokens: int) -> list[list[Hypothesis]]:
-        """Translate encoded sentences.
+    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+        """Translate sentences as `Engine.search` says; `check_settings` tells whether the config can be followed.
 
-        Args:
-            sources: Their tokens, in any order: they are sorted by length inside.
-            config: The generation config, with `max_new_tokens`; `check_settings` tells whether it will do.
-            batch_tokens: Padded source tokens of one batch.
-
-        Returns:
-            For each sentence its `num_return_sequences` hypotheses, best first.
-
+        All sentences are handed over at once: CTranslate2 sorts and batches them, and works on batches side by side.
         """
-        if not sources:
-            return []
         words = [[self._source_tokens[token] for token in source] for source in sources]
-        found = self._found(words, config, batch_tokens, PATIENCE if ends_by_score(config) else 1)
-        if ends_by_score(config):
-            found = self._ended_by_score(words, found, config, batch_tokens)
-        is_forced = config.forced_eos_token_id is not None and any(not each.finished for row in found for each in row)
-        if is_forced or _changes_scores(config):
-            return self._rescored(words, found, config)
-        return found
-
-    def _found(self, words: list[list[str]], config: Any, batch_tokens: int, patience: int) -> list[list[Hypothesis]]:
-        """Search until `patience` times as many hypotheses as beams have finished, and return what came of it."""
         results = self._translator.translate_batch(
             words,
-            max_batch_size=max(batch_tokens, max(map(len, words))),
+            max_batch_size=max(token_budget // rows_per_sentence(config), max(map(len, words))),
             batch_type="tokens",
             max_input_length=0,
             return_scores=True,
             return_end_token=True,  # so that it counts in the length, as it does in generate()
-            **self._search_options(config, patience),
+            **self._search_options(config),
         )
         ids, ends = self._target_ids, set(end_tokens(config))
         found = []
@@ -197,23 +149,23 @@ class CTranslate2Engine:
             rows = [tuple([ids[word] for word in words]) for words in result.hypotheses]
             pairs = zip(rows, result.scores, strict=True)
             found.append([Hypothesis(row, score, row[-1] in ends) for row, score in pairs])
+        is_cut = any(not each.finished for row in found for each in row)
+        if (is_cut and config.forced_eos_token_id is not None) or active_settings(config, GREEDY_SETTINGS):
+            return self._rescored(words, found, config)
         return found
 
-    def _search_options(self, config: Any, patience: int) -> dict[str, Any]:
-        beams, returned = config.num_beams or 1, config.num_return_sequences or 1
+    def _search_options(self, config: Any) -> dict[str, Any]:
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        # Where nothing can beat a hypothesis any more, it is the best by whatever rule the search goes on.
-        is_any_rule_the_same = penalty == 0.0 and returned == 1 and config.early_stopping is not True
+        stops_at_the_best = _any_rule_ends_alike(config) and config.early_stopping is not True
         shortest = max((config.min_length or 0) - 1, config.min_new_tokens or 0, 0)
         # As in generate(), an end token is not a bad word.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
         return {
-            "beam_size": beams,
-            "num_hypotheses": beams * patience if patience > 1 else returned,
-            "patience": patience,
-            "length_penalty": penalty if penalty or is_any_rule_the_same else ALMOST_ZERO,
-            # The last place is that of the end token which is forced.
+            "beam_size": config.num_beams,
+            "num_hypotheses": config.num_return_sequences,
+            "length_penalty": penalty if penalty or stops_at_the_best else ALMOST_ZERO,
+            # An end token that is forced takes the last position.
             "max_decoding_length": max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1),
             "min_decoding_length": shortest,
             "end_token": [self._target_tokens[token] for token in end_tokens(config)],
@@ -222,42 +174,8 @@ class CTranslate2Engine:
             "suppress_sequences": [[self._target_tokens[token] for token in row] for row in banned] or None,
         }
 
-    def _ended_by_score(
-        self, words: list[list[str]], found: list[list[Hypothesis]], config: Any, batch_tokens: int
-    ) -> list[list[Hypothesis]]:
-        """Return the best of what `generate()` would have found before its search ends."""
-        beams, returned = config.num_beams, config.num_return_sequences or 1
-        penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        later = {}  # of the sentences whose best hypotheses may have come too late, those that came late
-        for number, row in enumerate(found):
-            steps = [len(each.token_ids) for each in row]
-            if len(row) > beams and max(steps[:returned]) > sorted(steps)[beams - 1]:
-                later[number] = [place for place, step in enumerate(steps) if step > sorted(steps)[beams - 1]]
-        places = [(number, place) for number, row in later.items() for place in row]
-        targets = [
-            [self._target_tokens[token] for token in found[number][place].token_ids] for number, place in places
-        ]
-        size = max(batch_tokens, max(map(len, words)))
-        results = self._translator.score_batch(
-            [words[number] for number, _ in places],
-            targets,
-            max_batch_size=size,
-            batch_type="tokens",
-            max_input_length=0,
-        )
-        log_probs: dict[int, dict[int, list[float]]] = {number: {} for number in later}
-        for (number, place), result in zip(places, results, strict=True):
-            log_probs[number][place] = result.log_probs
-        best = []
-        for number, row in enumerate(found):
-            if number in later:
-                last = last_step(row, log_probs[number], beams, penalty)
-                row = [each for each in row if len(each.token_ids) <= last]
-            best.append(row[:returned])
-        return best
-
     def _rescored(self, words: list[list[str]], found: list[list[Hypothesis]], config: Any) -> list[list[Hypothesis]]:
-        """Force the end of what was cut off, and give the model's own scores, of which settings have made others."""
+        """Force the end of hypotheses that were cut off, and score all by the model itself, without the settings."""
         forced = config.forced_eos_token_id
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         rows = []
@@ -266,7 +184,7 @@ class CTranslate2Engine:
             rows.append((*each.token_ids[: config.max_new_tokens - 1], _first(forced)) if is_cut else each.token_ids)
         sources = [source for source, row in zip(words, found, strict=True) for _ in row]
         targets = [[self._target_tokens[token] for token in row] for row in rows]
-        # An end token is scored behind those that were given.
+        # CTranslate2 scores one more end token, after those that were given.
         results = self._translator.score_batch(sources, targets, max_input_length=0)
         scores = [
             sum(result.log_probs[: len(row)]) / len(row) ** penalty for row, result in zip(rows, results, strict=True)
@@ -276,18 +194,16 @@ class CTranslate2Engine:
 
 
 def is_exported_folder(folder: Path) -> bool:
-    """Tell whether a folder holds a model for CTranslate2 and none for transformers."""
+    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
     return (folder / MODEL_FILE).is_file() and not read_object(folder / "config.json").get("model_type")
 
 
-def refusal(config: Any) -> str | None:
-    """Return which setting of a generation config CTranslate2 cannot express, and why, or `None`."""
+def settings_obstacle(config: Any) -> str | None:
+    """Return why CTranslate2 cannot follow a generation config, or `None` if it can."""
     if config.do_sample:
         return "`do_sample` must be False with CTranslate2, but is True instead."
-    for name, idle in IDLE_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value not in idle:
-            return f"`{name}` must not be set with CTranslate2, but is {value!r} instead."
+    for name, value in active_settings(config, IDLE_SETTINGS).items():
+        return f"`{name}` must not be set with CTranslate2, but is {value!r} instead."
     ends, beams = end_tokens(config), config.num_beams or 1
     if not ends:
         return "`eos_token_id` must be set with CTranslate2, but is None instead."
@@ -295,66 +211,37 @@ def refusal(config: Any) -> str | None:
         return None
     if len(ends) > 1:
         return f"`eos_token_id` must be one token in CTranslate2's beam search, but is {ends} instead."
-    if config.early_stopping not in (True, False, None) and config.length_penalty != 0.0:
+    for name, value in active_settings(config, GREEDY_SETTINGS).items():
+        return f"`{name}` must not be set in CTranslate2's beam search, but is {value!r} instead."
+    if config.early_stopping is not True and not _any_rule_ends_alike(config):
         return (
-            f"`early_stopping` must be True or False in CTranslate2's beam search, but is {config.early_stopping!r} "
-            "instead."
+            "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "
+            f"`num_beams`-th finished hypothesis, but is {config.early_stopping!r} instead: ask for it "
+            "(`translate(…, early_stopping=True)`, `heedful translate --early-stopping`), or take another engine."
         )
-    for name, idle in GREEDY_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value not in idle:
-            return f"`{name}` must not be set in CTranslate2's beam search, but is {value!r} instead."
     return None
-
-
-def _changes_scores(config: Any) -> bool:
-    return any(getattr(config, name, None) not in idle for name, idle in GREEDY_SETTINGS.items())
 
 
 def _first(token: int | list[int]) -> int:
     return token[0] if isinstance(token, list) else token
 
 
-def ends_by_score(config: Any) -> bool:
-    """Tell whether the scores of open hypotheses end a search, as with `early_stopping=False`, and it matters."""
-    is_any_rule_the_same = config.length_penalty == 0.0 and (config.num_return_sequences or 1) == 1
-    return (config.num_beams or 1) > 1 and config.early_stopping is not True and not is_any_rule_the_same
-
-
-def last_step(row: Sequence[Hypothesis], log_probs: dict[int, list[float]], beams: int, penalty: float) -> int:
-    """Return the step at which `generate()` ends a search with `early_stopping=False`.
-
-    It does so when no open hypothesis has a better score than the worst of the best `beams` finished ones.
-
-    Args:
-        row: Hypotheses of a sentence, those that finished later among them.
-        log_probs: By their number in `row`, the log-probabilities of the tokens of those that finished later.
-        beams: Number of beams.
-        penalty: `length_penalty`.
-
-    """
-    steps = sorted(len(each.token_ids) for each in row)
-    sums = {number: list(accumulate(values)) for number, values in log_probs.items()}
-    for step in range(steps[beams - 1], steps[-1]):
-        finished = sorted((each.score for each in row if len(each.token_ids) <= step), reverse=True)
-        open_ones = [total[step - 1] for number, total in sums.items() if len(row[number].token_ids) > step]
-        if max(open_ones) / step**penalty <= finished[beams - 1]:
-            return step
-    return steps[-1]
+def _any_rule_ends_alike(config: Any) -> bool:
+    """Return whether the best hypothesis is the same by every rule of ending: without a length penalty it is."""
+    return config.length_penalty == 0.0 and config.num_return_sequences in (None, 1)
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Check that CTranslate2 can express a generation config, and warn where it only comes near.
+    """Check that CTranslate2 can follow a generation config.
 
     Args:
         config: The generation config.
-        model_config: The model's, whose start token the exported model has.
+        model_config: The model's config, whose start token the exported model has.
 
     Raises:
         ValueError: If it cannot; the message names the setting.
-
     """
-    reason = refusal(config)
+    reason = settings_obstacle(config)
     if reason is not None:
         raise ValueError(reason)
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
@@ -362,12 +249,6 @@ def check_settings(config: Any, model_config: Any) -> None:
         raise ValueError(
             f"`decoder_start_token_id` must be {own} with CTranslate2, as in the model's config, but is {start} "
             "instead."
-        )
-    if ends_by_score(config):
-        warnings.warn(
-            "CTranslate2 only comes near to how a beam search with `early_stopping=False` ends: a few sentences "
-            "may differ from generate()'s; with `early_stopping=True` in the generation config none does.",
-            stacklevel=4,
         )
 
 
@@ -381,7 +262,6 @@ def check_compute_type(name: str, device: torch.device, field: str) -> None:
 
     Raises:
         ValueError: If it does not, or CTranslate2 does not run on the device.
-
     """
     ctranslate2 = import_ctranslate2()
     kind, index = _place(device)

@@ -12,7 +12,8 @@ from torch import nn
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.fingerprint import foreign_part
-from heedful.modeling_heed import HeedForConditionalGeneration, sinusoids
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import sinusoids
 
 # Names of transformers' activations, and what CTranslate2 calls the same function.
 ACTIVATIONS = {
@@ -33,7 +34,6 @@ def import_ctranslate2() -> Any:
 
     Raises:
         ImportError: If it is not installed; the message names the extra.
-
     """
     try:
         import ctranslate2
@@ -90,7 +90,6 @@ def save_model(
 
     Raises:
         ValueError: If `obstacle` finds one, or the tokens do not make a vocabulary.
-
     """
     reason = obstacle(model)
     if reason is not None:
@@ -120,7 +119,6 @@ def vocabulary(tokenizer: Any) -> list[str]:
 
     Raises:
         ValueError: If two ids have the same token, or one has none.
-
     """
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if None in tokens:

@@ -3,9 +3,9 @@
 What makes a step cheap:
 
 - Query, key and value come from one matrix product, the source's keys and values of all layers from another.
-- The source's keys and values exist once per sentence; its hypotheses ask them together.
+- The source's keys and values exist once per sentence, and all its hypotheses query them in one product.
 - Hypotheses never move. Each writes its newest key and value into a slot of its own, and sees the slots of its
-  ancestors through a mask. Beam search reorders that small mask, not the cache.
+  ancestors through a mask. Beam search reorders that small mask and not the cache.
 
 Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
 tokens, t target tokens so far, H heads, D = d_model, V target tokens.
@@ -18,21 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heedful.inference.fingerprint import foreign_part
-from heedful.inference.native.packing import Precision, packed_linear
-from heedful.modeling_heed import (
+from heedful.attention_heed import (
     HeedAttention,
-    HeedFeedForward,
-    HeedForConditionalGeneration,
     WindowedMask,
     neighbourhood_attention,
     pays_in_windows,
-    positions_of,
     windowed_mask,
 )
+from heedful.inference.fingerprint import foreign_part
+from heedful.inference.native.weights import Precision, packed_linear
+from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
+from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
-FIRST_ROOM = 32  # target tokens; doubled whenever it is full
+FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
 
 Transformation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -41,20 +40,18 @@ class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
     Args:
-        model: A model on the CPU. Later changes of its weights do not reach the copies.
+        model: A model on the CPU. Later changes of its weights do not change the copies.
         precision: `float32`, `bfloat16`, or `int8` weights with float32 between them.
 
     Raises:
         ValueError: If `obstacle` finds one, or there are no kernels for `precision`.
-
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         reason = obstacle(model)
         if reason is not None:
             raise ValueError(reason)
-        config = model.config
-        self.config: Any = config
+        self.config: Any = model.config
         self.precision = precision
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         encoder, decoder = model.model.encoder, model.model.decoder
@@ -81,7 +78,7 @@ class NativeNetwork:
         return self.encoder_norm(states).view(*input_ids.shape, -1)
 
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
-        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows where that pays, or `None`."""
+        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
         if radius is not None and pays_in_windows(length, radius):
             tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -92,7 +89,7 @@ class NativeNetwork:
         places = torch.arange(length)
         near = _additive((places[:, None] - places).abs() <= radius, self.dtype)
         mask = near[None, None] if mask is None else mask + near
-        return mask.clamp(min=torch.finfo(self.dtype).min)  # a row that sees nothing must not be NaN
+        return mask.clamp(min=torch.finfo(self.dtype).min)  # or a row that sees nothing would become NaN
 
     def start(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
         """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each."""
@@ -121,7 +118,7 @@ class NativeNetwork:
 
 
 def obstacle(model: Any) -> str | None:
-    """Return why the native decoder cannot take a model's place, or `None` where it can."""
+    """Return why the native decoder cannot take a model's place, or `None` if it can."""
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
     if model.config.attention_scoring == "additive":
@@ -129,24 +126,23 @@ def obstacle(model: Any) -> str | None:
     reason = foreign_part(model, "the native decoder")
     if reason is not None:
         return reason
-    elsewhere = [(name, weight.device) for name, weight in model.named_parameters() if weight.device.type != "cpu"]
-    if elsewhere:
-        name, place = elsewhere[0]
-        return f"The model's weights must be on the CPU for the native decoder, but {name} is on {place} instead."
+    for name, weight in model.named_parameters():
+        if weight.device.type != "cpu":
+            device = weight.device
+            return f"The model's weights must be on the CPU for the native decoder, but {name} is on {device} instead."
     return None
 
 
 class DecodingState:
-    """What the decoder keeps of N sentences with K hypotheses each.
+    """The cache of N sentences with K hypotheses each.
 
     Attributes:
-        length: Number of target tokens read so far.
+        length: Number of target tokens that were read so far.
         keys, values: Per layer `(N·H, T·K, d)`; slot p·K + i is what hypothesis i wrote at position p.
         source_keys, source_values: Per layer `(N·H, S, d)`.
         source_mask: `(N, 1, 1, S)`, added to the scores, or `None`.
-        ancestry: `(N, K, T·K)`, added to the scores: 0 at each hypothesis' ancestors, -inf elsewhere. Positions that
-            are not reached yet belong to the hypothesis itself. `None` for one hypothesis per sentence.
-
+        ancestry: `(N, K, T·K)`, added to the scores: 0 at the slots of a hypothesis' ancestors, -inf elsewhere. The
+            slots of later positions are set as if each hypothesis went on from itself. `None` if K is 1.
     """
 
     def __init__(self, network: NativeNetwork, beams: int, source_keys, source_values, source_mask, sentences: int):
@@ -164,11 +160,11 @@ class DecodingState:
 
     @property
     def position(self) -> torch.Tensor:
-        """Position of the token that is read next, `(1)`."""
+        """Position of the next token to be read, `(1)`."""
         return torch.tensor([self.length])
 
     def make_room(self) -> None:
-        """Make sure that the next token's keys and values fit in."""
+        """Double the cache if it has no room for the next token's keys and values."""
         if self.length < self.room:
             return
         self.room = max(FIRST_ROOM, 2 * self.room)
@@ -190,7 +186,7 @@ class DecodingState:
             self.ancestry = larger
 
     def self_attention_mask(self) -> torch.Tensor | None:
-        """Return what is added to the scores of the next step, `(N, 1, K, (t + 1)·K)`, or `None`."""
+        """Return the mask that is added to the scores of the next step, `(N, 1, K, (t + 1)·K)`, or `None`."""
         if self.ancestry is None:
             return None
         return self.ancestry[:, None, :, self._first_seen() * self.beams : (self.length + 1) * self.beams]
@@ -200,7 +196,7 @@ class DecodingState:
         return 0 if radius is None else max(0, self.length - radius)
 
     def extend(self, number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's `(R, H, d)` newest keys and values, and return all that the next step sees."""
+        """Write the `(R, H, d)` newest keys and values of a layer, and return all that the next step sees."""
         first, last = self.length * self.beams, (self.length + 1) * self.beams
         written = []
         for kept, newest in ((self.keys[number], key), (self.values[number], value)):
@@ -221,7 +217,7 @@ class DecodingState:
         seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[-1])))
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Forget all sentences but those of the given numbers, `(n)`."""
+        """Drop all sentences except those with the given numbers, `(n)`."""
 
         def kept(states: torch.Tensor) -> torch.Tensor:
             parted = states.view(self.sentences, -1, *states.shape[1:])  # (N, H, …)
@@ -245,7 +241,7 @@ class _Embedding:
         self.norm = _norm(stack.embedding_norm, dtype)
         self.dtype = dtype
         self.encode_positions = stack.embed_positions
-        self.known_positions: torch.Tensor | None = None  # (number, D), the encoding of the first ones
+        self.known_positions: torch.Tensor | None = None  # (number, D), the encodings of the first positions
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
@@ -253,7 +249,7 @@ class _Embedding:
         return self.norm(states if self.encode_positions is None else states + self._encoded(positions))
 
     def _encoded(self, positions: torch.Tensor) -> torch.Tensor:
-        """Look the positions up: to compute sinusoids takes longer than a layer of a small model."""
+        """Look positions up in a table: to compute sinusoids takes longer than a layer of a small model."""
         needed, known = int(positions.max()) + 1, self.known_positions
         if known is None or len(known) < needed:
             number = max(FIRST_ROOM, 2 * needed)
@@ -264,13 +260,13 @@ class _Embedding:
                     f"A sequence must have at most {number} tokens (`max_position_embeddings` of learned positions), "
                     f"but it has {needed} instead."
                 )
-            # A thread that needs fewer must not take them from one that needs more.
+            # The local name, because another thread may replace the attribute by a shorter table.
             known = self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
         return F.embedding(positions, known)
 
 
 class _Attention:
-    """One attention's sizes and packed projections; 1/√d_k stands in the query's weights."""
+    """The sizes and packed projections of one attention; the query's weights are multiplied by 1/√d_k."""
 
     def __init__(self, module: HeedAttention, precision: Precision, is_cross_attention: bool):
         self.d_k, self.d_v = module.d_k, module.d_v
@@ -284,7 +280,7 @@ class _Attention:
 
 
 class _Sublayers:
-    """Residual connections around what a layer does (section 3.1)."""
+    """The residual connections of a layer (section 3.1)."""
 
     def __init__(self, layer: Any, names: tuple[str, ...], dtype: torch.dtype):
         residuals = [getattr(layer, f"{name}_residual") for name in names]
@@ -298,7 +294,7 @@ class _Sublayers:
 
 
 class _EncoderLayer:
-    """Self-attention of the source and a feed-forward network, over rows of all sentences."""
+    """Self-attention and a feed-forward network, over the rows of all sentences."""
 
     def __init__(self, layer: Any, precision: Precision):
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
@@ -369,7 +365,7 @@ class _DecoderLayer:
 def _kernel(
     module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, None]:
-    """Attend from `(N, H, S, d_k)` scaled queries, as an attention function of transformers: `(N, S, H, d_v)`."""
+    """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
     return output.transpose(1, 2), None
 
@@ -421,7 +417,7 @@ def _scaled(linear: nn.Linear, factor: float) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _key_value_projections(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return weight and bias of the key and the value projection, repeated for the heads that share one."""
+    """Return weight and bias of the key and value projections, repeated for the heads that share them."""
 
     def repeated(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
         if parameter is None or module.num_key_value_groups == 1:
@@ -437,7 +433,7 @@ def _key_value_projections(module: HeedAttention) -> list[tuple[torch.Tensor, to
 
 
 def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Transformation:
-    """Return one matrix product in place of several of the same input."""
+    """Return one matrix product in place of several with the same input."""
     weight = torch.cat([weight for weight, _ in projections])
     biases = [bias for _, bias in projections if bias is not None]
     return packed_linear(weight, torch.cat(biases) if biases else None, precision)
@@ -453,7 +449,7 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _source_mask(attention_mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return `(N, 1, 1, S)` from an `(N, S)` mask, very low instead of -inf, so that a row of padding stays finite."""
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, with a finite minimum so that rows of padding do not become NaN."""
     if attention_mask is None:
         return None
     return _additive(attention_mask.bool(), dtype).clamp(min=torch.finfo(dtype).min)[:, None, None]

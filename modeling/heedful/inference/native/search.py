@@ -1,4 +1,4 @@
-"""Greedy and beam search over a `NativeNetwork`, with the tokens of `generate()`; finished sentences leave the batch.
+"""Greedy and beam search over a `NativeNetwork`, with the tokens of `generate()`.
 
 Letters in shape comments: N sentences still open, K hypotheses of each, V target tokens, C candidates, t generated
 tokens so far.
@@ -11,31 +11,32 @@ import torch
 
 from heedful.inference.native.network import NEVER, DecodingState, NativeNetwork
 
-# Finished sentences cost time until they leave, and leaving copies the cache of the others.
+# The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
+# leave, the cache of the others is copied.
 LEAVING_SHARE = 1 / 8
-# A row's best tokens are looked for in its best chunks, see `best_tokens`.
+# Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
 CHUNK = 64
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What a search has to know.
+    """The settings of one search.
 
     Attributes:
         beams: K; 1 is greedy search.
         returned: Hypotheses returned per sentence, at most `beams`.
         max_new_tokens: Longest hypothesis, the end token included.
         ends: Ids that end a hypothesis.
-        fill: What stands behind the end.
-        length_penalty: A hypothesis' log-probability is divided by its length to this power.
-        early_stopping: As `generate()` has it: True, False or "never".
+        fill: Id that follows the end.
+        length_penalty: The log-probability of a hypothesis is divided by its length to this power.
+        early_stopping: As in `generate()`: True, False or "never".
         processor: Applied to the next tokens' `(N·K, V)` logits (greedy search) or log-probabilities (beam search),
             with the `(N·K, length)` tokens so far as its first argument.
-        scored: Whether greedy search scores its tokens too; beam search always does.
-        keeps_rows: Whether finished sentences stay, because `processor` knows the rows by their number.
-
+        scored: Whether greedy search scores its tokens; beam search always does.
+        keeps_rows: Whether finished sentences stay in the batch, because `processor` tells rows apart by their number.
     """
 
     beams: int
@@ -50,42 +51,30 @@ class SearchSettings:
     keeps_rows: bool = False
 
     def is_worth_leaving(self, finished: int, count: int) -> bool:
-        """Tell whether the finished ones of `count` sentences are enough to leave the batch; all of them are."""
+        """Return whether enough of `count` sentences have finished to take them out of the batch."""
         return finished >= (count if self.keeps_rows else max(1, LEAVING_SHARE * count))
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found.
-
-    Attributes:
-        tokens: `(sentences · returned, length)`, prompt included.
-        scores: `(sentences · returned)`, the log-probability of the generated tokens divided by their number to the
-            power of the length penalty; `None` if not asked for.
-
-    """
-
-    tokens: torch.Tensor
-    scores: torch.Tensor | None = None
 
 
 def greedy_search(
     network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings
-) -> Found:
+) -> Result:
     """Take the most likely token at each step.
 
     Args:
         network: The weights.
         state: As `network.start` returned it, for `(N)` sentences with one hypothesis each.
         prompt: `(N, length)` tokens that every translation begins with.
-        settings: What to stop at.
+        settings: When to stop, and whether to score.
 
+    Returns:
+        `(N, length)` tokens with the prompt, and `(N)` scores if `settings.scored`: the log-probability of the
+        generated tokens in nats, divided by their number to the power of the length penalty.
     """
     count, start = prompt.shape
     room = prompt.new_full((count, start + settings.max_new_tokens), settings.fill)
     room[:, :start] = prompt
     ends = torch.tensor(list(settings.ends), dtype=torch.long)
-    rows = torch.arange(count)  # of the sentences still in the batch
+    rows = torch.arange(count)  # the sentences that are still in the batch
     is_open = torch.ones(count, dtype=torch.bool)
     length = start
     totals, lengths = torch.zeros(count), torch.zeros(count)  # log-probability and number of the generated tokens
@@ -112,30 +101,34 @@ def greedy_search(
                 state.keep(kept)
                 rows, newest, is_open = rows[kept], newest[kept], is_open[kept]
     scores = totals / lengths**settings.length_penalty if settings.scored else None
-    return Found(room[:, : length + 1], scores)
+    return room[:, : length + 1], scores
 
 
-def beam_search(network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings) -> Found:
+def beam_search(
+    network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings
+) -> Result:
     """Keep the K best hypotheses of each sentence at each step, as transformers' beam search does.
 
     Args:
         network: The weights.
         state: As `network.start` returned it, for `(N)` sentences with K hypotheses each.
         prompt: `(N, length)` tokens that every translation begins with.
-        settings: What to stop at.
+        settings: When to stop, and how many hypotheses to return.
+
+    Returns:
+        `(N·returned, length)` tokens with the prompt and `(N·returned)` scores, as of greedy search.
 
     Raises:
         ValueError: If the processor leaves a sentence fewer hypotheses than are to be returned.
-
     """
     search = _BeamSearch(network, state, prompt, settings)
     while len(search.rows):
         search.step()
-    return search.found()
+    return search.result()
 
 
 class _BeamSearch:
-    """The open sentences of one beam search, and the results of those that left."""
+    """The open sentences of one beam search, and the results of those that left the batch."""
 
     def __init__(self, network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings):
         self.network, self.state, self.settings = network, state, settings
@@ -143,16 +136,16 @@ class _BeamSearch:
         beams, longest = settings.beams, self.start + settings.max_new_tokens
         self.ends = torch.tensor(list(settings.ends), dtype=torch.long)
         self.length = self.start
-        self.rows = torch.arange(count)  # (N), which sentence each open one is
+        self.rows = torch.arange(count)  # (N), the numbers of the open sentences
         self.tokens = prompt.new_full((count, beams, longest), settings.fill)  # (N, K, room)
         self.tokens[:, :, : self.start] = prompt[:, None]
         self.scores = torch.full((count, beams), NEVER)  # (N, K), log-probabilities
-        self.scores[:, 0] = 0.0  # the hypotheses would otherwise all be alike
+        self.scores[:, 0] = 0.0  # otherwise all hypotheses would be alike
         self.finished = self.tokens.clone()
         self.finished_scores = torch.full((count, beams), NEVER)  # normalised by length, best first
         self.done = torch.zeros(count, dtype=torch.bool)
-        self.result = prompt.new_full((count, settings.returned, longest), settings.fill)
-        self.result_scores = torch.full((count, settings.returned), NEVER)
+        self.best = prompt.new_full((count, settings.returned, longest), settings.fill)
+        self.best_scores = torch.full((count, settings.returned), NEVER)
         for position in range(self.start - 1):
             network.step(self._newest(position), state)
 
@@ -160,14 +153,14 @@ class _BeamSearch:
         return self.tokens[:, :, position].flatten()
 
     def step(self) -> None:
-        """Let every open sentence choose its next tokens, and those leave that are done."""
+        """Choose the next tokens of every open sentence, and take those that are done out of the batch."""
         beams = self.settings.beams
         logits = self.network.step(self._newest(self.length - 1), self.state)
         log_probabilities = logits.log_softmax(-1, dtype=torch.float32)  # (N·K, V)
         if self.settings.processor is not None:
             seen = self.tokens[:, :, : self.length].flatten(0, 1)
             log_probabilities = self.settings.processor(seen, log_probabilities)
-        # Enough that K go on even if every end follows every hypothesis.
+        # So many that K hypotheses go on even if each of the others ends, with each end token.
         count = max(2, 1 + len(self.ends)) * beams
         scores, parents, tokens = best_tokens(log_probabilities, self.scores, count)  # (N, C)
         ended = torch.isin(tokens, self.ends)
@@ -189,7 +182,7 @@ class _BeamSearch:
         self._leave()
 
     def _finish(self, scores: torch.Tensor, parents: torch.Tensor, tokens: torch.Tensor, ended: torch.Tensor) -> None:
-        """Store the hypotheses that end and are among the K best candidates, if better than those stored."""
+        """Store the ending hypotheses among the K best candidates, if they are better than those stored."""
         beams = self.settings.beams
         scores, parents, tokens, ended = (each[:, :beams] for each in (scores, parents, tokens, ended))
         length = self.length + 1 - self.start
@@ -201,7 +194,7 @@ class _BeamSearch:
         self.finished = _picked(torch.cat([self.finished, ending], dim=1), best)
 
     def _leave(self) -> None:
-        """Mark the sentences whose stored hypotheses cannot get better; from time to time, let them go."""
+        """Mark the sentences whose stored hypotheses cannot get better, and let them go once they are enough."""
         settings = self.settings
         best, worst = self.scores[:, 0], self.finished_scores[:, -1]  # (N)
         full = worst > NEVER
@@ -217,8 +210,8 @@ class _BeamSearch:
         if not settings.is_worth_leaving(int(self.done.sum()), len(self.rows)):
             return
         rows = self.rows[self.done]
-        self.result[rows] = self.finished[self.done][:, : settings.returned]
-        self.result_scores[rows] = self.finished_scores[self.done][:, : settings.returned]
+        self.best[rows] = self.finished[self.done][:, : settings.returned]
+        self.best_scores[rows] = self.finished_scores[self.done][:, : settings.returned]
         kept = (~self.done).nonzero()[:, 0]
         if len(kept):
             self.state.keep(kept)
@@ -226,16 +219,16 @@ class _BeamSearch:
         self.tokens, self.scores = self.tokens[kept], self.scores[kept]
         self.finished, self.finished_scores = self.finished[kept], self.finished_scores[kept]
 
-    def found(self) -> Found:
-        """Return the best hypotheses of every sentence, as `generate()` orders and pads them."""
-        missing = (self.result_scores == NEVER).any(1).nonzero()[:, 0].tolist()
+    def result(self) -> Result:
+        """Return the best hypotheses of every sentence, in the order and with the padding of `generate()`."""
+        missing = (self.best_scores == NEVER).any(1).nonzero()[:, 0].tolist()
         if missing:
             raise ValueError(
                 f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
                 f"{self.settings.returned} were found for sentence {missing[0]}."
             )
-        tokens = self.result.flatten(0, 1)
-        return Found(tokens[:, : self._longest(tokens)], self.result_scores.flatten())
+        tokens = self.best.flatten(0, 1)
+        return tokens[:, : self._longest(tokens)], self.best_scores.flatten()
 
     def _longest(self, tokens: torch.Tensor) -> int:
         generated = tokens[:, self.start :]
@@ -249,8 +242,8 @@ def best_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the most likely continuations of each sentence's hypotheses, best first.
 
-    A sort of all K·V is slow. The best `count` tokens lie in the `count` chunks with the highest maxima, so that only
-    those are sorted.
+    To sort all K·V is slow. The best `count` tokens lie in the `count` chunks with the highest maxima, and only those
+    are sorted.
 
     Args:
         log_probabilities: `(N·K, V)` of the next token.
@@ -258,8 +251,7 @@ def best_tokens(
         count: C.
 
     Returns:
-        Scores, hypotheses and tokens, each `(N, C)`; fewer where K·V is smaller.
-
+        Scores, hypotheses and tokens, each `(N, C)`, or `(N, K·V)` if that is less.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK

@@ -19,9 +19,12 @@ from heedful.inference.strategies.penalties import LengthPenaltyForm, coverage_p
 from heedful.inference.strategies.steps import (
     Averaging,
     ModelSteps,
+    Records,
     average,
     check_members,
     check_request,
+    end_tokens,
+    filler,
     member_steps,
     once_per_sentence,
     source_attention,
@@ -68,9 +71,8 @@ class BeamSearch:
         averaging: Whether `probabilities` or `log_probabilities` of the models are averaged.
 
     Raises:
-        ValueError: When called, for a setting out of range or that cannot be combined, for constraints that do not
-            fit the length or cannot be met, or when nothing may follow a hypothesis.
-
+        ValueError: If, when it is called, a setting is out of range or cannot be combined with another, constraints
+            do not fit into the length or cannot be met, or no token may follow a hypothesis.
     """
 
     num_beam_groups: int | None = None
@@ -94,21 +96,7 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode; called by `generate()`.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: `(B * K, L)` decoder prompts.
-            logits_processor: Applied to the log-probabilities of the next token.
-            stopping_criteria: End a hypothesis.
-            generation_config: With all settings.
-            inputs_tensor: `(B, S)` source tokens.
-            model_kwargs: The encoded source, its mask and the cache, expanded to B * K rows.
-
-        Returns:
-            `(B * num_return_sequences, L)` tokens, or a `GenerateBeamEncoderDecoderOutput`.
-
-        """
+        """Decode as `Strategy` says; with `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`."""
         check_request("BeamSearch", model, generation_config, model_kwargs)
         settings = BeamSettings.resolve(self, generation_config)
         check_members(model, self.models)
@@ -173,8 +161,8 @@ class _Hypotheses:
     """Some hypotheses of each sentence, best first."""
 
     tokens: torch.Tensor  # (B, k, L)
-    parents: torch.Tensor  # (B, k, steps): the row that each token was chosen from, -1 behind the end
-    scores: torch.Tensor  # (B, k): of running ones the log-probability, of finished ones the final score
+    parents: torch.Tensor  # (B, k, steps): the row that each token was chosen from, -1 after the end
+    scores: torch.Tensor  # (B, k): log-probabilities of running hypotheses, final scores of finished ones
     coverage: torch.Tensor | None = None  # (B, k, S)
     progress: list[list[Progress]] | None = None  # (B, k)
 
@@ -227,6 +215,7 @@ class _Search:
         self.voters = voters
         self.processor = processor
         self.criteria = criteria
+        self.ends, self.fill = end_tokens(settings.config), filler(settings.config)
         self.prompt_length = prompt.shape[1]
         self.size = settings.beams // settings.groups  # k
         tokens = prompt.view(-1, settings.beams, self.prompt_length)  # (B, K, L)
@@ -234,9 +223,7 @@ class _Search:
         self.limits = self._limits(tokens)
         self.words = self._read_words()
         self.groups = [self._new_group(part, tokens) for part in range(settings.groups)]
-        self.recorded: dict[str, list[Any]] = {
-            name: [] for name in ("scores", "logits", "attentions", "cross", "hidden")
-        }
+        self.records = Records(settings.config)
 
     @property
     def is_done(self) -> bool:
@@ -245,35 +232,30 @@ class _Search:
 
     def _limits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the most tokens that each sentence may have, `(B)`."""
-        limits = tokens.new_full((self.batch,), self.settings.max_length - self.prompt_length)
+        limits = tokens.new_full((self.batch,), self.settings.config.max_length - self.prompt_length)
         beyond = self.settings.tokens_beyond_source
         if beyond is None:
             return limits
         return torch.minimum(limits, self.voters.source_mask.sum(1).to(limits) + beyond)
 
     def _read_words(self) -> list[ForcedWords] | None:
-        settings, each = self.settings, self.settings.strategy.sentence_force_words_ids
-        vocabulary = self.voters.model.get_output_embeddings().weight.shape[0]
-        if each is not None:
+        shared, each = self.settings.force_words_ids, self.settings.strategy.sentence_force_words_ids
+        if shared is None and each is None:
+            return None
+        if each is None:
+            if not shared:
+                raise ValueError("`force_words_ids` must hold at least one constraint, but is empty instead.")
+            given = [("force_words_ids", shared)] * self.batch
+        else:
             if len(each) != self.batch:
                 raise ValueError(
                     f"`sentence_force_words_ids` must hold a list for each of the {self.batch} sentences, "
                     f"but holds {len(each)} instead."
                 )
-            names = [f"sentence_force_words_ids[{number}]" for number in range(self.batch)]
-            words = [
-                read_constraints(given, vocabulary, settings.ends, name)
-                for given, name in zip(each, names, strict=True)
-            ]
-        elif settings.force_words_ids is not None:
-            if not settings.force_words_ids:
-                raise ValueError("`force_words_ids` must hold at least one constraint, but is empty instead.")
-            name = "force_words_ids"
-            words = [read_constraints(settings.force_words_ids, vocabulary, settings.ends, name)] * self.batch
-            names = [name] * self.batch
-        else:
-            return None
-        for name, wanted, limit in zip(names, words, self.limits.tolist(), strict=True):
+            given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
+        vocabulary = self.voters.model.get_output_embeddings().weight.shape[0]
+        words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
+        for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
             needed = wanted.remaining(wanted.start)
             if needed > limit:
                 raise ValueError(
@@ -286,7 +268,7 @@ class _Search:
         prompts = tokens[:, first_row : first_row + size]
         scores = torch.full((self.batch, size), NEVER, device=tokens.device)
         started = scores.clone()
-        started[:, 0] = 0.0  # the beams of the first step would otherwise be all alike
+        started[:, 0] = 0.0  # otherwise all beams of the first step would be alike
         parents = tokens.new_zeros((self.batch, size, 0))
         source_length = self.voters.source_mask.shape[1]
         coverage = scores.new_zeros((self.batch, size, source_length)) if self.voters.needs_attention else None
@@ -303,7 +285,7 @@ class _Search:
         tokens = torch.cat([group.running.tokens for group in self.groups], 1).flatten(0, 1)  # (B * K, L)
         log_probabilities, attention, outputs = self.voters.next(tokens)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
-        self._record(log_probabilities, outputs)
+        self.records.add(log_probabilities, outputs)
         log_probabilities = log_probabilities.view(self.batch, self.settings.beams, -1)
         counts = log_probabilities.new_zeros((self.batch, log_probabilities.shape[-1]))  # (B, V)
         for group in self.groups:
@@ -324,7 +306,7 @@ class _Search:
         candidates.scores = totals.flatten(1).gather(1, places * totals.shape[-1] + tokens)
         if progress is not None:
             candidates.progress = progress
-            # A sentence with fewer candidates than another is filled up with what is none.
+            # A sentence with fewer candidates than another gets empty ones, which are never chosen.
             real = [[number < len(row) for number in range(places.shape[1])] for row in progress]
             candidates.scores = candidates.scores.masked_fill(~torch.tensor(real, device=tokens.device), NEVER)
             for row in progress:
@@ -345,9 +327,9 @@ class _Search:
     def _candidates(self, group: _Group, totals: torch.Tensor, counts: torch.Tensor) -> tuple[Any, Any, Any]:
         """Return hypothesis and token of each of M candidates, best first, and their progress with forced words.
 
-        Enough of them that k go on even if every end token follows every hypothesis.
+        They are so many that k go on even if each of the others ends, with each end token.
         """
-        count = max(2, 1 + len(self.settings.ends)) * self.size
+        count = max(2, 1 + len(self.ends)) * self.size
         vocabulary = totals.shape[-1]
         if self.words is None or group.running.progress is None:
             ranking = totals - self.settings.diversity * counts[:, None]
@@ -355,10 +337,10 @@ class _Search:
             return best // vocabulary, best % vocabulary, None
         room = (self.limits - group.running.parents.shape[-1] - 1).tolist()
         rows = [
-            words.order(scores, progress, count, self.settings.ends, left)
+            words.order(scores, progress, count, self.ends, left)
             for words, scores, progress, left in zip(self.words, totals, group.running.progress, room, strict=True)
         ]
-        # At least k, so that there always are k to go on with, be they none.
+        # At least k, so that k always go on, even if some of them are empty.
         longest = max(self.size, *(len(row) for row in rows))
         filled = [[(place, token) for place, token, _ in row] + [(0, 0)] * (longest - len(row)) for row in rows]
         best = torch.tensor(filled, device=totals.device)  # (B, M, 2)
@@ -366,16 +348,14 @@ class _Search:
 
     def _ended(self, tokens: torch.Tensor) -> torch.Tensor:
         flat = tokens.flatten(0, 1)
-        scores = tuple(self.recorded["scores"]) or None
-        ended = self.criteria(flat, scores).view(tokens.shape[:2])
+        ended = self.criteria(flat, self.records.scores).view(tokens.shape[:2])
         return ended | (tokens.shape[-1] - self.prompt_length >= self.limits)[:, None]
 
     def _finish(self, group: _Group, candidates: _Hypotheses, ended: torch.Tensor) -> torch.Tensor:
-        """Store the hypotheses that have ended among the k best candidates, if better than those stored.
+        """Store the ended hypotheses among the k best candidates, if they are better than those stored.
 
         Returns:
             Which candidates these are, `(B, M)`.
-
         """
         length = candidates.parents.shape[-1]
         counted = ended & (torch.arange(ended.shape[1], device=ended.device) < self.size)
@@ -390,7 +370,7 @@ class _Search:
             mask = self.voters.source_mask[:, None]
             scores = scores + coverage_penalty(candidates.coverage, mask, self.settings.strategy.coverage_penalty)
         scores = scores.masked_fill(~counted | group.done[:, None], NEVER)
-        fill = torch.full_like(group.finished.tokens[..., 0], self.settings.fill)
+        fill = torch.full_like(group.finished.tokens[..., 0], self.fill)
         group.finished.grow(fill, torch.full_like(fill, -1))
         ending = _Hypotheses(candidates.tokens, candidates.parents, scores)
         group.finished = _merge(group.finished, ending, self.size)
@@ -401,27 +381,13 @@ class _Search:
         settings = self.settings
         best, worst = group.running.scores.amax(1), group.finished.scores.amin(1)  # (B)
         length: Any = group.running.parents.shape[-1]
-        if settings.early_stopping == "never" and settings.alpha > 0:
+        if settings.config.early_stopping == "never" and settings.config.length_penalty > 0:
             length = self.limits
         full = worst > NEVER
         hopeless = best / settings.penalty(length) <= worst
-        stops_when_full = settings.early_stopping is True or self.size == 1
+        stops_when_full = settings.config.early_stopping is True or self.size == 1
         group.done = group.done | (best == NEVER) | (full & (hopeless | stops_when_full))
         group.running.scores = group.running.scores.masked_fill(group.done[:, None], NEVER)
-
-    def _record(self, scores: torch.Tensor, outputs: Any) -> None:
-        wanted = self.settings.output
-        if not wanted.return_dict_in_generate:
-            return
-        if wanted.output_scores:
-            self.recorded["scores"].append(scores.clone())
-        if wanted.output_logits:
-            self.recorded["logits"].append(outputs.logits[:, -1].to(scores.device, torch.float32, copy=True))
-        if wanted.output_attentions:
-            self.recorded["attentions"].append(outputs.decoder_attentions)
-            self.recorded["cross"].append(outputs.cross_attentions)
-        if wanted.output_hidden_states:
-            self.recorded["hidden"].append(outputs.decoder_hidden_states)
 
     def result(self, config: Any, model_kwargs: dict[str, Any]) -> Any:
         """Return the best hypotheses of all groups, as generate() does."""
@@ -437,22 +403,12 @@ class _Search:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-        def given(name: str) -> tuple[Any, ...] | None:
-            return tuple(self.recorded[name]) or None
-
-        encoded = model_kwargs["encoder_outputs"]
         return GenerateBeamEncoderDecoderOutput(
             sequences=tokens,
             sequences_scores=best.scores.flatten(),
-            scores=given("scores"),
-            logits=given("logits"),
             beam_indices=beam_indices,
-            encoder_attentions=encoded.get("attentions") if config.output_attentions else None,
-            encoder_hidden_states=encoded.get("hidden_states") if config.output_hidden_states else None,
-            decoder_attentions=given("attentions"),
-            cross_attentions=given("cross"),
-            decoder_hidden_states=given("hidden"),
             past_key_values=self.voters.members[0].model_kwargs.get("past_key_values"),
+            **self.records.fields(model_kwargs["encoder_outputs"], self.batch),
         )
 
     def _check_found(self, scores: torch.Tensor) -> None:

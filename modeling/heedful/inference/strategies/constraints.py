@@ -27,7 +27,6 @@ class ForcedWords:
 
     Args:
         constraints: At least one phrase each.
-
     """
 
     def __init__(self, constraints: tuple[Constraint, ...]):
@@ -95,7 +94,6 @@ class ForcedWords:
 
         Returns:
             Hypothesis, token and progress of each candidate, in order.
-
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
@@ -136,7 +134,6 @@ def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str
     Raises:
         ValueError: If it has another form, a phrase is empty, an id is out of range or an end token, or a
             constraint stands there twice.
-
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")

@@ -9,9 +9,15 @@ from typing import Any
 
 import torch
 
-from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, check_request, end_tokens, filler
-
-RECORDED = ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states")
+from heedful.inference.strategies.steps import (
+    BEAM_MODES,
+    ModelSteps,
+    Records,
+    check_request,
+    end_tokens,
+    filler,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,7 @@ class ContrastiveSearch:
         top_k: Number of candidates. `None` takes generate()'s `top_k`.
 
     Raises:
-        ValueError: When called, for a setting out of range or that cannot be combined.
-
+        ValueError: If, when it is called, a setting is out of range or cannot be combined with another.
     """
 
     penalty_alpha: float | None = None
@@ -47,24 +52,11 @@ class ContrastiveSearch:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode; called by `generate()`.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: `(B, L)` decoder prompts.
-            logits_processor: Applied to the logits of the next token, before candidates are taken.
-            stopping_criteria: End a sentence.
-            generation_config: With all settings.
-            model_kwargs: The encoded source, its mask and the cache.
-
-        Returns:
-            `(B, L)` tokens, or a `GenerateEncoderDecoderOutput`.
-
-        """
+        """Decode as `Strategy` says, one `(B, L)` sequence per sentence."""
         check_request("ContrastiveSearch", model, generation_config, model_kwargs, BEAM_MODES)
         self._check_cache(model_kwargs)
         alpha, k = self._resolve(generation_config, model.get_output_embeddings().weight.shape[0])
-        # A copy, for the helper expands it in place and it may be the user's.
+        # A copy, because the helper expands it in place and it may be the user's.
         model_kwargs["encoder_outputs"] = copy.copy(model_kwargs["encoder_outputs"])
         tokens, model_kwargs = model._expand_inputs_for_generation(
             expand_size=k, is_encoder_decoder=True, input_ids=input_ids, **model_kwargs
@@ -73,13 +65,13 @@ class ContrastiveSearch:
         outputs = steps.next(tokens)
         context = outputs.decoder_hidden_states[-1].view(len(input_ids), k, input_ids.shape[1], -1)[:, 0]  # (B, L, D)
         is_context = self._prompt_mask(input_ids, model_kwargs, k)
-        recorded: dict[str, list[Any]] = {name: [] for name in RECORDED}
+        records = Records(generation_config)
         going = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
         sentences = torch.arange(len(input_ids), device=input_ids.device)
         while going.any():
             logits = outputs.logits[::k, -1].to(input_ids.device, torch.float32, copy=True)  # (B, V)
-            scores = logits_processor(input_ids, logits.clone())
-            _record(recorded, generation_config, scores, logits, outputs)
+            scores = logits_processor(input_ids, logits)
+            records.add(scores, outputs, every=k)
             probabilities, candidates = scores.softmax(-1).topk(k)  # (B, k)
             outputs = steps.next(torch.cat([tokens, candidates.view(-1, 1)], 1))
             states = outputs.decoder_hidden_states[-1][:, -1].view(len(sentences), k, -1)  # (B, k, D)
@@ -90,13 +82,21 @@ class ContrastiveSearch:
             input_ids = torch.cat([input_ids, newest[:, None]], 1)
             context = torch.cat([context, states[sentences, chosen][:, None]], 1)
             is_context = torch.cat([is_context, torch.ones_like(is_context[:, :1])], 1)
-            going = going & ~stopping_criteria(input_ids, tuple(recorded["scores"]) or None)
+            going = going & ~stopping_criteria(input_ids, records.scores)
             # The chosen candidate's row becomes all k rows of its sentence, cache and logits included.
             rows = (sentences * k + chosen).repeat_interleave(k)
             steps.reorder(rows)
             outputs = _rows_of(outputs, rows)
             tokens = input_ids.repeat_interleave(k, 0)
-        return _result(generation_config, input_ids, recorded, steps.model_kwargs)
+        if not generation_config.return_dict_in_generate:
+            return input_ids
+        from transformers.generation.utils import GenerateEncoderDecoderOutput
+
+        # Without the cache, which has k rows for each sentence.
+        return GenerateEncoderDecoderOutput(
+            sequences=input_ids,  # type: ignore[arg-type]
+            **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids)),
+        )
 
     def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
         given = getattr(config, "penalty_alpha", None)
@@ -105,22 +105,19 @@ class ContrastiveSearch:
                 f"`penalty_alpha` must be given once, but is {self.penalty_alpha} in ContrastiveSearch and {given} in"
                 " generate()."
             )
-        alpha = given if self.penalty_alpha is None else self.penalty_alpha
-        if alpha is None or not 0 <= alpha <= 1:
-            raise ValueError(f"`penalty_alpha` must be between 0 and 1, but is {alpha} instead.")
-        k = config.top_k if self.top_k is None else self.top_k
-        if not k or not 1 <= k <= vocabulary:
-            raise ValueError(f"`top_k` must be between 1 and the {vocabulary} target tokens, but is {k} instead.")
+        alpha: Any = given if self.penalty_alpha is None else self.penalty_alpha
+        require(alpha is not None and 0 <= alpha <= 1, "penalty_alpha", "be between 0 and 1", alpha)
+        k: Any = config.top_k if self.top_k is None else self.top_k
+        require(bool(k) and 1 <= k <= vocabulary, "top_k", f"be between 1 and the {vocabulary} target tokens", k)
         for name, wanted in {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}.items():
             value = getattr(config, name)
-            if value not in (None, wanted):
-                raise ValueError(f"`{name}` must be {wanted} with ContrastiveSearch, but is {value} instead.")
+            require(value in (None, wanted), name, f"be {wanted} with ContrastiveSearch", value)
         return alpha, k
 
     def _check_cache(self, model_kwargs: dict[str, Any]) -> None:
         cache = model_kwargs.get("past_key_values")
         if cache is not None and cache.is_compileable:
-            # It is one token short: candidates for the last token are run through the decoder too.
+            # It has room for one token too few: candidates for the last token run through the decoder too.
             raise ValueError(
                 "`cache_implementation` must be None or 'dynamic' with ContrastiveSearch, but the cache is static"
                 " instead."
@@ -141,7 +138,7 @@ def choose(
     """Return which of k candidates has the largest (1 - α) p(v) - α max_j s(h_v, h_j) (Su et al., 2022, equation 5).
 
     Args:
-        probabilities: `(B, k)`.
+        probabilities: `(B, k)` of the candidates.
         states: `(B, k, D)` last hidden state of each candidate.
         context: `(B, L, D)` last hidden states of the tokens before.
         is_context: `(B, L)`, False at padding.
@@ -149,13 +146,12 @@ def choose(
 
     Returns:
         `(B)` numbers of candidates.
-
     """
     similarities = torch.nn.functional.cosine_similarity(
         states[:, :, None].float(), context[:, None].float(), dim=-1
     )  # (B, k, L)
     worst = similarities.masked_fill(~is_context[:, None], -1.0).amax(-1).to(probabilities.device)
-    # A candidate that processors forbid has probability 0 and may not win by being unlike the rest.
+    # A candidate that processors forbid has probability 0, and must not win because it is unlike the rest.
     values = ((1 - alpha) * probabilities - alpha * worst).masked_fill(probabilities == 0, float("-inf"))
     return values.argmax(-1)
 
@@ -173,39 +169,4 @@ def _rows_of(outputs: Any, rows: torch.Tensor) -> Any:
         decoder_hidden_states=taken(outputs.decoder_hidden_states),
         decoder_attentions=taken(outputs.get("decoder_attentions")),
         cross_attentions=taken(outputs.get("cross_attentions")),
-    )
-
-
-def _record(recorded: dict[str, list[Any]], config: Any, scores: Any, logits: Any, outputs: Any) -> None:
-    if not config.return_dict_in_generate:
-        return
-    k = len(outputs.logits) // len(logits)
-    if config.output_scores:
-        recorded["scores"].append(scores)
-    if config.output_logits:
-        recorded["logits"].append(logits)
-    wanted = {"decoder_attentions": config.output_attentions, "cross_attentions": config.output_attentions}
-    for name, is_wanted in (wanted | {"decoder_hidden_states": config.output_hidden_states}).items():
-        if is_wanted and outputs.get(name):  # a recurrent decoder has no self-attention
-            recorded[name].append(tuple(layer[::k] for layer in outputs[name]))
-
-
-def _result(config: Any, tokens: Any, recorded: dict[str, list[Any]], model_kwargs: dict[str, Any]) -> Any:
-    if not config.return_dict_in_generate:
-        return tokens
-    from transformers.generation.utils import GenerateEncoderDecoderOutput
-
-    k = len(model_kwargs["encoder_outputs"][0]) // len(tokens)
-
-    def encoder_states(name: str) -> Any:
-        layers = model_kwargs["encoder_outputs"].get(name)
-        # Only tensors are expanded to k rows by `generate()`'s helper, tuples of layers are not.
-        return layers and tuple(layer if len(layer) == len(tokens) else layer[::k] for layer in layers)
-
-    return GenerateEncoderDecoderOutput(
-        sequences=tokens,
-        **{name: tuple(entries) or None for name, entries in recorded.items()},
-        encoder_attentions=encoder_states("attentions") if config.output_attentions else None,
-        encoder_hidden_states=encoder_states("hidden_states") if config.output_hidden_states else None,
-        past_key_values=None,  # it holds k rows a sentence
     )

@@ -5,14 +5,14 @@ Letters in shape comments: B sentences, N candidates of a sentence, L target len
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler
+from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -27,7 +27,6 @@ class MinimumBayesRiskOutput(ModelOutput):
         candidate_sequences: `(B * N, L)` all candidates.
         utilities: `(B, N)` expected utility of every candidate.
         candidates: What the candidates' strategy returned, with its scores.
-
     """
 
     sequences: torch.Tensor | None = None
@@ -55,10 +54,9 @@ class MinimumBayesRisk:
         keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
 
     Raises:
-        ValueError: When called, if there are fewer than two candidates for a sentence, or fewer than `keep`, or a
-            setting would not be read.
-        ImportError: When sacrebleu is needed and missing.
-
+        ValueError: If, when it is called, there are fewer than two candidates for a sentence or fewer than `keep`, or
+            a setting would not be read.
+        ImportError: If sacrebleu is needed and missing.
     """
 
     tokenizer: Any = field(repr=False)
@@ -76,54 +74,25 @@ class MinimumBayesRisk:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Find candidates and choose among them; called by `generate()`.
-
-        Args:
-            model: The model whose `generate()` was called.
-            input_ids: Decoder prompts.
-            logits_processor: For the candidates.
-            stopping_criteria: For the candidates.
-            generation_config: For the candidates; `num_return_sequences` is N.
-            inputs_tensor: `(B, S)` source tokens.
-            model_kwargs: The encoded source, its mask and the cache.
-
-        Returns:
-            `(B * keep, L)` tokens, or a `MinimumBayesRiskOutput`.
-
-        """
+        """Find N = `num_return_sequences` candidates as `Strategy` says, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
-        if count < 2:
-            raise ValueError(
-                f"`num_return_sequences` must be at least 2 with MinimumBayesRisk, which chooses among as many"
-                f" candidates, but is {count} instead."
-            )
-        if not 1 <= self.keep <= count:
-            raise ValueError(
-                f"`keep` must be at least 1 and at most `num_return_sequences` ({count}), but is {self.keep} instead."
-            )
-        if not (isinstance(self.tokenizer, TokenizerPair) or hasattr(self.tokenizer, "batch_decode")):
-            raise ValueError(
-                "`tokenizer` must be a TokenizerPair or a tokenizer of transformers, "
-                f"but is {self.tokenizer!r} instead."
-            )
-        for name in ("utility", "candidates"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise ValueError(f"`{name}` must be a function or None, but is {value!r} instead.")
-        # Another strategy looks at these itself.
+        self._check(count)
+        # Another strategy checks these itself.
         unread = (*BEAM_MODES, "penalty_alpha") if self.candidates is None else ()
         check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
         utility = self.utility or character_f_score()
-        call = {
-            **{"logits_processor": logits_processor, "stopping_criteria": stopping_criteria},
-            **{"generation_config": generation_config, **model_kwargs},
-        }
         if self.candidates is not None:
-            found = self.candidates(model, input_ids, inputs_tensor=inputs_tensor, **call)
-        elif (generation_config.num_beams or 1) > 1:
-            found = type(model)._beam_search(model, input_ids, **call)
+            search: Callable[..., Any] = partial(self.candidates, inputs_tensor=inputs_tensor)
         else:
-            found = type(model)._sample(model, input_ids, **call)
+            search = type(model)._beam_search if (generation_config.num_beams or 1) > 1 else type(model)._sample
+        found = search(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            **model_kwargs,
+        )
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
         texts = self._decode(sequences[:, prompt_length:])
@@ -136,6 +105,16 @@ class MinimumBayesRisk:
             return best
         scores = utilities.flatten()[places]
         return MinimumBayesRiskOutput(best, scores, sequences, utilities, found)
+
+    def _check(self, count: int) -> None:
+        kept, tokenizer = self.keep, self.tokenizer
+        must = "be at least 2 with MinimumBayesRisk, which chooses among as many candidates"
+        require(count >= 2, "num_return_sequences", must, count)
+        require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
+        can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
+        require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
+        for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
+            require(function is None or callable(function), name, "be a function or None", repr(function))
 
     def _decode(self, tokens: torch.Tensor) -> list[str]:
         if isinstance(self.tokenizer, TokenizerPair):

@@ -16,7 +16,6 @@ def length_penalty(length: Length, alpha: float, form: LengthPenaltyForm) -> Len
         alpha: 0 for no penalty on long hypotheses; larger ones favour them.
         form: `power` is transformers' length^alpha; `gnmt` is ((5 + length) / 6)^alpha of Wu et al. (2016,
             equation 14), with which Vaswani et al. (2017, section 6.1) decode at alpha 0.6.
-
     """
     if form == "gnmt":
         return ((5 + length) / 6) ** alpha
@@ -33,7 +32,6 @@ def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: fl
 
     Returns:
         `(…)`, to be added to the normalised log-probability.
-
     """
     smallest = torch.finfo(coverage.dtype).tiny
     return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)

@@ -3,40 +3,77 @@
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
-# Settings of other ways of decoding; beside one of ours they would do nothing.
+# Settings of other ways of decoding, which no strategy of ours reads.
 OTHER_MODES = (
-    *("constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory"),
-    *("use_mtp", "speculation_type", "continuous_batching_config"),
+    "constraints",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "low_memory",
+    "use_mtp",
+    "speculation_type",
+    "continuous_batching_config",
 )
-# Of them, those that some of ours read.
+# Those that some strategies of ours read.
 BEAM_MODES = ("num_beam_groups", "diversity_penalty", "force_words_ids")
-# What a recipe writes into a generation config for `BeamSearch` to read, with the values that change nothing.
+# Settings that a recipe writes into a generation config for `BeamSearch`, with the values that change nothing.
 SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
+
+
+class Strategy(Protocol):
+    """A callable for `generate(custom_generate=…)`, which prepares the arguments and then calls it."""
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode.
+
+        Args:
+            model: The model whose `generate()` was called.
+            input_ids: `(B · K, L)` decoder prompts.
+            logits_processor: Called with the tokens so far and the `(B · K, V)` logits of the next ones; in beam
+                search with log-probabilities.
+            stopping_criteria: Decide which rows have ended.
+            generation_config: With all settings.
+            model_kwargs: The encoded source, its mask and the cache. `inputs_tensor`, the `(B, S)` source tokens, for
+                a strategy that names it in its signature.
+
+        Returns:
+            `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` an output of transformers.
+
+        Raises:
+            ValueError: If a setting is out of range, or would not be read.
+        """
 
 
 def check_request(
     strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
 ) -> None:
-    """Refuse what none of our strategies can do.
+    """Check that no setting asks for what a strategy of ours cannot do.
 
     Args:
         strategy: Name for the messages.
         model: The model whose `generate()` was called.
         generation_config: As `generate()` prepared it.
         model_kwargs: What `generate()` would hand to the model.
-        unread: Further settings of other ways of decoding that this strategy does not read.
+        unread: More settings of other ways of decoding that this strategy does not read.
 
     Raises:
         ValueError: If the model has no encoder, another way of decoding is asked for too, or the cache holds
             tokens already.
-
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
@@ -52,13 +89,30 @@ def check_request(
         )
 
 
+def require(is_right: bool, field: str, must: str, value: Any) -> None:
+    """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
+    if not is_right:
+        raise ValueError(f"`{field}` must {must}, but is {value} instead.")
+
+
 def asks_for_beam_search(generation_config: Any) -> bool:
-    """Tell whether a generation config has settings that `BeamSearch` alone reads."""
-    return any(getattr(generation_config, name, None) not in idle for name, idle in SEARCH_SETTINGS.items())
+    """Return whether a generation config has settings that only `BeamSearch` reads."""
+    return bool(active_settings(generation_config, SEARCH_SETTINGS))
+
+
+def active_settings(generation_config: Any, settings: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return those of some settings that change something, with their values.
+
+    Args:
+        generation_config: Where they are set.
+        settings: By name, the values that change nothing.
+    """
+    values = {name: getattr(generation_config, name, None) for name in settings}
+    return {name: value for name, value in values.items() if value not in settings[name]}
 
 
 def filler(generation_config: Any) -> int:
-    """Return the token behind the end of finished sequences: padding, or the end token where there is none."""
+    """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
     if generation_config.pad_token_id is not None:
         return generation_config.pad_token_id
     return next(iter(end_tokens(generation_config)), 0)
@@ -73,12 +127,11 @@ def end_tokens(generation_config: Any) -> list[int]:
 
 
 class ModelSteps:
-    """A model with what it is given at each step: the encoded source, masks and cache.
+    """A model with what its decoder gets at each step: the encoded source, masks and cache.
 
     Args:
         model: An encoder-decoder.
         model_kwargs: As `generate()` prepares them, expanded to `(B * K, …)`.
-
     """
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any]):
@@ -87,7 +140,7 @@ class ModelSteps:
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> Any:
-        """Run the decoder on what it has not seen yet of `(B * K, L)` tokens, and return the model's output."""
+        """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
         inputs = self.model.prepare_inputs_for_generation(
             tokens.to(self.model.device),
@@ -105,15 +158,63 @@ class ModelSteps:
     def reorder(self, rows: torch.Tensor) -> None:
         """Let each of the B * K rows go on from the cache of another row of its sentence.
 
-        Keys and values of the source stay where they are: the rows of one sentence have the same.
+        The keys and values of the source stay in place, because they are the same for all rows of a sentence.
         """
         cache = self.model_kwargs.get("past_key_values")
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
 
 
+class Records:
+    """What `generate()` is asked to return of each step beside the tokens.
+
+    Args:
+        generation_config: With `return_dict_in_generate` and the settings `output_…`.
+    """
+
+    def __init__(self, generation_config: Any):
+        wanted: dict[str, Any] = {
+            "scores": generation_config.output_scores,
+            "logits": generation_config.output_logits,
+            "decoder_attentions": generation_config.output_attentions,
+            "cross_attentions": generation_config.output_attentions,
+            "decoder_hidden_states": generation_config.output_hidden_states,
+        }
+        self.config = generation_config
+        returns = generation_config.return_dict_in_generate
+        self.steps: dict[str, list[Any]] = {name: [] for name, value in wanted.items() if value and returns}
+
+    @property
+    def scores(self) -> tuple[torch.Tensor, ...] | None:
+        """The recorded scores, as stopping criteria get them."""
+        return tuple(self.steps.get("scores", ())) or None
+
+    def add(self, scores: torch.Tensor, outputs: Any, every: int = 1) -> None:
+        """Record a step: its `(rows, V)` processed scores, and of the model's output one row of `every`."""
+        for name, values in self.steps.items():
+            if name == "scores":
+                values.append(scores.clone())
+            elif name == "logits":
+                values.append(outputs.logits[::every, -1].to(scores.device, torch.float32, copy=True))
+            elif outputs.get(name):  # a recurrent decoder has no self-attention
+                values.append(tuple(layer[::every] for layer in outputs[name]))
+
+    def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
+        """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
+
+        def states(name: str, is_wanted: Any) -> Any:
+            layers = encoded.get(name) if is_wanted else None
+            return layers and tuple(once_per_sentence(layer, sentences) for layer in layers)
+
+        return {
+            **{name: tuple(values) or None for name, values in self.steps.items()},
+            "encoder_attentions": states("attentions", self.config.output_attentions),
+            "encoder_hidden_states": states("hidden_states", self.config.output_hidden_states),
+        }
+
+
 def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
-    """Return a row for each sentence of what has one for each, or one for each of its hypotheses."""
+    """Return the first row of each sentence, of states with one or several rows per sentence."""
     return states[:: len(states) // sentences]
 
 
@@ -123,7 +224,6 @@ def check_members(model: Any, members: Sequence[Any]) -> None:
     Raises:
         ValueError: If one is no encoder-decoder, differs in vocabulary or special tokens, or is in training mode
             while the first is not.
-
     """
     for number, member in enumerate(members):
         name = f"`models[{number}]`"
@@ -163,7 +263,6 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
         source: `(B, S)` token ids.
         first: The model that generates, whose masks hold for all.
         rows_per_sentence: K.
-
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -185,17 +284,16 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
-    """Average what several models say of the next token.
+    """Average the log-probabilities that several models give the next token.
 
     Args:
         log_probabilities: One `(rows, V)` per model.
         weights: One per model, with sum 1.
-        averaging: Of `probabilities` (the mixture of the models), or of `log_probabilities` (their geometric mean,
-            not brought back to sum 1, so that a sequence's score is the mean of the models' scores).
+        averaging: `probabilities` (the mixture of the models), or `log_probabilities` (their geometric mean, not
+            normalized to sum 1, so that a sequence's score is the mean of the models' scores).
 
     Returns:
         `(rows, V)` log-probabilities.
-
     """
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
@@ -205,11 +303,10 @@ def average(log_probabilities: list[torch.Tensor], weights: list[float], averagi
 
 
 def source_attention(outputs: Any) -> torch.Tensor:
-    """Return how the newest token attended to the source: the last layer's heads averaged, `(rows, S)`.
+    """Return how much the newest token attended to each source token: the mean of the last layer's heads, `(rows, S)`.
 
     Raises:
         ValueError: If the model's attention kernel returns no weights.
-
     """
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:

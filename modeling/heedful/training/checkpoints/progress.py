@@ -3,6 +3,14 @@
 import math
 from dataclasses import dataclass, field
 
+# Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
+SUMS = ("loss", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates", "seconds", "waiting_seconds")
+
+
+def new_window() -> dict[str, float]:
+    """Return the sums over no update."""
+    return dict.fromkeys(SUMS, 0.0)
+
 
 @dataclass
 class Progress:
@@ -38,9 +46,14 @@ class Progress:
     validated_update: int = 0
     best: list[tuple[float, int]] = field(default_factory=list)
     validations_without_improvement: int = 0
-    window: dict[str, float] = field(default_factory=dict)
+    window: dict[str, float] = field(default_factory=new_window)
     awaits_validation: bool = False
     data: str | None = None
+
+    def count(self, **values: float) -> None:
+        """Add values to the sums of the window."""
+        for name, value in values.items():
+            self.window[name] += value
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
         """Note a validation of the present update.

@@ -18,54 +18,60 @@ from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
 from heedful.training.processes.collectives import any_rank, broadcast, full_weights
 from heedful.training.processes.heartbeat import Heartbeat
-from heedful.training.recipe import CheckpointRecipe
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
+FOLDER = "checkpoints"
 
-def checkpoint_to_resume(folder: Path, accelerator: Accelerator) -> Path | None:
-    """Return the newest whole checkpoint in a folder, as the main process sees it, or `None`; see there for errors."""
-    return broadcast(accelerator, newest_whole_checkpoint(folder) if accelerator.is_main_process else None)
+
+def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | None:
+    """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none.
+
+    Raises:
+        ValueError: If there are checkpoints, but all are damaged.
+        OSError: If a file is there but cannot be read.
+    """
+    is_reader = recipe.resume and accelerator.is_main_process
+    return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / FOLDER) if is_reader else None)
 
 
 class CheckpointStore:
     """Saves and loads what a run needs to go on.
 
     Args:
-        folder: The run's checkpoint folder.
-        settings: The recipe's section.
-        recipe: The recipe as YAML.
-        tokenizers: The model's tokenizers.
+        recipe: The run, which every checkpoint holds.
+        tokenizers: The model's tokenizers, likewise.
         engine: The model and its optimizer.
         moving_average: The moving average of the weights, if there is one.
         heartbeat: Is paused while files are written.
 
     Attributes:
+        folder: The run's checkpoint folder.
         saved_update: The update whose checkpoint was written or read last; `None` if none was.
     """
 
     def __init__(
         self,
-        folder: Path,
-        settings: CheckpointRecipe,
-        recipe: str,
+        recipe: Recipe,
         tokenizers: TokenizerPair,
         engine: Engine,
         moving_average: MovingAverage | None,
         heartbeat: Heartbeat,
     ):
-        self.folder, self.settings, self.recipe, self.tokenizers = folder, settings, recipe, tokenizers
+        self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
         self.engine, self.moving_average, self.heartbeat = engine, moving_average, heartbeat
         self.accelerator = engine.accelerator
+        self.folder = recipe.folder / FOLDER
         self.saved_update: int | None = None
 
-    def load(self, path: Path, now: Progress, allow_changes: bool) -> Progress:
+    def load(self, path: Path, now: Progress) -> Progress:
         """Load optimizer and averages of a checkpoint, whatever the number of processes that wrote it.
 
         Args:
             path: The checkpoint, whose weights the engine was made with.
             now: Processes and data of the run that goes on.
-            allow_changes: Whether the data may have changed.
 
         Returns:
             How far the run was.
@@ -75,7 +81,7 @@ class CheckpointStore:
         """
         state = load_state(path)
         progress = state.progress
-        if progress.data != now.data and not allow_changes:
+        if progress.data != now.data and not self.recipe.allow_changes:
             raise ValueError(
                 f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
                 "allow_changes=true resumes all the same."
@@ -119,7 +125,7 @@ class CheckpointStore:
             try:
                 with self.heartbeat.paused():
                     blank = self.engine.plain_network("meta")
-                    save_checkpoint(self.folder, blank, state, self.tokenizers, self.recipe)
+                    save_checkpoint(self.folder, blank, state, self.tokenizers, to_yaml(self.recipe))
             except OSError as error:
                 failure = str(error)
         failure = broadcast(self.accelerator, failure)

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_ran
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.loop.averaging import MovingAverage
-from heedful.training.loop.monitoring import RunLog, new_window, training_values
+from heedful.training.loop.monitoring import RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import Validation
@@ -32,7 +31,6 @@ from heedful.training.preparation import Corpus, Update
 from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -60,48 +58,26 @@ class TrainingLoop:
     def __init__(self, recipe: Recipe, corpus: Corpus, accelerator: Accelerator):
         self.recipe, self.settings = recipe, recipe.optimization
         self.corpus, self.accelerator = corpus, accelerator
-        checkpoints = recipe.folder / "checkpoints"
-        resumed_from = checkpoint_to_resume(checkpoints, accelerator) if recipe.resume else None
+        resumed_from = checkpoint_to_resume(recipe, accelerator)
         set_seed(recipe.seed)
         model = make_model(recipe.model, corpus.tokenizers, resumed_from)
         self.d_model, self.pad_token_id = model.config.d_model, corpus.tokenizers.source.pad_token_id
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
-        self.validation = Validation(
-            recipe.validation, corpus, self.settings.micro_batch_tokens, recipe.decoding.bleu_tokenizer
-        )
+        budget, bleu_tokenizer = self.settings.micro_batch_tokens, recipe.decoding.bleu_tokenizer
+        self.validation = Validation(recipe.validation, corpus, budget, bleu_tokenizer)
         self.signals, self.heartbeat = StopSignals(), Heartbeat(accelerator)
-        self.checkpoints = CheckpointStore(
-            checkpoints,
-            recipe.checkpoints,
-            to_yaml(recipe),
-            corpus.tokenizers,
-            self.engine,
-            self.moving_average,
-            self.heartbeat,
-        )
-        self.progress = Progress(processes=accelerator.num_processes, window=new_window(), data=corpus.fingerprint)
+        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.heartbeat)
+        self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
         if resumed_from is not None:
-            self.progress = self.checkpoints.load(resumed_from, self.progress, recipe.allow_changes)
+            self.progress = self.checkpoints.load(resumed_from, self.progress)
         self.checkpoints.clear(self.progress)
-        self.log = RunLog(recipe.folder / "log.jsonl")
-        if accelerator.is_main_process:
-            self.log.rewind(self.progress.update, self.progress.validated_update)
+        self.log = RunLog(recipe.folder / "log.jsonl", accelerator)
+        self.log.rewind(self.progress)
         accelerator.wait_for_everyone()
-        limit = self.settings.max_minutes
-        self._time_is_up = limit is not None and self.progress.seconds >= limit * 60
-        self._is_stopping, self._started = False, 0.0
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model as Accelerate wraps it."""
-        return self.engine.model
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Its optimizer, likewise."""
-        return self.engine.optimizer
+        self._started = time.perf_counter() - self.progress.seconds
+        self._is_stopping, self._time_is_up = False, self._is_late()
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal.
@@ -130,13 +106,12 @@ class TrainingLoop:
 
     def _train(self, bar: tqdm) -> None:
         self._started = time.perf_counter() - self.progress.seconds
-        self.model.train()
+        self.engine.model.train()
         if self.progress.awaits_validation:
             self._validate()  # the run was stopped between saving and validating
         if self._is_finished():
-            logger.info(
-                "nothing is left to train: the run has come to its end, after %s updates", self.progress.update
-            )
+            message = "nothing is left to train: the run has come to its end, after %s updates"
+            logger.info(message, self.progress.update)
         self.engine.build_buckets(MicroBatch(collate([self.corpus.validation[0]], self.pad_token_id)))
         updates = self._updates()
         while not self._is_finished():
@@ -144,10 +119,10 @@ class TrainingLoop:
             update = next(updates, None)
             if update is None:
                 break
-            self._count(waiting_seconds=time.perf_counter() - begun)
+            self.progress.count(waiting_seconds=time.perf_counter() - begun)
             self._train_on(update)
             self.progress.seconds = time.perf_counter() - self._started
-            self._count(seconds=time.perf_counter() - begun)
+            self.progress.count(seconds=time.perf_counter() - begun)
             bar.update()
             self._after_update(bar)
 
@@ -169,7 +144,6 @@ class TrainingLoop:
         while gradients is None:
             self._seed()
             gradients = self._make_gradients(update, tokens)
-        loss, padded_tokens = gradients
         norm = self.engine.gradient_norm(self.settings.max_grad_norm)
         is_finite = math.isfinite(norm)
         if is_finite:
@@ -179,19 +153,17 @@ class TrainingLoop:
         self.progress.update += 1
         self.progress.target_tokens += tokens
         # One all-reduce also decides, for all ranks alike, whether to stop.
-        limit = self.settings.max_minutes
-        is_late = limit is not None and time.perf_counter() - self._started >= limit * 60
-        is_stopping = self.signals.received is not None
-        loss, padded_tokens, stopping, late = all_reduce(self.accelerator, loss, padded_tokens, is_stopping, is_late)
-        self._is_stopping, self._time_is_up = stopping > 0, late > 0
+        sums = all_reduce(self.accelerator, *gradients, self.signals.received is not None, self._is_late())
+        loss, padded_tokens, stopping_ranks, late_ranks = sums
+        self._is_stopping, self._time_is_up = stopping_ranks > 0, late_ranks > 0
         if is_finite:
             all_tokens = tokens + sum(len(row["input_ids"]) for bucket in update for row in bucket)
-            self._count(loss=loss, gradient_norm=norm, updates=1)
-            self._count(target_tokens=tokens, tokens=all_tokens, padded_tokens=padded_tokens)
+            self.progress.count(loss=loss, gradient_norm=norm, updates=1)
+            self.progress.count(target_tokens=tokens, tokens=all_tokens, padded_tokens=padded_tokens)
 
-    def _count(self, **values: float) -> None:
-        for name, value in values.items():
-            self.progress.window[name] += value
+    def _is_late(self) -> bool:
+        limit = self.settings.max_minutes
+        return limit is not None and time.perf_counter() - self._started >= limit * 60
 
     def _seed(self) -> None:
         """Let dropout depend on the seed, the update and the rank alone."""
@@ -213,7 +185,7 @@ class TrainingLoop:
         begun = time.perf_counter()
         parts = split_update(update, self.token_budget, self.accelerator.num_processes)
         micro_batches = micro_batches_of_rank(parts, self.accelerator.process_index, self.pad_token_id)
-        self._count(waiting_seconds=time.perf_counter() - begun)
+        self.progress.count(waiting_seconds=time.perf_counter() - begun)
         shrinks, loss = self.settings.shrink_token_budget, None
         try:
             # Where memory may run out, no rank may wait for another's gradients before all have theirs.
@@ -237,11 +209,8 @@ class TrainingLoop:
         if is_smallest:
             raise self._memory_error()
         self.progress.token_budget = self.token_budget // 2
-        logger.warning(
-            "update %s does not fit in memory: the token budget is halved to %s, and the update stays the same",
-            self.progress.update + 1,
-            self.progress.token_budget,
-        )
+        warning = "update %s does not fit in memory: the token budget is halved to %s, and the update stays the same"
+        logger.warning(warning, self.progress.update + 1, self.progress.token_budget)
 
     def _memory_error(self) -> MemoryError:
         return MemoryError(
@@ -277,7 +246,8 @@ class TrainingLoop:
     def _after_update(self, bar: tqdm) -> None:
         """Log, save and validate where the recipe says so, and obey a signal."""
         if self._is_due("logging"):
-            self._log_training(bar)
+            rate = learning_rate(self.progress.update, self.settings, self.d_model)
+            bar.set_postfix_str(self.log.write_training(self.progress, rate))
         validates = self.progress.awaits_validation = self._is_due("validation")
         # Saved first, so that nothing is lost by a signal while the model translates.
         if self._is_stopping or validates or self._is_due("checkpoints"):
@@ -298,31 +268,14 @@ class TrainingLoop:
         last = self.settings.max_updates
         return self._time_is_up or (last is not None and progress.update >= last)
 
-    def _log_training(self, bar: tqdm) -> None:
-        values = training_values(self.progress.window)
-        values["train/learning_rate"] = learning_rate(self.progress.update, self.settings, self.d_model)
-        values["train/skipped_updates"] = self.progress.skipped_updates
-        self.progress.window = new_window()
-        self._record(values)
-        loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
-        bar.set_postfix_str(f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s")
-
-    def _record(self, values: dict[str, Any]) -> None:
-        """Give values to the trackers, and to the run's own log."""
-        self.accelerator.log(values, step=self.progress.update)
-        if self.accelerator.is_main_process:
-            self.log.write(self.progress.update, self.progress.seconds, values)
-
     def _validate(self) -> None:
         """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
             values = self.validation.measure(self.engine, self.moving_average)
-        self.model.train()
+        self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
-        self._record({f"validation/{name}": value for name, value in values.items()})
-        summary = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
-        logger.info("update %s (epoch %s): %s", self.progress.update, self.progress.epoch + 1, summary)
+        self.log.write_validation(self.progress, values)
         select, keep_best = self.recipe.validation.select, self.recipe.checkpoints.keep_best
         self.progress.note_validation(values[select], select != "loss", keep_best, is_saved)
 

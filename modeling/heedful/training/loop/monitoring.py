@@ -1,33 +1,27 @@
-"""What a run tells of itself: sums over the updates since the last line, and the log they are written to."""
+"""The log of a run: what became of its updates since the last line, and of its validations."""
 
 import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
+
+from accelerate import Accelerator
 
 from heedful.files import write_text
+from heedful.training.checkpoints.progress import Progress, new_window
 
 logger = logging.getLogger(__name__)
-
-NAMES = ("loss", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates", "seconds", "waiting_seconds")
-
-
-def new_window() -> dict[str, float]:
-    """Return the sums of no update at all."""
-    return dict.fromkeys(NAMES, 0.0)
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
     """Turn sums over updates into what people look at.
 
     Args:
-        window: The sums: loss in nats, tokens without and with padding, seconds, and seconds in which data were
-            waited for.
+        window: The sums, by the names of `SUMS`; `waiting_seconds` are those in which the loop waited for data.
 
     Returns:
-        Loss per target token, perplexity, mean norm of the gradient (these not, if all updates were skipped), target
-        tokens a second, and the parts, from 0 to 1, of padding in the tokens and of waiting in the time.
+        Target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting in the time;
+        unless all updates were skipped, also loss per target token, perplexity, and mean norm of the gradient.
     """
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
@@ -46,30 +40,57 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 
 
 class RunLog:
-    """The run's own log, a line of JSON for every event; for the main process.
+    """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too.
 
     Args:
-        file: Where it lies.
+        file: The log, which the main process writes.
+        accelerator: The processes, and their trackers.
     """
 
-    def __init__(self, file: Path):
-        self.file = file
+    def __init__(self, file: Path, accelerator: Accelerator):
+        self.file, self.accelerator = file, accelerator
         self._is_broken = False
 
-    def write(self, update: int, seconds: float, values: dict[str, Any]) -> None:
-        """Add a line; where the disk is full it is lost with a warning, for no run should end of that."""
-        line = json.dumps({"update": update, "seconds": round(seconds, 2), **values}) + "\n"
+    def write_training(self, progress: Progress, rate: float) -> str:
+        """Write what became of the updates since the last such line.
+
+        Args:
+            progress: How far the run is; its window begins anew.
+            rate: The learning rate of the last update.
+
+        Returns:
+            A summary.
+        """
+        values = training_values(progress.window)
+        values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}
+        progress.window = new_window()
+        self.write(progress, values)
+        loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
+        return f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"
+
+    def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
+        """Write the results of a validation, and report them."""
+        self.write(progress, {f"validation/{name}": value for name, value in values.items()})
+        summary = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        logger.info("update %s (epoch %s): %s", progress.update, progress.epoch + 1, summary)
+
+    def write(self, progress: Progress, values: dict[str, float]) -> None:
+        """Add a line; if the disk is full it is lost with a warning, because no run should end for that."""
+        self.accelerator.log(values, step=progress.update)
+        if not self.accelerator.is_main_process:
+            return
+        line = json.dumps({"update": progress.update, "seconds": round(progress.seconds, 2), **values}) + "\n"
         try:
             with self.file.open("a", encoding="utf-8") as log:
                 log.write("\n" + line if self._is_broken else line)
             self._is_broken = False
         except OSError as error:
-            self._is_broken = True  # half a line may stand there
+            self._is_broken = True  # there may be half a line
             logger.warning("a line of the log is lost: %s", error)
 
-    def rewind(self, update: int, validated_update: int) -> None:
-        """Drop the lines that a resumed run will write again: after an update, or of a validation not yet saved."""
-        if not self.file.is_file():
+    def rewind(self, progress: Progress) -> None:
+        """Drop the lines that a resumed run will write again: of later updates, and of a validation not yet saved."""
+        if not self.accelerator.is_main_process or not self.file.is_file():
             return
         kept = []
         for text in self.file.read_text(encoding="utf-8").splitlines():
@@ -80,6 +101,6 @@ class RunLog:
             if not isinstance(line, dict):
                 continue
             is_validation = any(name.startswith("validation/") for name in line)
-            if line["update"] <= (validated_update if is_validation else update):
+            if line["update"] <= (progress.validated_update if is_validation else progress.update):
                 kept.append(text + "\n")
         write_text(self.file, "".join(kept))

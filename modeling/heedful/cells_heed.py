@@ -1,0 +1,294 @@
+"""The cells of recurrent models: their equations, how they run over padded sequences, and what they keep.
+
+Letters in shape comments: B batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from transformers.cache_utils import Cache
+
+from .configuration_heed_rnn import HeedRNNConfig
+
+# What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
+State = tuple[torch.Tensor, ...]
+
+
+# Equations
+
+
+class Cell(nn.RNNBase):
+    """What the three cells share: all reading goes through `forward`, so that hooks on a cell see all of it."""
+
+    # torch makes them, by these names.
+    weight_ih_l0: torch.Tensor
+    weight_hh_l0: torch.Tensor
+    bias_ih_l0: torch.Tensor
+    bias_hh_l0: torch.Tensor
+    # Each cell's equations, and the same in fewer operations.
+    step: Callable[[torch.Tensor, State], State]
+    fused_step: Callable[[torch.Tensor, State], State]
+
+    def forward(  # type: ignore[override]
+        self,
+        inputs: torch.Tensor,
+        state: State | None = None,
+        tokens: torch.Tensor | None = None,
+        is_reversed: bool = False,
+        is_fused: bool = True,
+    ) -> Any:
+        """Read one token of each sequence, or whole ones.
+
+        Args:
+            inputs: `(batch, input_size)`, or `(batch, length, input_size)`.
+            state: `(batch, hidden_size)` tensors to begin with; `None` is zeros.
+            tokens: `(batch, length)`, true at tokens and false at padding, wherever it stands; `None` has no padding.
+            is_reversed: Whether each sequence is read from its end.
+            is_fused: Whether torch's own loop runs, or the equations.
+
+        Returns:
+            The next state; of whole sequences the output at each token `(batch, length, hidden_size)`, zeros at
+            padding, and the state behind the last token that was read.
+        """
+        if inputs.dim() == 2:
+            return run_one_step(self, inputs, state or no_state(self, inputs), is_fused)
+        run = run_fused if is_fused else run_by_steps
+        return run(self, inputs, state, tokens, is_reversed)
+
+    def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
+        """Run torch's own loop over `(batch, length, input_size)` or packed sequences."""
+        # torch keeps a list of the weights beside them, which knows nothing of weights that are loaded when needed.
+        self._flat_weights = [*self.all_weights[0]]
+        return super().forward(inputs, state)
+
+
+class RNNCell(Cell, nn.RNN):
+    """h' = tanh(W x + b + U h + d) (Elman, 1990). Over a whole sequence it is `torch.nn.RNN`."""
+
+    def step(self, read: torch.Tensor, state: State) -> State:
+        """Return the next state, of `(batch, hidden_size)` tensors, from `read`, the W x + b of the next token."""
+        (hidden,) = state
+        kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
+        return (torch.tanh((read + kept).to(hidden.dtype)),)
+
+    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
+        """Do as `step` does, in fewer operations."""
+        return (torch.rnn_tanh_cell(inputs, state[0], *self.all_weights[0]),)
+
+
+class LSTMCell(Cell, nn.LSTM):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000). As a whole it is `torch.nn.LSTM`.
+
+    Its cell c is only ever scaled and added to, so that gradients reach far back.
+    """
+
+    def step(self, read: torch.Tensor, state: State) -> State:
+        """Return the next state (h, c) from `read`, the `(batch, 4 · hidden_size)` W x + b of the next token."""
+        hidden, cell = state
+        kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
+        input_gate, forget_gate, candidate, output_gate = (read + kept).to(cell.dtype).chunk(4, dim=-1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        return output_gate.sigmoid() * cell.tanh(), cell
+
+    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
+        """Do as `step` does, in fewer operations."""
+        return torch.lstm_cell(inputs, state, *self.all_weights[0])
+
+
+class GRUCell(Cell, nn.GRU):
+    """Gated recurrent unit (Cho et al., 2014), the reset gate after the product. As a whole it is `torch.nn.GRU`."""
+
+    def step(self, read: torch.Tensor, state: State) -> State:
+        """Return the next state from `read`, the `(batch, 3 · hidden_size)` W x + b of the next token."""
+        (hidden,) = state
+        kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
+        of_input, of_state = (part.to(hidden.dtype).chunk(3, dim=-1) for part in (read, kept))
+        reset_gate = torch.sigmoid(of_input[0] + of_state[0])
+        update_gate = torch.sigmoid(of_input[1] + of_state[1])
+        candidate = torch.tanh(of_input[2] + reset_gate * of_state[2])
+        return (update_gate * hidden + (1 - update_gate) * candidate,)
+
+    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
+        """Do as `step` does, in fewer operations."""
+        return (torch.gru_cell(inputs, state[0], *self.all_weights[0]),)
+
+
+CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
+
+
+def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
+    """Return a cell of the config's kind."""
+    return CELLS[config.cell](input_size, hidden_size, batch_first=True)
+
+
+def read_by(cell: Cell, inputs: torch.Tensor) -> torch.Tensor:
+    """Return W x + b of `(…, input_size)` inputs: `(…, gates · hidden_size)`, of all tokens at once."""
+    return F.linear(inputs, cell.weight_ih_l0, cell.bias_ih_l0)
+
+
+# Cells over padded sequences
+
+
+def may_fuse(config: HeedRNNConfig, device: torch.device) -> bool:
+    """Tell whether torch's fused cells run.
+
+    On the CPU they know no mixed precision. The equations do: under autocast their products are in bfloat16, and the
+    state stays in float32.
+    """
+    is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    return config.use_fused_cells and not is_mixed
+
+
+def run_fused(
+    cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
+) -> tuple[torch.Tensor, State]:
+    """Run a cell over padded sequences by torch's own loop; arguments and result are those of `Cell.forward`."""
+    dtype = cell.weight_ih_l0.dtype
+    inputs = inputs.to(dtype)
+    state = no_state(cell, inputs) if state is None else tuple(part.to(dtype) for part in state)
+    parts = tuple(part[None].contiguous() for part in state)  # (1, B, hidden) each
+    given = parts if len(parts) > 1 else parts[0]
+    if tokens is None:
+        outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
+        return outputs.flip(1) if is_reversed else outputs, as_state(last)
+    order = reading_order(tokens, is_reversed)
+    lengths = tokens.sum(1).cpu()
+    laid_out = inputs.take_along_dim(order[..., None], 1)
+    # A row of padding alone cannot be packed: it is read as one token, and what came of it is taken back.
+    packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+    outputs, last = cell.whole(packed, given)
+    outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
+    outputs = outputs.take_along_dim(order.argsort(1)[..., None], 1)
+    if bool(lengths.all()):
+        return outputs, as_state(last)
+    return outputs * tokens[..., None], keep_at_padding(tokens.any(1), as_state(last), state)
+
+
+def no_state(cell: Cell, inputs: torch.Tensor) -> State:
+    """Return the state before the first token of `(batch, …)` inputs: zeros, in the dtype of the weights."""
+    zeros = torch.zeros(inputs.shape[0], cell.hidden_size, dtype=cell.weight_ih_l0.dtype, device=inputs.device)
+    return (zeros, zeros) if isinstance(cell, LSTMCell) else (zeros,)
+
+
+def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
+    """Return what torch gives as the last state, `(1, batch, hidden)`, as we do."""
+    return tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
+
+
+def reading_order(tokens: torch.Tensor, is_reversed: bool) -> torch.Tensor:
+    """Return the positions of `(batch, length)` tokens in the order in which they are read, padding last."""
+    length = tokens.shape[1]
+    position = torch.arange(length, device=tokens.device)
+    return torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
+
+
+def run_by_steps(
+    cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
+) -> tuple[torch.Tensor, State]:
+    """Do as `run_fused` does, position after position, by the equations as they are written."""
+    length = inputs.shape[1]
+    state = no_state(cell, inputs) if state is None else state
+    read, outputs = read_by(cell, inputs), []
+    for position in reversed(range(length)) if is_reversed else range(length):
+        new = cell.step(read[:, position], state)
+        state = new if tokens is None else keep_at_padding(tokens[:, position], new, state)
+        outputs.append(state[0] if tokens is None else state[0] * tokens[:, position, None])
+    return torch.stack(outputs[::-1] if is_reversed else outputs, dim=1), state
+
+
+def keep_at_padding(is_token: torch.Tensor, new: State, old: State) -> State:
+    """Return the new state of the `(batch,)` rows that read a token, and the old one of those that read padding."""
+    return tuple(torch.where(is_token[:, None], after, before) for after, before in zip(new, old, strict=True))
+
+
+def run_one_step(cell: Cell, inputs: torch.Tensor, state: State, is_fused: bool) -> State:
+    """Read one `(batch, input_size)` token per sequence."""
+    if not is_fused:
+        return cell.step(read_by(cell, inputs), state)
+    dtype = cell.weight_ih_l0.dtype
+    return cell.fused_step(inputs.to(dtype), tuple(part.to(dtype) for part in state))
+
+
+def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a `(batch, length)` mask as true and false, or `None` where nothing is padding."""
+    if mask is None:
+        return None
+    tokens = mask != 0
+    return None if bool(tokens.all()) else tokens
+
+
+# What is kept between steps
+
+
+class RecurrentCache(Cache):
+    """What `generate()` keeps between steps: the decoder's state, what it attended to, and the projected source.
+
+    Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
+
+    Attributes:
+        states: The state of each layer, `(batch, hidden_size)` tensors, from the lowest layer; empty before the first
+            token.
+        fed: What is read beside the next token, with input feeding: `(batch, embedding_size)`, or without attention
+            the encoder's last state, `(batch, hidden_size)`.
+        keys: The source as the attention projects it, `(batch, source_length, hidden_size)`.
+    """
+
+    is_compileable = False
+
+    def __init__(self):
+        super().__init__(layers=[])
+        self.states: list[State] = []
+        self.fed: torch.Tensor | None = None
+        self.keys: torch.Tensor | None = None
+        self._length = 0
+
+    @property
+    def self_attention_cache(self) -> "RecurrentCache":
+        """The part that differs between hypotheses of one sentence: all of it."""
+        return self
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens that were read."""
+        return self._length
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """Return -1: any number of tokens may be read."""
+        return -1
+
+    def keep(self, states: list[State], fed: torch.Tensor | None, length: int) -> None:
+        """Take over the states behind `length` more tokens."""
+        self.states, self.fed = states, fed
+        self._length += length
+
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.states = [tuple(change(part) for part in state) for state in self.states]
+        self.fed = None if self.fed is None else change(self.fed)
+        self.keys = None if self.keys is None else change(self.keys)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Let each row go on from another one."""
+        self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the rows of these numbers."""
+        self._change(lambda rows: rows[indices.to(rows.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
+
+    def crop(self, max_length: int) -> None:
+        """Refuse to go back to an earlier token.
+
+        Raises:
+            ValueError: Always: the states before the last one are gone.
+        """
+        raise ValueError("A recurrent state cannot be cropped: the states before the last token are not kept.")
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.states, self.fed, self.keys, self._length = [], None, None, 0

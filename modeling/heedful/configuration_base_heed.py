@@ -1,0 +1,228 @@
+"""What the configurations of Heed's Transformer and recurrent models share: vocabularies, special ids, spelling."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig, strict
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# The `model_type` of both families, whose tokenizers fit their vocabularies exactly.
+HEED_TYPES = ("heed", "heed_rnn")
+# Models of others whose positions are extended as needed, whatever `max_position_embeddings` says.
+MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
+# Keys that transformers and its neighbours write into a config.json beside the fields.
+EXTRA_KEYS = (
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "model_type",
+    "name_or_path",
+    "output_attentions",
+    "quantization_config",
+    "torch_dtype",
+)
+FORMAT_VERSION = 1
+# The label of positions where nothing is to be predicted, as everywhere in transformers.
+IGNORED_LABEL = -100
+
+_is_generating = ContextVar("_is_generating", default=False)
+
+
+class OfferedPipelines(dict):
+    """The tasks that a folder brings code for, without those that the installed Heedful has: it wins over copied code.
+
+    `pipeline()` reads this dictionary twice. It takes the task from its keys where none is named; and for a task that
+    is in it, it demands trust in the copied code, which nobody has to give where the installed code runs. So the keys
+    are all tasks, and `in` is true for those alone that need the folder's code.
+    """
+
+    def __contains__(self, task: object) -> bool:
+        """Tell whether the folder's code is needed for a task."""
+        from transformers.pipelines import PIPELINE_REGISTRY
+
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
+
+
+@strict
+class HeedBaseConfig(PreTrainedConfig):
+    """The fields of both families, which `HeedConfig` documents, and the checks on them.
+
+    Raises:
+        ValueError: If a value is out of range, options exclude each other, or a key looks like a misspelt field; the
+            message names the field.
+    """
+
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    label_smoothing: float | int = 0.1
+    tie_word_embeddings: bool = True
+    share_encoder_decoder_embeddings: bool = True
+    tie_output_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self, **kwargs: Any):
+        """Check the fields against each other, then let the base class take the remaining keys."""
+        if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
+            raise ValueError(
+                f"`format_version` must be at most {FORMAT_VERSION}, but is {self.format_version} instead: the model "
+                "was written by a newer Heedful. Install that one, or load the code that lies with the model (where "
+                "Heedful is not installed, with `trust_remote_code=True`)."
+            )
+        self._check_spelling(kwargs)
+        if "custom_pipelines" in kwargs:
+            kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
+        self._take_synonyms(kwargs)
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    def _take_synonyms(self, kwargs: dict[str, Any]) -> None:
+        """Set the fields that go by transformers' other names before they are checked; the base class would after."""
+        for synonym in self.attribute_map.keys() & kwargs.keys():
+            name, value = self.attribute_map[synonym], kwargs.pop(synonym)
+            if getattr(self, name) not in (value, type(self).__dataclass_fields__[name].default):
+                raise ValueError(
+                    f"`{synonym}` must be left out beside `{name}`, which it is another name of, but they are {value} "
+                    f"and {getattr(self, name)} instead."
+                )
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        moves_both = name == "vocab_size" and self.has_one_vocabulary
+        super().__setattr__(name, value)
+        if moves_both:
+            self.decoder_vocab_size = value
+
+    @contextmanager
+    def vocabulary_of_the_target(self) -> Iterator[None]:
+        """Let `get_text_config()` tell the number of target tokens as `vocab_size`, in this thread.
+
+        A method, since the model cannot know which module its config is of: from a folder whose code is trusted
+        transformers imports the files of the config and those of the model apart from each other.
+        """
+        token = _is_generating.set(True)
+        try:
+            yield
+        finally:
+            _is_generating.reset(token)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """Return the config of one side, as transformers does.
+
+        `generate()` asks for neither side and takes `vocab_size` for the number of tokens that it chooses from, in
+        beam search (5.17), watermarks and prompt lookup: while it runs, that is `decoder_vocab_size`.
+        """
+        if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
+            config = copy.copy(self)
+            config.vocab_size = self.target_vocab_size
+            return config
+        return super().get_text_config(decoder=decoder, encoder=encoder)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target tokens."""
+        return self.decoder_vocab_size or self.vocab_size
+
+    @property
+    def has_one_vocabulary(self) -> bool:
+        """Whether source and target have the same tokens, be it in one embedding matrix or in two."""
+        return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
+
+    @property
+    def shares_source_and_target_embeddings(self) -> bool:
+        """Whether encoder and decoder read one embedding matrix."""
+        return self.tie_word_embeddings and self.share_encoder_decoder_embeddings
+
+    @property
+    def shares_target_and_output_embeddings(self) -> bool:
+        """Whether the decoder's embedding matrix is the pre-softmax matrix too."""
+        return self.tie_word_embeddings and self.tie_output_embeddings
+
+    def validate_architecture(self) -> None:
+        """Raise a `ValueError` that names the field if the model cannot be built; run when made and when saved."""
+        self._check_own_fields()
+        self._check_embeddings()
+
+    def _check_own_fields(self) -> None:
+        """Check the fields that this family alone has."""
+
+    def _check_at_least_one(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+
+    def _check_shares(self, *names: str) -> None:
+        """Check fields that are a share of a whole: at least 0 and below 1."""
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
+
+    def _check_embeddings(self) -> None:
+        """Check vocabularies, special ids and what is shared against each other."""
+        if self.shares_source_and_target_embeddings and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
+                f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
+            )
+        end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        limits = {
+            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, self.target_vocab_size)),
+            "bos_token_id": ([self.bos_token_id], self.target_vocab_size),
+            "eos_token_id": (end, self.target_vocab_size),
+            "decoder_start_token_id": ([self.decoder_start_token_id], self.target_vocab_size),
+        }
+        for name, (ids, limit) in limits.items():
+            for token_id in ids:
+                if token_id is not None and not 0 <= token_id < limit:
+                    raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
+
+    def _check_spelling(self, keys: dict[str, Any]) -> None:
+        """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
+        from transformers import GenerationConfig
+
+        family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
+        # Keys of other libraries (quantisation, pipelines) and generation defaults may stand in a config.json.
+        known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
+        for key in keys:
+            if key.startswith("_") or key in known:
+                continue
+            nearest = get_close_matches(key, fields, n=1, cutoff=0.8)
+            if nearest:
+                raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
+            logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
+
+
+def position_limit(config: Any) -> int | None:
+    """Tell how many positions a model's sequences may have; None is any number.
+
+    Args:
+        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
+            another encoder-decoder.
+    """
+    if config.model_type == "heed":
+        return config.max_position_embeddings if config.position_encoding == "learned" else None
+    if config.model_type in MODELS_OF_ANY_LENGTH:
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def first_three(names: Sequence[str]) -> str:
+    """Name the first three of some names, and say how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,119 @@
+"""How much memory a model, a computation, a process and a device have."""
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from heedful.training.recipe import OptimizationRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class HeldBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made while it is entered and not freed yet.
+
+    The count does not depend on the machine, and does not see what an operator needs for itself.
+
+    Attributes:
+        now: Bytes held at present.
+        peak: Most bytes held at once.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self._held: set[int] = set()
+
+    def __torch_dispatch__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count what is new among its results: views and what is changed in place are not."""
+        result = function(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given and storage._cdata not in self._held:
+                self._hold(storage._cdata, storage)
+        return result
+
+    def _hold(self, address: int, storage: torch.UntypedStorage) -> None:
+        self._held.add(address)
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._let_go, address, storage.nbytes())
+
+    def _let_go(self, address: int, size: int) -> None:
+        self._held.discard(address)
+        self.now -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
+    """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    parts = {
+        "embeddings": [*embeddings, model.get_output_embeddings()],
+        "encoder": [model.get_encoder()],
+        "decoder": [model.get_decoder()],
+        "other": [model],
+    }
+    counts: dict[str, int] = {}
+    counted: set[torch.nn.Parameter] = set()
+    for name, modules in parts.items():
+        new = {parameter for module in modules if module is not None for parameter in module.parameters()} - counted
+        counts[name] = sum(parameter.numel() for parameter in new)
+        counted |= new
+    return {**{name: count for name, count in counts.items() if count}, "together": sum(counts.values())}
+
+
+def state_memory(
+    parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
+) -> dict[str, int]:
+    """Return the bytes of what a process holds all the time, in float32 under every precision.
+
+    Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
+    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes, ZeRO-2 gradients
+    and moments.
+
+    Args:
+        parameters: Number of parameters, tied ones once.
+        settings: The recipe's section.
+        processes: Number of processes.
+        kind: How Accelerate spreads the run over them.
+    """
+    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
+    if settings.ema_decay is not None:
+        sizes["moving average"] = 4
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        sizes["gradients in exchange"] = 4
+    divided = {DistributedType.FSDP: set(sizes), DistributedType.DEEPSPEED: {"gradients", "Adam's moments"}}
+    shared = divided.get(kind, set())
+    return {name: parameters * size // (processes if name in shared else 1) for name, size in sizes.items()}
+
+
+def process_memory() -> int:
+    """Return the most bytes of memory that this process has had so far, 0 where the system does not tell."""
+    with suppress(ImportError):
+        import resource
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return size if sys.platform == "darwin" else size * 1024
+    return 0
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Return the bytes of memory that a device has in all, None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

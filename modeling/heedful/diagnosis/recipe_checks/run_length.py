@@ -1,0 +1,144 @@
+"""Checks of the length of a run: what its updates, its data and its clock make of each other."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from heedful.diagnosis.findings import Finding, Level
+from heedful.training.loop.schedule import learning_rate
+from heedful.training.recipe import Recipe
+
+MANY_EPOCHS = 200
+
+
+class RunEnd(NamedTuple):
+    """What ends a run first: the recipe's key, and after how many updates; as text, the key and how it is known."""
+
+    key: str
+    updates: float
+
+    @property
+    def last(self) -> int:
+        """Number of the last update."""
+        return max(1, int(self.updates))
+
+    @property
+    def tenth(self) -> int:
+        """A tenth of the run, at least one update."""
+        return max(1, self.last // 10)
+
+    @property
+    def error(self) -> Level:
+        """The level of what ruins the run: a warning where only the speed of this machine says so."""
+        return "warning" if self.key == "optimization.max_minutes" else "error"
+
+    @property
+    def source(self) -> str:
+        """How the number of updates is known, unless the recipe says it."""
+        return ", by the speed measured here" if self.key == "optimization.max_minutes" else ""
+
+    def __str__(self) -> str:
+        return f"`{self.key}`{self.source}"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """How long a run is; what is not known is None.
+
+    Attributes:
+        updates_per_epoch: Updates of one pass over the training pairs.
+        seconds_per_update: Measured on this machine.
+    """
+
+    updates_per_epoch: float | None = None
+    seconds_per_update: float | None = None
+
+    def end(self, recipe: Recipe) -> RunEnd | None:
+        """Return what ends the run first, None where that is not known."""
+        settings = recipe.optimization
+        ends = []
+        if settings.max_updates is not None:
+            ends.append(RunEnd("optimization.max_updates", settings.max_updates))
+        if settings.max_epochs is not None and self.updates_per_epoch is not None:
+            ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * self.updates_per_epoch))
+        if settings.max_minutes is not None and self.seconds_per_update:
+            updates = math.ceil(settings.max_minutes * 60 / self.seconds_per_update)
+            ends.append(RunEnd("optimization.max_minutes", updates))
+        return min(ends, key=lambda end: end.updates, default=None)
+
+
+def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> list[Finding]:
+    """Run all checks of this file.
+
+    Args:
+        recipe: The run.
+        plan: How long it is.
+        d_model: Width of the model, which the paper's schedule depends on.
+    """
+    end = plan.end(recipe)
+    if end is None:
+        return list(_check_epochs(recipe, plan, None))
+    return [*_check_schedule(recipe, end, d_model), *_check_epochs(recipe, plan, end), *_check_intervals(recipe, end)]
+
+
+def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Finding]:
+    """Find learning rates that never reach their peak, or never come down, before the run ends."""
+    settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
+    ended = f"the run ends after {end.last:,} updates ({end})"
+    rises = f"The learning rate rises over {warmup:,} updates"
+    tenth = f"Set it to a tenth of the run, about {end.tenth:,}"
+    last_rate = learning_rate(end.last, settings, d_model)
+    if 1 < warmup >= end.last:
+        peak = learning_rate(warmup, settings, d_model)
+        told = f"{rises}, but {ended}, at {100 * last_rate / peak if peak else 0.0:.0f} % of its peak."
+        yield Finding("schedule", end.error, told, "optimization.warmup_updates", f"{tenth}, or train longer.")
+    elif warmup > 0.5 * end.last:
+        told = f"{rises}, more than half of the run: {ended}."
+        yield Finding("schedule", "warning", told, "optimization.warmup_updates", f"{tenth}.")
+    elif settings.schedule in ("linear", "cosine") and end.last < 0.95 * (settings.max_updates or 0):
+        told = f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, with "
+        told += f"the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
+        advice = f"Set `optimization.max_updates` to {end.last:,}, or raise `{end.key}`."
+        yield Finding("schedule", "warning", told, "optimization.max_updates", advice)
+
+
+def _check_epochs(recipe: Recipe, plan: RunPlan, end: RunEnd | None) -> Iterator[Finding]:
+    """Find updates larger than the data, and runs that repeat the data hundreds of times."""
+    if plan.updates_per_epoch is None:
+        return
+    if plan.updates_per_epoch <= 1:
+        told = (
+            f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training pairs "
+        )
+        told += "at once: every update sees the same pairs."
+        advice = "Lower it so that an epoch has tens of updates at least."
+        yield Finding("epochs", "warning", told, "optimization.tokens_per_update", advice)
+    epochs = end.updates / plan.updates_per_epoch if end else 0.0
+    if end and epochs > MANY_EPOCHS:
+        told = f"The run passes {epochs:,.0f} times over the training pairs ({plan.updates_per_epoch:,.0f} updates "
+        told += f"each{end.source}): it will know them by heart."
+        advice = "Shorten it, set `validation.patience`, or find more pairs."
+        yield Finding("epochs", "warning", told, end.key, advice)
+
+
+def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[Finding]:
+    """Find validations, checkpoints and early stopping that never happen before the run ends."""
+    validation, checkpoints = recipe.validation, recipe.checkpoints
+    ended = f"the run ends after {end.last:,} ({end})"
+    advice = f"Set it to {end.tenth:,} or so."
+    if validation.every_updates > end.last:
+        needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
+        told = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
+        told += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
+        yield Finding("intervals", end.error if needed else "warning", told, "validation.every_updates", advice)
+    if checkpoints.every_updates > end.last:
+        averages = checkpoints.publish == "average" and checkpoints.keep_last > 1
+        told = f"The run is first saved after {checkpoints.every_updates:,} updates, but {ended}: "
+        told += "there is one checkpoint, so nothing is averaged." if averages else "a crash loses all of it."
+        yield Finding("intervals", "warning", told, "checkpoints.every_updates", advice)
+    validations = end.last // validation.every_updates
+    if validation.patience is not None and 0 < validations <= validation.patience:
+        told = f"Training stops early after {validation.patience} validations without improvement, but there are only "
+        told += f"{validations} in all: {ended} updates."
+        yield Finding("intervals", "warning", told, "validation.patience", "Lower it, or validate more often.")

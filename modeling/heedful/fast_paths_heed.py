@@ -1,0 +1,367 @@
+"""What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
+
+Each fast way steps aside where something else would have to happen: for hooks, tracing, adapters, quantizers, shards,
+and for states that somebody may look at. It is entered by
+
+- `linear` and `project_together`: matrix products by oneDNN, and several of the same states as one,
+- `HeedDropout`: masks of 16 random bits a feature,
+- `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`).
+
+`loss_heed.py` has the loss that holds no more than a part of the logits.
+
+Letters in shape comments: N tokens of a batch without its padding, D = d_model.
+"""
+
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.hooks import RemovableHandle
+
+from .configuration_base_heed import IGNORED_LABEL
+
+# Matrix products
+
+
+class OneDnnProduct(torch.autograd.Function):
+    """x Wᵀ + b in float32 by oneDNN, forwards and backwards.
+
+    It sums as accurately as `torch.nn.functional.linear` does, which leaves float32 to MKL; on processors that MKL was
+    not written for, that takes about twice as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Transform `(…, in_features)`."""
+        ctx.save_for_backward(states, weight)
+        ctx.has_bias = bias is not None
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of states, weight and bias, themselves differentiable."""
+        states, weight = ctx.saved_tensors
+        of_states = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_states = OneDnnProduct.apply(gradient, weight.t(), None)
+        rows = gradient.flatten(0, -2)
+        if ctx.needs_input_grad[1]:
+            of_weight = OneDnnProduct.apply(rows.t(), states.flatten(0, -2).t(), None)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0)
+        return of_states, of_weight, of_bias
+
+
+# A call of oneDNN takes some time whatever it computes. Below these sizes MKL is done before oneDNN has begun.
+FEWEST_ROWS = 8
+LARGE_MATRIX = 2**21
+HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+
+
+class HeedLinear(nn.Linear):
+    """A linear projection whose float32 products on the CPU are oneDNN's; elsewhere it is `nn.Linear`."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(…, in_features)` to `(…, out_features)`."""
+        return linear(states, self.weight, self.bias)
+
+
+def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster."""
+    # Tensors of other types are quantized, sharded or traced.
+    is_for_onednn = (
+        HAS_ONEDNN
+        and not torch.compiler.is_compiling()  # first, for what is traced must not ask for sizes
+        and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
+        and type(states) is torch.Tensor
+        and type(weight) in (nn.Parameter, torch.Tensor)
+        and states.dtype == weight.dtype == torch.float32
+        and states.device.type == "cpu"
+        and states.numel() > 0
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+    )
+    if not is_for_onednn:
+        return F.linear(states, weight, bias)
+    if not torch.is_grad_enabled():
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return OneDnnProduct.apply(states, weight, bias)
+
+
+def is_plain(projection: nn.Module, kind: type[nn.Linear] = HeedLinear) -> bool:
+    """Tell whether a projection of that class does nothing but x Wᵀ + b: no adapter, quantizer, shard or hook."""
+    return (
+        type(projection) is kind
+        and type(projection.weight) is nn.Parameter
+        and projection.weight.shape == (projection.out_features, projection.in_features)
+        and not (projection._forward_hooks or projection._forward_pre_hooks or hasattr(projection, "_hf_hook"))
+        and not torch.compiler.is_compiling()
+    )
+
+
+def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
+    """Apply several projections to the same `(…, d_model)` states; while training as one matrix product.
+
+    An adapter or quantizer that replaces a projection is called by itself, and so is a projection with a hook.
+    """
+    if not torch.is_grad_enabled() or not all(is_plain(projection) for projection in projections):
+        return tuple(projection(states) for projection in projections)
+    weight = torch.cat(tuple(projection.weight for projection in projections))
+    biases = tuple(projection.bias for projection in projections)
+    joined = linear(states, weight, None if biases[0] is None else torch.cat(biases))
+    return joined.split([projection.out_features for projection in projections], dim=-1)
+
+
+def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype that matrix products with a tensor are computed in: its own, or autocast's."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+# Dropout
+
+
+# The integers that are as wide as a floating-point number, by their number of bytes.
+INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SharedBitsDropout(torch.autograd.Function):
+    """Keeps and scales some features and sets the others to zero; its gradient does the same."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+        """Drop out features of a tensor of any shape where `kept`, of that shape, is 0 and not -1."""
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        scaled = states * scale
+        integers = INTEGERS_BY_WIDTH[scaled.element_size()]
+        scaled.view(integers).bitwise_and_(kept.to(integers))  # several times as fast as a product
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the states, itself differentiable."""
+        (kept,) = ctx.saved_tensors
+        return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
+
+
+class HeedDropout(nn.Dropout):
+    """`nn.Dropout` (section 5.4), whose masks are drawn faster on the CPU.
+
+    There a mask takes 16 bits of randomness a feature instead of a float's. The probability is met to 1/65,536, and
+    the features that stay are scaled by exactly what compensates for it.
+    """
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Drop out features of a tensor of any shape, while training."""
+        if not self.training or self.p == 0.0:
+            return states
+        is_plain = states.device.type == "cpu" and type(states) is torch.Tensor and not torch.compiler.is_compiling()
+        if not is_plain or self.p == 1.0:
+            return F.dropout(states, self.p)
+        dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
+        words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        kept = words.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().to(torch.int8)
+        return SharedBitsDropout.apply(states, kept.view(states.shape), 2**16 / (2**16 - dropped))
+
+
+# Padding that is not computed
+
+
+class UniqueRows(torch.autograd.Function):
+    """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
+
+    That is the gradient where each row is taken once. A row that is taken more than once, or never, must be one whose
+    gradient is zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """Return the rows `taken` of `(rows, D)` states; the rows `inverse` of that would be the states again."""
+        ctx.save_for_backward(taken, inverse)
+        return states.index_select(0, taken)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the states, itself differentiable."""
+        taken, inverse = ctx.saved_tensors
+        return UniqueRows.apply(gradient, inverse, taken), None, None
+
+
+class PackedTokens:
+    """The tokens of a padded batch in one row, so that only attention computes something for padding.
+
+    One position of padding goes along and stands for all others. Nothing may depend on it: its gradient must be zero.
+
+    Args:
+        tokens: `(batch, length)`, true at tokens and false at padding, at least one of which is padding.
+    """
+
+    def __init__(self, tokens: torch.Tensor):
+        flat = tokens.flatten()
+        count = int(flat.sum())
+        self.shape = tokens.shape
+        self.numbers = torch.cat([flat.nonzero()[:, 0], flat.logical_not().nonzero()[:1, 0]])  # (N + 1)
+        self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(batch, length, D)` as `(1, N + 1, D)`."""
+        return UniqueRows.apply(states.flatten(0, 1), self.numbers, self.inverse).unsqueeze(0)
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out `(1, N + 1, D)` as `(batch, length, D)`."""
+        return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
+
+
+# Packing takes as long as computing this share of all positions. It must save more.
+LEAST_PADDING = 0.03
+
+
+def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
+    """Return how `(batch, length)` tokens are packed, or `None` where it is faster to compute all positions.
+
+    Where a row has no token nothing is packed either: attention to nothing but padding is attention to all of it.
+    """
+    if tokens is None or tokens.dim() != 2:
+        return None
+    tokens = tokens != 0
+    has_tokens = tokens.any(1).all()
+    return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a training step leaves out whose loss is all that anybody looks at, and is differentiated once.
+
+    Padding is not computed, and where a layer is given a packing, its norms are lean (`LeanLayerNorm`).
+
+    Attributes:
+        states: The tokens among a stack's own positions; `None` computes its padding too.
+        source: The tokens among the positions of the encoder's output; `None` computes its padding too.
+    """
+
+    states: PackedTokens | None = None
+    source: PackedTokens | None = None
+
+    def of_encoder(self, states: torch.Tensor) -> "Packing":
+        """Return the packing of the encoder's layers, which transform `(batch, source_length, D)` states."""
+        return Packing(_if_of_shape(self.source, states))
+
+    def of_decoder(self, states: torch.Tensor, source: torch.Tensor | None) -> "Packing":
+        """Return the packing of the decoder's layers, from `(batch, target_length, D)` states and the source's."""
+        if source is None:
+            return Packing()
+        return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay out a stack's own `(batch, length, D)` states for its layers."""
+        return states if self.states is None else self.states.pack(states)
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Lay them out as `(batch, length, D)` again."""
+        return states if self.states is None else self.states.unpack(states)
+
+
+def _if_of_shape(tokens: PackedTokens | None, states: torch.Tensor) -> PackedTokens | None:
+    return tokens if tokens is not None and tokens.shape == states.shape[:2] else None
+
+
+def packing_of(
+    labels: torch.Tensor, attention_mask: torch.Tensor | None, decoder_attention_mask: torch.Tensor | None
+) -> Packing | None:
+    """Return what a training step may leave out that nobody looks at; `None` where that is not known.
+
+    Args:
+        labels: `(batch, target_length)`, -100 where nothing is to be predicted.
+        attention_mask: `(batch, source_length)`, 0 at padding.
+        decoder_attention_mask: `(batch, target_length)`, 0 at padding.
+    """
+    needed = needed_targets(labels, decoder_attention_mask)
+    return None if needed is None else Packing(packed_tokens(needed), packed_tokens(attention_mask))
+
+
+def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `(batch, length)`, true at the targets that a loss depends on; `None` where they are not known.
+
+    They are those with a label, and those before one that the decoder's mask lets it see.
+    """
+    predicted = labels != IGNORED_LABEL
+    needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
+    if attention_mask is None:
+        return needed
+    return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
+
+
+# For each model without a hook how many hooks had been registered in this process when that was found out.
+_hooks_when_unwatched: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+
+
+def is_watched(model: nn.Module, parts: Iterable[nn.Module]) -> bool:
+    """Tell whether a hook of PyTorch sees what parts of a model, or modules within them, are given or return.
+
+    The modules are gone through only where some hook has been registered since the last time, on whatever module:
+    torch counts them. (A part with an old hook that is put into the model later is found at the next registration.)
+    """
+    registered = RemovableHandle.next_id
+    if _has_any_global_hook():
+        return True
+    if _hooks_when_unwatched.get(model) == registered:
+        return False
+    for module in (module for part in parts for module in part.modules()):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return True
+    _hooks_when_unwatched[model] = registered
+    return False
+
+
+# Norms
+
+
+class LeanLayerNorm(torch.autograd.Function):
+    """LayerNorm that keeps its output for the gradient, which the next product keeps anyway, and not its input.
+
+    Its gradient cannot be differentiated again.
+    """
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise `(…, D)`."""
+        output, _, reciprocal = torch.native_layer_norm(states, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(output, reciprocal, weight, bias)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of states, weight and bias, with the input computed back from the output."""
+        output, reciprocal, weight, bias = ctx.saved_tensors
+        normalised = (output - bias).div_(weight)
+        zero, one = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
+        of_normalised, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+            gradient, normalised, weight.shape, zero, one, weight, bias, ctx.needs_input_grad[:3]
+        )
+        return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
+
+
+# The input is computed back from the output as (output - bias) / weight. The larger the bias beside the weight, the
+# more digits of float32 are lost: at this ratio about four bits.
+LARGEST_BIAS = 16
+
+
+def may_be_lean(norm: nn.Module, states: torch.Tensor) -> bool:
+    """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
+    return (
+        type(norm) is nn.LayerNorm
+        and type(norm.weight) is nn.Parameter
+        and states.dtype == norm.weight.dtype == torch.float32
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(states.device.type)  # the next product would keep a copy in another dtype
+        and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
+    )

@@ -1,0 +1,202 @@
+"""What searches for a translator: token ids in, hypotheses out.
+
+`GenerateEngine` is transformers' `generate()` and `NativeEngine` Heed's own decoder for the CPU; CTranslate2's stands
+in `ctranslate2/engine.py`. What a sentence becomes does not depend on the sentences beside it: padding is masked.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.native.weights import Precision
+from heedful.inference.scoring import count_tokens, score_sequences
+from heedful.inference.strategies.beam_search import BeamSearch
+from heedful.inference.strategies.steps import asks_for_beam_search
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a search found for a sentence.
+
+    Attributes:
+        token_ids: The generated tokens, </s> included.
+        score: Log-probability of the tokens, divided by their number to the power of the generation config's
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`: what `generate()` calls
+            `sequences_scores` for beams. Greedy search and sampling give it too.
+        finished: Whether the model ended the sentence itself; `False` if the length limit did.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    score: float = 0.0
+    finished: bool = True
+
+
+class Engine(Protocol):
+    """Searches for translations of encoded sentences with one model."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine still computes what the model does."""
+
+    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+        """Translate sentences.
+
+        Args:
+            sources: Token ids of each sentence, in any order.
+            config: The generation config, with `num_beams`, `num_return_sequences` and `max_new_tokens`.
+            token_budget: Padded source tokens × rows per sentence of one batch.
+
+        Returns:
+            `num_return_sequences` hypotheses of each sentence, best first.
+        """
+
+
+class GenerateEngine:
+    """transformers' own `generate()`.
+
+    Args:
+        model: An encoder-decoder of transformers; it is put into evaluation mode while it searches.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine still computes what the model does: always, for it has no copy."""
+        return True
+
+    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+        """Translate sentences batch by batch, as `Engine.search` says."""
+        settings = self._settings(config)
+        costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        with evaluation_mode(self.model), torch.inference_mode():
+            for batch in token_batches(costs, token_budget):
+                found = self._search_batch([sources[number] for number in batch], settings, config)
+                for number in batch:
+                    results[number] = [next(found) for _ in range(config.num_return_sequences)]
+        return results
+
+    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
+        search = {"custom_generate": BeamSearch()} if asks_for_beam_search(settings) else {}
+        return self.model.generate(**inputs, **search, generation_config=settings), None
+
+    def _settings(self, config: Any) -> Any:
+        """Return a generation config that `generate()` does not fill in with a second length, and warn of it."""
+        settings = copy.deepcopy(config)
+        if self.model.generation_config.max_new_tokens is None:
+            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
+        return settings
+
+    def _search_batch(self, sources: list[Sequence[int]], settings: Any, config: Any) -> Iterator[Hypothesis]:
+        inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
+        sequences, scores = self.generate(inputs, settings)
+        counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
+        if scores is None:
+            scores = score_sequences(self.model, inputs, sequences, counts, config)
+        # The first token is the decoder's start, and padding follows </s>.
+        rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
+        yield from map(Hypothesis, rows, scores.tolist(), finished)
+
+
+class NativeEngine(GenerateEngine):
+    """Heed's own decoder for the CPU.
+
+    Args:
+        model: A Heed model on the CPU.
+        precision: `float32`, `bfloat16` or `int8`.
+
+    Raises:
+        ValueError: If the `NativeDecoder` cannot take the model's place.
+    """
+
+    def __init__(self, model: Any, precision: Precision = "float32"):
+        super().__init__(model)
+        self.decoder = NativeDecoder(model, precision)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the packed weights are still the model's."""
+        return self.decoder.is_current
+
+    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
+        encoded = self.decoder.encoded(**inputs)
+        return self.model.generate(**encoded, generation_config=settings, custom_generate=self._decode)
+
+    def _settings(self, config: Any) -> Any:
+        settings = super()._settings(config)
+        settings.return_dict_in_generate = True
+        return settings
+
+    def _decode(self, model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
+        output = self.decoder(model, input_ids, logits_processor, **rest)
+        return output.sequences, None if len(logits_processor) else output.sequences_scores
+
+
+def rows_per_sentence(config: Any) -> int:
+    """Return how many rows of a batch one sentence takes."""
+    return max(config.num_beams, config.num_return_sequences)
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout off for a while, and leave each module in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
+    """Group sentences of similar length so that no group costs more than a budget.
+
+    Args:
+        lengths: The cost of each sentence by its number: its tokens × its rows.
+        token_budget: Largest number of sentences × cost of the longest; a sentence above it is a group of its own.
+
+    Returns:
+        An iterator of groups of numbers. The longest sentences come first, so that what does not fit into memory
+        fails at once.
+    """
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(lengths, key=lambda number: -lengths[number]):
+        if batch and longest * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        longest = longest if batch else lengths[number]
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Make the input tensors of a batch, padded on the right.
+
+    Args:
+        sources: Token ids of every sentence.
+        pad_token_id: Fills up the shorter ones.
+        device: Where the tensors are to be.
+
+    Returns:
+        `input_ids` and `attention_mask`, both `(batch, longest source)`.
+    """
+    longest = max(map(len, sources))
+    filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
+    mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
+    return {
+        "input_ids": torch.tensor(filled, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }

@@ -1,0 +1,103 @@
+"""Matrix products with weights laid out once for the CPU: float32 and bfloat16 by oneDNN, int8 by FBGEMM.
+
+Each is a function from `(rows, in_features)` to `(rows, out_features)`. If torch was built without oneDNN, plain
+`torch.nn.functional.linear` takes its place; without FBGEMM, int8 is refused.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+Precision = Literal["float32", "bfloat16", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
+SMALL_MATRIX = 2**16
+INT8_LIMIT = 127
+
+
+def has_onednn() -> bool:
+    """Return whether torch can lay out weights for oneDNN here."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+def int8_engine() -> str | None:
+    """Return the engine of torch that multiplies with int8 weights here, if any."""
+    if not hasattr(torch, "quantize_per_channel"):
+        return None
+    supported = torch.backends.quantized.supported_engines
+    return next((name for name in ("fbgemm", "qnnpack") if name in supported), None)
+
+
+def kernel_name(precision: Precision) -> str:
+    """Return which library does the matrix products of a precision here, for reports."""
+    if precision == "int8":
+        return int8_engine() or "none"
+    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
+
+
+def packed_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision, relu: bool = False
+) -> Product:
+    """Return the function x ↦ x Wᵀ + b, or max(0, x Wᵀ + b).
+
+    Args:
+        weight: `(out_features, in_features)`.
+        bias: `(out_features)`, or `None`.
+        precision: Type of the weights. With `int8` each output feature has its own scale, and the input is quantized
+            at each call, with one scale for all its rows.
+        relu: Whether ReLU follows.
+
+    Raises:
+        ValueError: If torch has no kernel for the precision here.
+    """
+    weight = weight.detach().float()
+    bias = None if bias is None else bias.detach().float()
+    if precision == "int8":
+        return _int8_product(weight, bias, relu)
+    if precision == "bfloat16":
+        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+    return _packed_product(weight, bias, relu) if has_onednn() else _plain_product(weight, bias, relu)
+
+
+def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    if relu:
+        return lambda states: F.linear(states, weight, bias).relu_()
+    return lambda states: F.linear(states, weight, bias)
+
+
+def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
+    if weight.dtype != torch.float32 or weight.numel() > SMALL_MATRIX:
+        return lambda states: multiply(states, packed, bias, activation, [], "")
+    single = _plain_product(weight, bias, relu)
+
+    def product(states: torch.Tensor) -> torch.Tensor:
+        return single(states) if len(states) == 1 else multiply(states, packed, bias, activation, [], "")
+
+    return product
+
+
+def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
+    engine = int8_engine()
+    if engine is None:
+        raise ValueError("`precision` must be float32 or bfloat16 where torch has no int8 kernels, but is int8.")
+    scales = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
+    with warnings.catch_warnings():
+        # It is going to be removed; `int8_engine` looks whether it is there.
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
+        levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        packed = torch.ops.quantized.linear_prepack(levels, bias)
+    finally:
+        torch.backends.quantized.engine = before
+    operators = torch.ops.quantized
+    multiply = operators.linear_relu_dynamic.default if relu else operators.linear_dynamic.default
+    return lambda states: multiply(states, packed)

@@ -1,0 +1,77 @@
+"""Where in its sequence each token stands, and how a model is told (section 3.5 of *Attention Is All You Need*).
+
+Letters in shape comments: B batch.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from .configuration_heed import HeedConfig
+
+
+def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
+    """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
+
+    Nothing is stored, so the encoding extends to any length, whatever the dtype of the model.
+
+    Args:
+        positions: Integer positions of any shape, say `(batch, length)`.
+        width: Even size of the encoding, d_model.
+        layout: `interleaved` puts sine 2i beside cosine 2i+1; `concatenated` and `tensor2tensor` put all sines first,
+            the latter with wavelengths that grow up to 10000·2π and not just below it.
+
+    Returns:
+        `(*positions.shape, width)`.
+    """
+    even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
+    span = width - 2 if layout == "tensor2tensor" else width
+    angles = positions.to(torch.float32)[..., None] * torch.exp(even * (-math.log(10000.0) / span))
+    waves = angles.sin(), angles.cos()
+    return torch.stack(waves, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(waves, dim=-1)
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)) and PE(pos, 2i+1) = cos(...) (section 3.5)."""
+
+    def __init__(self, config: HeedConfig):
+        super().__init__()
+        self.width = config.d_model
+        self.layout = config.sinusoid_layout
+        self.offset = config.position_offset
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Encode `(batch, length)` positions as `(batch, length, d_model)`."""
+        return sinusoids(positions + self.offset, self.width, self.layout)
+
+
+class RotaryPositions(nn.Module):
+    """Rotates each pair of query and key features by an angle that grows with the position (Su et al., 2021)."""
+
+    def forward(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate `(batch, heads, length, d_k)` queries or keys at `(batch, length)` positions."""
+        waves = sinusoids(positions, states.shape[-1], "interleaved").to(states.dtype)[:, None]  # (B, 1, length, d_k)
+        sine, cosine = waves[..., 0::2], waves[..., 1::2]
+        even, odd = states[..., 0::2], states[..., 1::2]
+        rotated = even * cosine - odd * sine, even * sine + odd * cosine
+        return torch.stack(rotated, dim=-1).flatten(-2)
+
+
+def positions_of(
+    length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
+) -> torch.Tensor:
+    """Return the positions of the newest `length` tokens of each sequence, padding on either side not counted.
+
+    Args:
+        length: Number of new tokens.
+        past_length: Number of tokens already in the cache.
+        attention_mask: `(batch, past_length + length)`, 0 at padding, or anything else to count every token.
+        device: Where the positions are made.
+
+    Returns:
+        `(batch, length)`, or `(1, length)` where every sequence is numbered alike.
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(length, device=device) + past_length)[None]
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)

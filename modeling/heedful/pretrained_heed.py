@@ -1,0 +1,409 @@
+"""Loading, resizing and saving, the same for Heed's Transformer and recurrent models.
+
+Loading refuses what transformers would let pass with a line in the log: missing, unknown and misshapen weights. Saving
+sends the code along, so that a folder loads where Heedful is not installed.
+"""
+
+import copy
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
+
+from .configuration_base_heed import HeedBaseConfig, first_three
+
+# Where torch puts a tensor on the CPU: at a multiple of so many bytes.
+ALIGNMENT = 64
+
+
+class HubToken:
+    """Opens a private repository for what is loaded after the model; it is never shown, copied or saved."""
+
+    def __init__(self, value: str | bool | None = None):
+        self.value = value
+
+    def __reduce__(self) -> tuple[type["HubToken"], tuple[()]]:
+        return HubToken, ()
+
+
+class HeedBaseModel(PreTrainedModel):
+    """What every model of both families, and each of their stacks, can do: load, resize, save."""
+
+    config: HeedBaseConfig
+    base_model_prefix = "model"
+    _skip_keys_device_placement = ["past_key_values"]
+    # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
+    auto_map: ClassVar[dict[str, str]]
+    # Which side a stack is of; a whole model has both.
+    side: Literal["encoder", "decoder"] | None = None
+    # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
+    is_part_of_a_model = False
+    embed_tokens: nn.Embedding  # of a stack
+
+    def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`.
+
+        Raises:
+            ValueError: If both or neither are given, or an id is outside the vocabulary.
+        """
+        if inputs_embeds is None and input_ids is not None:
+            self.check_token_ids(input_ids)
+            return self.embed_tokens(input_ids)
+        if inputs_embeds is None or input_ids is not None:
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"Exactly one of `input_ids` and `inputs_embeds` must be given, but {given} was.")
+        return inputs_embeds
+
+    def check_token_ids(self, input_ids: torch.Tensor) -> None:
+        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator."""
+        # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
+        if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
+            return
+        # From the config: an adapter may have replaced the embeddings, and does not know their number.
+        limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
+        lowest, highest = (int(bound) for bound in input_ids.aminmax())
+        if lowest < 0 or highest >= limit:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"Token ids must be at least 0 and below {limit}, but one is {wrong} instead.")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load as transformers does, but refuse weights that are not this model's, and remember where they were.
+
+        transformers draws missing weights at random and drops unknown ones, with a line in the log. Here both are an
+        error, unless `output_loading_info=True` asks for the report of them or a `state_dict` is given. A model
+        without its head loads from a folder with one, and the other way round, with a new head.
+
+        Raises:
+            ValueError: If weights are missing or unknown, which the message names, or a file is broken.
+            RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
+        """
+        model: Any
+        report: dict[str, Any]
+        source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
+        is_strict = source is not None and kwargs.get("state_dict") is None and not kwargs.get("output_loading_info")
+        # transformers' own error for other shapes names none of them.
+        asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": may_differ or is_strict}
+        try:
+            model, report = super().from_pretrained(source, *args, **asked)
+        except Exception as error:
+            # By its name: whatever this file imports, every user of a model on the Hub must have installed.
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
+        own_report = model.__dict__.pop("_own_report", report)
+        if is_strict:
+            check_weights(model, own_report, source, may_differ)
+            check_adapter(model, report)
+        check_device_map(model)
+        align_weights(model)
+        check_quantization(model)
+        # With these a pipeline finds the target's tokenizer.
+        model.config._commit_hash = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
+        model._hub_token = HubToken(kwargs.get("token"))
+        return (model, report) if kwargs.get("output_loading_info") else model
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
+        """Keep the report of the model's own weights: after an adapter transformers returns the adapter's alone."""
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        self._own_report = loading_info.to_dict()
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.
+
+        Raises:
+            ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
+        """
+        if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
+            raise ValueError(
+                "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead: save "
+                "the model as it was, and load it with `quantization_config=TorchAoConfig(...)`."
+            )
+        self._keep_sharing()
+        if self._auto_class is not None:
+            self.config.auto_map = dict(self.auto_map)
+            # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
+            from .pipeline_heed import CUSTOM_PIPELINES
+
+            self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def quantized_weights(self) -> list[str]:
+        """Return the names of the weights that torchao holds in fewer bits, in tensors of its own classes."""
+        weights = self.named_parameters()
+        return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
+
+    def _keep_sharing(self) -> None:
+        """Let the config say which matrices are one, after peft wrote there that none is.
+
+        Merging an adapter sets `tie_word_embeddings` to False where source and output embeddings are two matrices:
+        with separate vocabularies they always are, though the target's is one with either.
+        """
+        if self.config.tie_word_embeddings or self.side is not None:
+            return
+        model: Any = self.base_model
+        source, target = model.encoder.embed_tokens, model.decoder.embed_tokens
+        head = self.get_output_embeddings()
+        shares_input = source.weight is target.weight
+        shares_output = head is not None and head.weight is target.weight
+        if shares_input or shares_output:
+            self.config.tie_word_embeddings = True
+            self.config.share_encoder_decoder_embeddings = shares_input
+            self.config.tie_output_embeddings = shares_output
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Resize the source embeddings; with one vocabulary for both sides the target's and the output too.
+
+        Source and target have one vocabulary where `config.has_one_vocabulary` says so. Where they have two,
+        `resize_decoder_token_embeddings` resizes the other. A decoder on its own resizes what it has.
+
+        Args:
+            new_num_tokens: Number of tokens from now on; `None` keeps it, but for the padding.
+            pad_to_multiple_of: Rounds the number up.
+            mean_resizing: Draw new rows around the mean of the old ones, instead of as those of a new model.
+
+        Returns:
+            The resized embeddings.
+
+        Raises:
+            ValueError: If a special id would no longer be in the vocabulary, the weights lie on the disk or another
+                device, or this is a part of a model, whose other parts would keep their size.
+        """
+        own: list[str] = [self.side or "encoder"]
+        sides = ["encoder", "decoder"] if self.side is None and self.config.has_one_vocabulary else own
+        return self._resize(sides, new_num_tokens, pad_to_multiple_of, mean_resizing)
+
+    def resize_decoder_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Resize the target embeddings and the output alone; from then on source and target have two vocabularies.
+
+        The arguments are those of `resize_token_embeddings`.
+
+        Returns:
+            The resized target embeddings.
+
+        Raises:
+            ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
+        """
+        if self.config.shares_source_and_target_embeddings:
+            raise ValueError(
+                "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized, "
+                "but is True instead; `resize_token_embeddings` resizes both."
+            )
+        return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
+
+    def _resize(
+        self, sides: list[str], new_num_tokens: int | None, pad_to_multiple_of: int | None, mean_resizing: bool
+    ) -> nn.Embedding:
+        """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
+        stacks: list[Any] = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
+        size = stacks[0].embed_tokens.num_embeddings if new_num_tokens is None else new_num_tokens
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return stacks[0].embed_tokens
+        size = _rounded_up(size, pad_to_multiple_of)
+        config = self._config_of_size(sides, size)
+        head = self.get_output_embeddings() if "decoder" in sides else None
+        modules = [stack.embed_tokens for stack in stacks] + ([head] if head is not None else [])
+        if self.is_part_of_a_model:
+            raise ValueError(
+                f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
+                "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
+            )
+        if any(module.weight.is_meta and hasattr(module, "_hf_hook") for module in modules):
+            raise ValueError(
+                "The embeddings must be in memory to be resized, but are offloaded: load the model without "
+                "`device_map`, resize it and save it."
+            )
+        if head is not None:
+            # First: tied weights change with the embeddings, in place, and a bias would be left behind.
+            self._resize_head(head, size, mean_resizing)
+        for stack in stacks:
+            self._get_resized_embeddings(stack.embed_tokens, size, mean_resizing=mean_resizing)
+        for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
+            setattr(self.config, name, getattr(config, name))
+        self.vocab_size = self.config.vocab_size  # transformers keeps it here too
+        self.tie_weights()
+        return stacks[0].embed_tokens
+
+    def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
+        """Return a config whose vocabularies of these sides have another size, after checking it."""
+        config = copy.copy(self.config)
+        if self.side is None and len(sides) == 1:
+            config.share_encoder_decoder_embeddings = False
+        if "encoder" in sides or config.has_one_vocabulary:
+            config.vocab_size = size
+        if "decoder" in sides:
+            config.decoder_vocab_size = size
+        config.validate_architecture()
+        return config
+
+    @torch.no_grad()
+    def _resize_head(self, head: nn.Linear, size: int, mean_resizing: bool) -> None:
+        """Give the pre-softmax layer and its bias as many rows; it stays the same module, with what hangs on it."""
+        old_size = head.weight.shape[0]
+        resized = self._get_resized_lm_head(head, size, mean_resizing=mean_resizing)
+        if resized is head:
+            return
+        if size > old_size and not mean_resizing:
+            resized.weight[old_size:].normal_(std=head.weight.shape[1] ** -0.5)  # as in `_init_weights`
+        head.out_features = size
+        head.weight = nn.Parameter(resized.weight, requires_grad=head.weight.requires_grad)
+        if head.bias is not None:
+            head.bias = nn.Parameter(resized.bias, requires_grad=head.bias.requires_grad)
+
+
+class EncoderDecoder(nn.Module):
+    """What a model of two stacks `encoder` and `decoder` does with their embeddings; both families inherit it."""
+
+    config: Any
+    encoder: Any
+    decoder: Any
+
+    def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        """Take the two stacks, and tell transformers which of their matrices are one."""
+        self.encoder, self.decoder = encoder, decoder
+        self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
+        self._tied_weights_keys = {}
+        if self.config.shares_source_and_target_embeddings:
+            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the source embeddings."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the source embeddings, and the target's where they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.shares_source_and_target_embeddings:
+            self.decoder.embed_tokens = value
+
+    @staticmethod
+    def check_target(decoder_input_ids: torch.Tensor | None, decoder_inputs_embeds: torch.Tensor | None) -> None:
+        """Raise a `ValueError` if there is nothing to decode."""
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
+                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
+                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
+            )
+
+
+def _rounded_up(size: int, multiple: int | None) -> int:
+    if multiple is None:
+        return size
+    if not isinstance(multiple, int):
+        # The words of transformers, which its tests look for.
+        raise ValueError(
+            f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer. Please make "
+            "sure to pass an integer"
+        )
+    if multiple < 1:
+        raise ValueError(f"`pad_to_multiple_of` must be at least 1, but is {multiple} instead.")
+    return math.ceil(size / multiple) * multiple
+
+
+@torch.no_grad()
+def align_weights(model: PreTrainedModel) -> None:
+    """Move weights to addresses where torch would have put them, since the address can change a product's last bits.
+
+    Loaded weights lie in memory as they do in their file, behind a header whose length depends on what else is in the
+    file, and so on the number of files. MKL adds up a product of one row in another order where its matrix does not
+    begin at a multiple of 16 bytes: a loaded model would differ from the saved one.
+    """
+    for weight in model.parameters():
+        if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
+            weight.data = weight.data.clone()
+
+
+def check_device_map(model: PreTrainedModel) -> None:
+    """Refuse a `device_map` that puts a shared matrix on two devices, of which the disk is one.
+
+    Raises:
+        ValueError: If it does; the message names both.
+    """
+    devices = getattr(model, "hf_device_map", None) or {}
+    if "disk" not in devices.values():
+        return
+    for pair in model.all_tied_weights_keys.items():
+        found = []
+        for name in pair:
+            parts = name.split(".")
+            prefixes = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
+            found.append(next((devices[prefix] for prefix in prefixes if prefix in devices), None))
+        if found[0] != found[1]:
+            told = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
+            raise ValueError(
+                f"`device_map` must put matrices that are one on one device, but puts {told} instead; "
+                '`device_map="auto"` with `max_memory` sees to it.'
+            )
+
+
+def check_quantization(model: Any) -> None:
+    """Raise a `ValueError` if a model was loaded to be quantized by torchao, and none of its weights could be."""
+    settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
+    is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
+    if is_torchao and not model.quantized_weights():
+        raise ValueError(
+            "`quantization_config` must fit the model, but no weight could be quantized with it: `group_size` must "
+            f"divide `d_model` ({model.config.d_model}) and the inner sizes."
+        )
+
+
+def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
+    """Raise if a model was not loaded whole, or not all of a file was used.
+
+    Args:
+        model: The model that was loaded.
+        report: What `from_pretrained(output_loading_info=True)` tells of its own weights.
+        source: The folder or repository, of the model or of an adapter, for the message.
+        may_differ: Whether weights of other shapes are left as they were drawn.
+    """
+    if getattr(model, "_hf_peft_config_loaded", False):
+        source = next(iter(model.peft_config.values())).base_model_name_or_path or source
+    missing, unknown = report["missing_keys"], report["unexpected_keys"]
+    name, base = type(model).__name__, model.base_model
+    if name not in (model.config.architectures or [name]):
+        # Saved without a head or with one: what lies outside the stacks may differ.
+        prefix = f"{model.base_model_prefix}."
+        unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
+        missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
+    wrong = {"lacks": sorted(missing), "holds, unknown to it,": sorted(unknown)}
+    for what, keys in wrong.items():
+        if keys:
+            raise ValueError(
+                f"{source} must hold the weights of a {name} of its config, but {what} {first_three(keys)}; "
+                "`output_loading_info=True` loads the rest and returns a list."
+            )
+    shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
+    if shapes and not may_differ:
+        raise RuntimeError(
+            f"{source} must hold weights of the shapes that its config says, but has {', '.join(sorted(shapes)[:3])}; "
+            "`ignore_mismatched_sizes=True` draws them at random."
+        )
+    # transformers lets go of a tie where the file holds two different matrices.
+    for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
+        one, other = (model.get_parameter(key) for key in pair)
+        if one is not other and one.device == other.device and one.device.type != "meta":
+            raise ValueError(
+                f"{source} must hold one matrix for {pair[0]} and {pair[1]}, which the config ties, but holds two "
+                "different ones: set `tie_word_embeddings` to False in its config."
+            )
+
+
+def check_adapter(model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Raise if a model was loaded with an adapter whose file lacks some of its weights."""
+    lacking = sorted(report["missing_keys"]) if getattr(model, "_hf_peft_config_loaded", False) else []
+    if lacking:
+        raise ValueError(f"The adapter must have all its weights, but lacks {first_three(lacking)}.")

@@ -1,0 +1,118 @@
+"""Heed's models in the Auto classes and pipelines of transformers, without importing either.
+
+Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. For that the Auto
+classes must have been told of Heed's classes; but to import them here, and the model with them, would make
+`import heedful` and each start of the command line take seconds. So what is imported already is registered at once,
+and the rest when Python imports it: a finder at the head of `sys.meta_path` sees each import, and adds the
+registration to the few modules that matter. Python offers no other way to learn that a module has been imported.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def _register_config() -> None:
+    from transformers import AutoConfig
+
+    from heedful.configuration_heed import HeedConfig
+    from heedful.configuration_heed_rnn import HeedRNNConfig
+
+    for config in (HeedConfig, HeedRNNConfig):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        config.register_for_auto_class()
+
+
+def _register_models() -> None:
+    from transformers import AutoModel, AutoModelForSeq2SeqLM
+
+    from heedful import modeling_heed, modeling_heed_rnn
+
+    for model, whole in (
+        (modeling_heed.HeedModel, modeling_heed.HeedForConditionalGeneration),
+        (modeling_heed_rnn.HeedRNNModel, modeling_heed_rnn.HeedRNNForConditionalGeneration),
+    ):
+        AutoModel.register(model.config_class, model, exist_ok=True)
+        AutoModelForSeq2SeqLM.register(whole.config_class, whole, exist_ok=True)
+
+
+def _send_code_along(module: str, kind: str) -> None:
+    """Let `save_pretrained` put the code of a module's models into their folders."""
+    models = importlib.import_module(module)
+    getattr(models, f"{kind}Model").register_for_auto_class("AutoModel")
+    getattr(models, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
+
+
+def _register_pipeline() -> None:
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    from heedful.pipeline_heed import TASK, HeedTranslationPipeline
+
+    PIPELINE_REGISTRY.register_pipeline(TASK, HeedTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
+
+
+# Which module has been imported when something is to be registered, which modules of Heed it needs, and how.
+_REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
+    "transformers.models.auto.configuration_auto": (
+        {"heedful.configuration_heed", "heedful.configuration_heed_rnn"},
+        _register_config,
+    ),
+    "transformers.models.auto.modeling_auto": (
+        {"heedful.modeling_heed", "heedful.modeling_heed_rnn"},
+        _register_models,
+    ),
+    "transformers.pipelines": ({"heedful.pipeline_heed"}, _register_pipeline),
+    "heedful.modeling_heed": (set(), partial(_send_code_along, "heedful.modeling_heed", "Heed")),
+    "heedful.modeling_heed_rnn": (set(), partial(_send_code_along, "heedful.modeling_heed_rnn", "HeedRNN")),
+}
+_WATCHED = set(_REGISTRATIONS).union(*(modules for modules, _ in _REGISTRATIONS.values()))
+_in_progress: set[str] = set()
+
+
+def _register_what_is_ready() -> None:
+    """Register the classes whose Auto classes are imported; what is still being imported has its turn when done."""
+    for module, (heed_modules, register) in list(_REGISTRATIONS.items()):
+        ready = module in sys.modules and not {module, *heed_modules} & _in_progress
+        if ready and module in _REGISTRATIONS:
+            del _REGISTRATIONS[module]
+            register()
+
+
+class _AutoClassFinder(MetaPathFinder):
+    """Registers Heed's classes right after the modules concerned have been imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as Python would, and let its loader register Heed's classes when it is done."""
+        if fullname not in _WATCHED:
+            return None
+        _WATCHED.remove(fullname)
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            _in_progress.add(fullname)
+            try:
+                execute(module)
+            finally:
+                _in_progress.remove(fullname)
+            _register_what_is_ready()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Register what can be registered now, and watch for the imports of the rest."""
+    if not any(isinstance(finder, _AutoClassFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AutoClassFinder())
+    _register_what_is_ready()

@@ -1,0 +1,142 @@
+"""Dilution: what one score can keep of the attention among n, on paper and in a trained model.
+
+Attention weights are a softmax (equation 1) and add up to 1. One score that stands a given distance above all others
+keeps less and less of them the more others there are: its odds are e^distance / (n - 1). To look at one token as
+sharply in a sentence twice as long, a model has to make the distance larger by ln 2. Whether a trained one does so
+shows in the entropy of its attention.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.inference.attention.recording import Kind
+from heedful.studies.figures import Panel, lines
+from heedful.studies.measures import attention_along, encoded, mean
+from heedful.studies.pairs import Pair, joined_pairs
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.training import Training
+
+SCORE = 3.0  # of the one
+OTHERS = (0.0, 1.0)  # of all others
+LENGTHS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+JOINED_IN_TRAINING = (1, 2)  # sentences that are read as one
+JOINED_IN_MEASURE = (1, 2, 3, 4, 6, 8)
+PAIRS = {"train": 24_000, "validation": 200, "test": 200}
+MEASURED = 25  # texts of each number of sentences
+KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
+
+Rows = dict[tuple[Kind, int, int], list[tuple[int, float]]]  # (kind, layer, head): tokens to look at, entropy
+
+
+def kept_weight(score: float, others: float, count: int) -> float:
+    """Return the softmax weight of one score among `count - 1` others that are all equal."""
+    return 1 / (1 + (count - 1) * math.exp(others - score))
+
+
+def texts(split: str, sentences: Sequence[int], count: int, seed: int) -> list[Pair]:
+    """Return texts of several sentences of the built-in corpus, and their translations.
+
+    Args:
+        split: Of the corpus.
+        sentences: Numbers of sentences in a text, in turn.
+        count: Number of texts.
+        seed: Of the corpus.
+    """
+    sizes = [sentences[number % len(sentences)] for number in range(count)]
+    return joined_pairs([(row["ko"], row["en"]) for row in korean_english_pairs(split, sum(sizes), seed)], sizes)
+
+
+def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
+    """Measure the entropy in nats of every row of attention weights of a model, along the given translations.
+
+    Args:
+        training: The model's.
+        pairs: Source and target texts.
+
+    Returns:
+        By kind of attention, layer and head: for every row, how many tokens it could look at, and its entropy.
+    """
+    translator = training.translator()
+    rows: Rows = defaultdict(list)
+    encoded_pairs = encoded(pairs, translator.tokenizers)
+    for index in range(len(encoded_pairs)):
+        weights_by_kind = attention_along(translator, encoded_pairs[index])
+        for kind in KINDS:
+            for layer, weights in enumerate(weights_by_kind[kind]):  # (heads, rows, columns)
+                for head, values in enumerate(torch.special.entr(weights).sum(-1).tolist()):
+                    seen = range(1, len(values) + 1) if kind == "decoder" else [weights.shape[-1]] * len(values)
+                    rows[kind, layer, head] += list(zip(seen, values, strict=True))
+    return rows
+
+
+def by_length(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Return the mean (tokens to look at, entropy) of rows of about the same length, two groups in each doubling."""
+    bins = defaultdict(list)
+    for seen, entropy in points:
+        bins[round(2 * math.log2(seen))].append((seen, entropy))
+    means = [(mean([seen for seen, _ in rows]), mean([entropy for _, entropy in rows])) for rows in bins.values()]
+    return sorted(means)
+
+
+def growth(points: list[tuple[int, float]]) -> float:
+    """Return the slope of entropy over ln n: 1 where attention is spread as over equal scores, 0 where it stays."""
+    xs, ys = [math.log(seen) for seen, _ in points], [entropy for _, entropy in points]
+    x_mean, y_mean = mean(xs), mean(ys)
+    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / sum((x - x_mean) ** 2 for x in xs)
+
+
+def train_on_texts(lab: Lab) -> Training:
+    """Train a translator of texts of one and two sentences."""
+    data = {split: texts(split, JOINED_IN_TRAINING, count, lab.seed) for split, count in PAIRS.items()}
+    return lab.train("translator", lab.write_data(**data))
+
+
+def run(lab: Lab) -> Outcome:
+    """Compute the weights, train a model on texts of one and two sentences, and measure its attention."""
+    training = train_on_texts(lab)
+    pairs = [pair for number in JOINED_IN_MEASURE for pair in texts("test", (number,), MEASURED, lab.seed + number)]
+    rows = attention_rows(training, pairs)
+    slopes = {key: growth(points) for key, points in rows.items()}
+    extremes = {"least": min(slopes, key=slopes.__getitem__), "most": max(slopes, key=slopes.__getitem__)}
+    values = {f"kept_{others:g}_{n}": kept_weight(SCORE, others, n) for others in OTHERS for n in (10, 100)}
+    values |= {f"growth_{kind}": mean([slopes[key] for key in slopes if key[0] == kind]) for kind in KINDS}
+    values |= {name: slopes[key] for name, key in extremes.items()}
+    heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
+    entropies = []  # as a part of what equal scores would give
+    for kind in KINDS:
+        for seen, entropy in by_length([point for key, some in rows.items() if key[0] == kind for point in some]):
+            if seen >= 4:
+                entropies.append((kind, seen, entropy, math.exp(entropy), entropy / math.log(seen)))
+    return Outcome(
+        {
+            "weights": [(n, *(kept_weight(SCORE, others, n) for others in OTHERS)) for n in LENGTHS],
+            "entropy": entropies,
+            "heads": [(*key, slopes[key]) for key in sorted(slopes)],
+        },
+        _panels(rows),
+        {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},
+        {"score": SCORE},
+    )
+
+
+def _panels(rows: Rows) -> dict[str, list[Panel]]:
+    weights = {
+        f"{SCORE:g} among {others:g}": [(n, kept_weight(SCORE, others, n)) for n in range(2, 1001)]
+        for others in OTHERS
+    }
+    entropies = []
+    for kind in KINDS:
+        heads = {f"layer {key[1]}, head {key[2]}": by_length(points) for key, points in rows.items() if key[0] == kind}
+        longest = max(seen for points in heads.values() for seen, _ in points)
+        equal = {"equal scores": [(n, math.log(n)) for n in (1, longest)]}
+        entropies.append(lines(heads | equal, "tokens to look at", "entropy in nats", kind, log="x"))
+    kept = lines(weights, "number of scores n", "weight of the one", log="x")
+    return {"weights": [kept], "entropy": entropies}
+
+
+STUDY = Study.described(run, description_of(__file__))

@@ -1,0 +1,174 @@
+"""Heads: one against four against eight of the same cost, what single ones look at, and which can be left out.
+
+h heads of width d_model / h have as many weights and cost as many operations as one of width d_model (section 3.2.2);
+they give that many distributions over the tokens instead of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from random import Random
+from typing import Any
+
+from heedful.inference.attention.labels import token_labels
+from heedful.inference.translation import Translator
+from heedful.studies.attention.looks import PLACES, Look, has_place, looks_of_heads, most_positional, sharpest
+from heedful.studies.attention.pruning import Head, head_importance, without_heads
+from heedful.studies.figures import Panel, lines, matrix
+from heedful.studies.measures import (
+    attention_along,
+    bleu,
+    encoded,
+    loss_per_token,
+    mean,
+    seed_cells,
+    seed_values,
+    train_with_seeds,
+)
+from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.training import LEARNING
+
+COUNTS = (1, 4, 8)
+LOOKED_AT = 4  # the model whose single heads are looked at
+PRUNED = (4, 8)
+SEEDS = 2
+SHARES = tuple(number / 6 for number in range(7))  # of the heads that are left out
+RANDOM_ORDERS = 3
+PAIRS = 200  # test pairs of the maps and of pruning
+IMPORTANCE_PAIRS = "builtin:validation:100"  # what is left out must not be chosen on test pairs
+
+
+@dataclass
+class Pruned:
+    """A model after some heads were left out.
+
+    Attributes:
+        kept: Number of heads that are left.
+        loss: Test loss in nats per token, with the least important heads left out.
+        random_loss: The mean test loss with as many heads left out in random orders.
+        bleu: Test BLEU, with the least important heads left out.
+        random_bleu: Test BLEU in the first random order.
+    """
+
+    kept: int
+    loss: float
+    random_loss: float
+    bleu: float
+    random_bleu: float
+
+
+def prune(translator: Translator, importance: dict[Head, float], pairs: Sequence[Pair], seed: int) -> list[Pruned]:
+    """Leave out more and more heads of a model, the least important first, and at random.
+
+    Args:
+        translator: The model's; it stays as it is.
+        importance: Of every head.
+        pairs: Test pairs.
+        seed: Of the random orders.
+    """
+    ascending = sorted(importance, key=lambda head: importance[head])
+    orders = [ascending]
+    for number in range(RANDOM_ORDERS):
+        orders.append(Random(f"{seed} {number}").sample(ascending, len(ascending)))
+    rows, steps = encoded(pairs, translator.tokenizers), []
+    for share in SHARES:
+        count = round(share * len(ascending))
+        pruned = [without_heads(translator.model, order[:count]) for order in orders]
+        loss, *random_losses = (loss_per_token(model, rows) for model in pruned)
+        scores = (bleu(Translator(model, translator.tokenizers), pairs) for model in pruned[:2])
+        steps.append(Pruned(len(ascending) - count, loss, mean(random_losses), *scores))
+    return steps
+
+
+def run(lab: Lab) -> Outcome:
+    """Compare numbers of heads, look at single heads, and leave heads out."""
+    trainings = {}
+    for count in COUNTS:
+        changes = {f"model.options.{side}_attention_heads": count for side in ("encoder", "decoder")}
+        trainings[count] = train_with_seeds(lab, f"{count} head{'s' * (count > 1)}", changes, SEEDS)
+    translators = {count: trainings[count][0].translator() for count in {LOOKED_AT, *PRUNED}}
+    tokenizers, width = translators[LOOKED_AT].tokenizers, translators[LOOKED_AT].model.config.d_model  # same for all
+    pairs, held_back = held_out_pairs()[:PAIRS], encoded(corpus_pairs(IMPORTANCE_PAIRS), tokenizers)
+    rows = encoded(pairs, tokenizers)
+    importance = {count: head_importance(translator.model, held_back) for count, translator in translators.items()}
+    looks = looks_of_heads(translators[LOOKED_AT], rows)
+    pruning = {count: prune(translators[count], importance[count], pairs, lab.seed) for count in PRUNED}
+    return Outcome(
+        {
+            "quality": [(count, width // count, *seed_cells(runs)) for count, runs in trainings.items()],
+            "looks": _look_rows(looks, importance[LOOKED_AT]),
+            "alignment": _alignment_rows(translators[LOOKED_AT], rows[0], sharpest(looks, "cross")),
+            "pruning": [(count, *astuple(step)) for count, steps in pruning.items() for step in steps],
+        },
+        {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
+        {"parameters": trainings[COUNTS[0]][0].parameters, **seed_values(trainings)}
+        | _look_values(looks)
+        | _pruning_values(pruning),
+        {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
+    )
+
+
+def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
+    for head, look in looks.items():
+        shares = [f"{look.mean(place):.0%}" if has_place(head, place) else "–" for place in PLACES]
+        rows.append((str(head), *shares, look.mean("largest weight"), look.mean("entropy"), importance[head]))
+    return rows
+
+
+def _alignment_rows(translator: Translator, row: dict[str, list[int]], head: Head) -> list[tuple[str, str, float]]:
+    """Say which source token a head of cross-attention looks at most, for every target token of a sentence."""
+    weights = attention_along(translator, row, ["cross"])["cross"][head.layer][head.number]
+    largest, places = weights.max(dim=1)
+    sources = token_labels(translator.tokenizers.source, row["input_ids"])
+    targets = token_labels(translator.tokenizers.target, row["labels"])
+    return list(zip(targets, [sources[place] for place in places.tolist()], largest.tolist(), strict=True))
+
+
+def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
+    values: dict[str, Cell] = {}
+    for kind in ("encoder", "decoder"):
+        share, place, head = most_positional(looks, kind)
+        values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
+    cross = sharpest(looks, "cross")
+    return values | {"cross_head": str(cross), "cross_largest": looks[cross].mean("largest weight")}
+
+
+def _pruning_values(pruning: dict[int, list[Pruned]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for count, steps in pruning.items():
+        full, half, none = steps[0], steps[len(SHARES) // 2], steps[-1]
+        values |= {f"all_{count}": full.kept, f"kept_{count}": half.kept, f"half_random_{count}": half.random_bleu}
+        values |= {f"full_{count}": full.bleu, f"half_{count}": half.bleu, f"none_{count}": none.bleu}
+    return values
+
+
+def _look_panel(looks: dict[Head, Look]) -> Panel:
+    shares = [
+        [look.mean(place) if has_place(head, place) else float("nan") for place in PLACES]
+        for head, look in looks.items()
+    ]
+    image = {"cmap": "Blues", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest"}
+    draw_matrix = matrix(shares, "mean attention weight", image=image, xlabel="token that is looked at")
+
+    def draw(axes: Any) -> None:
+        axes.figure.set_figheight(5.5)
+        draw_matrix(axes)
+        axes.set_xticks(range(len(PLACES)), PLACES)
+        axes.set_yticks(range(len(looks)), [str(head) for head in looks], fontsize=7)
+
+    return draw
+
+
+def _pruning_panel(pruning: dict[int, list[Pruned]]) -> Panel:
+    losses = {}
+    for count, steps in pruning.items():
+        shares = [step.kept / steps[0].kept for step in steps]
+        for order, name in (("least important first", "loss"), ("random", "random_loss")):
+            points = [(share, getattr(step, name)) for share, step in zip(shares, steps, strict=True)]
+            losses[f"{count} heads a layer, {order}"] = points
+    return lines(losses, "share of heads that are kept", "test loss (nats per token)")
+
+
+STUDY = Study.described(run, description_of(__file__), LEARNING)

@@ -1,0 +1,133 @@
+"""Scaling: why section 3.2.1 divides scores by √d_k.
+
+If the components of a query and a key are independent with mean 0 and variance 1, their product q·k has variance d_k.
+A softmax over scores that large puts nearly all weight on one, and passes hardly any gradient on. Additive scores do
+not grow with d_k. Three scorings are trained at three widths, where h·d_k = d_model as in Table 3, row A: so the costs
+are equal, and fresh projections give queries and keys of variance 1.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from heedful.studies.figures import Panel, Points, lines
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, Study, description_of
+
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024)  # d_k
+KEYS = 32
+QUERIES = 4096
+TRAINED_WIDTHS = (16, 64, 256)
+DESCRIPTION = description_of(__file__)
+D_MODEL = DESCRIPTION["changes"]["model.options.d_model"]
+SCORINGS = ("dot", "scaled_dot", "additive")
+
+MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient": "norm of the derivative"}
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """What a softmax over the scores of random queries and keys does, means over queries.
+
+    Attributes:
+        variance: Of a score.
+        largest: The largest weight.
+        entropy: Of the weights, in nats.
+        gradient: Norm of the matrix of derivatives of the weights by the scores.
+    """
+
+    variance: float
+    largest: float
+    entropy: float
+    gradient: float
+
+
+def softmax_of_random(d_k: int, is_scaled: bool, seed: int) -> Softmax:
+    """Draw queries and keys with components of variance 1, and look at the softmax over their scores.
+
+    Args:
+        d_k: Width of queries and keys.
+        is_scaled: Whether scores are divided by √d_k.
+        seed: Of the draw; with and without scaling it is the same one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(QUERIES, 1, d_k, generator=generator)
+    scores = torch.cat(
+        [(query * torch.randn(QUERIES, 1, d_k, generator=generator)).sum(-1) for _ in range(KEYS)], dim=-1
+    )  # (queries, keys)
+    if is_scaled:
+        scores = scores / math.sqrt(d_k)
+    weights = scores.double().softmax(-1)
+    # The derivative of weight i by score j is w_i (δ_ij - w_j).
+    squares = weights.square()
+    norms = squares.sum(-1) - 2 * (squares * weights).sum(-1) + squares.sum(-1).square()
+    return Softmax(
+        variance=scores.double().square().mean().item(),
+        largest=weights.amax(-1).mean().item(),
+        entropy=torch.special.entr(weights).sum(-1).mean().item(),
+        gradient=norms.clamp(min=0).sqrt().mean().item(),
+    )
+
+
+def run(lab: Lab) -> Outcome:
+    """Look at random scores by width, and train each scoring at three widths."""
+    plain = {d_k: softmax_of_random(d_k, False, lab.seed) for d_k in WIDTHS}
+    scaled = {d_k: softmax_of_random(d_k, True, lab.seed) for d_k in WIDTHS}
+    trainings = {
+        (d_k, scoring): lab.train(f"{scoring}, d_k {d_k}", _changes(d_k, scoring))
+        for d_k in TRAINED_WIDTHS
+        for scoring in SCORINGS
+    }
+    curves = {key: training.curve() for key, training in trainings.items()}
+    softmax_rows = [
+        (d_k, one.variance, one.largest, other.largest, one.entropy, other.entropy, one.gradient, other.gradient)
+        for (d_k, one), other in zip(plain.items(), scaled.values(), strict=True)
+    ]
+    training_rows = [
+        (d_k, D_MODEL // d_k, scoring, curve[(len(curve) - 1) // 2][1], curve[-1][1])
+        for (d_k, scoring), curve in curves.items()
+    ]
+    values = {f"variance_{d_k}": plain[d_k].variance for d_k in (16, 256, 1024)}
+    for d_k in (16, 1024):
+        values |= {f"largest_{d_k}": plain[d_k].largest, f"gradient_{d_k}": plain[d_k].gradient}
+        values |= {f"scaled_largest_{d_k}": scaled[d_k].largest, f"scaled_gradient_{d_k}": scaled[d_k].gradient}
+    values |= {f"loss_{scoring}_{d_k}": training.loss for (d_k, scoring), training in trainings.items()}
+    return Outcome(
+        {"softmax": softmax_rows, "training": training_rows},
+        _panels(plain, scaled, curves),
+        values,
+        {"keys": KEYS, "queries": QUERIES},
+    )
+
+
+def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
+    return {
+        "model.options.attention_scoring": scoring,
+        "model.options.encoder_attention_heads": D_MODEL // d_k,
+        "model.options.decoder_attention_heads": D_MODEL // d_k,
+    }
+
+
+def _panels(
+    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: Mapping[tuple[int, str], Points]
+) -> dict[str, list[Panel]]:
+    def by_width(measured: dict[int, Softmax], name: str) -> Points:
+        return [(d_k, getattr(one, name)) for d_k, one in measured.items()]
+
+    softmax = []
+    for name, label in MEASURES.items():
+        both = {"q·k": by_width(plain, name), "q·k / √d_k": by_width(scaled, name)}
+        softmax.append(lines(both, "d_k", label, log="x", ylim=(0, None)))
+    equal: Points = [(d_k, float(d_k)) for d_k in WIDTHS]
+    variance = lines({"measured": by_width(plain, "variance"), "d_k": equal}, "d_k", "variance of q·k", log="xy")
+    training = []
+    for d_k in TRAINED_WIDTHS:
+        by_scoring = {scoring: curves[d_k, scoring] for scoring in SCORINGS}
+        title = f"d_k {d_k}, h {D_MODEL // d_k}"
+        training.append(lines(by_scoring, "update", "validation loss in nats per token", title))
+    return {"softmax": softmax, "variance": [variance], "training": training}
+
+
+STUDY = Study.described(run, DESCRIPTION)

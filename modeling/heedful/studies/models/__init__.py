@@ -1,0 +1,1 @@
+"""Studies that compare models: with other positions, shared or own embeddings, other memories, other lengths."""

@@ -1,0 +1,180 @@
+"""Long-range dependence: what a model makes of long sources, how its gradients reach far back, and beyond what it saw.
+
+Section 4 argues that short paths between positions make dependencies easier to learn. A recurrent model without
+attention has to carry the whole source through every step, one with attention looks at it, a Transformer does nothing
+else.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+import torch
+
+from heedful.inference.translation import Translator
+from heedful.studies.figures import Panel, lines
+from heedful.studies.measures import bleu, mean
+from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.training import Training, model_changes
+
+# At most so many sentences are joined to one source.
+MOST_SENTENCES = 3
+SENTENCES = {"train": 60_000, "validation": 600, "test": 2_000}
+# Upper ends of the groups of sources, in tokens.
+GROUPS = (10, 18, 26, 34, 50)
+# Sources of a group whose gradients are measured.
+MEASURED = 40
+
+# The task that JoeyNMT publishes: 50 symbols, at most 25 of them in training and at most 30 in the test.
+SYMBOLS = 50
+SEEN, LONGEST = 25, 30
+# Upper ends of the groups of sequences, in symbols; one ends at `SEEN`.
+SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)
+SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
+PUBLISHED_REVERSAL = 95.19
+
+DESCRIPTION = description_of(__file__)
+MODELS = DESCRIPTION["models"]
+JOINED = DESCRIPTION["joined"]
+REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every symbol is a word
+RATIO = "gradient, first / average"
+
+ByLength = dict[str, list[float]]  # a value for every group of lengths, by the name of a model
+
+
+def joined_sentences(split: str, count: int, seed: int) -> list[Pair]:
+    """Return neighbouring pairs of the built-in corpus, one to three of them joined to one pair."""
+    draw = Random(seed)
+    sizes = iter(lambda: draw.randint(1, MOST_SENTENCES), None)
+    return joined_pairs(corpus_pairs(f"builtin:{split}:{count}"), sizes)
+
+
+def reversed_sequences(longest: int, count: int, seed: int) -> list[Pair]:
+    """Return random sequences of one to `longest` symbols, each with the same symbols from the last to the first."""
+
+    def draw(random: Random) -> list[str]:
+        return [f"s{random.randrange(SYMBOLS)}" for _ in range(random.randint(1, longest))]
+
+    return reversal_pairs(draw, count, seed)
+
+
+def run(lab: Lab) -> Outcome:
+    """Train the three models on joined sentences and on reversal; score by length, and measure gradients."""
+    joined = {split: joined_sentences(split, count, lab.seed) for split, count in SENTENCES.items()}
+    sequences = {
+        split: reversed_sequences(SEEN if split != "test" else LONGEST, count, lab.seed + number)
+        for number, (split, count) in enumerate(SEQUENCES.items())
+    }
+    data, rates, options = lab.write_data(**joined), DESCRIPTION["joined_rates"], DESCRIPTION["joined_options"]
+    on_joined = {
+        name: lab.train(f"joined, {name}", JOINED | data | model_changes({**model, **options[name]}, rates[name]))
+        for name, model in MODELS.items()
+    }
+    data = lab.write_data(**sequences)
+    on_sequences = {
+        name: lab.train(f"reversal, {name}", REVERSAL | data | model_changes(model)) for name, model in MODELS.items()
+    }
+    scores, gradients = _by_length(on_joined, _token_groups, joined["test"], bleu)
+    exact, sequence_gradients = _by_length(on_sequences, _symbol_groups, sequences["test"], _exact)
+    rows = {
+        "bleu": scores,
+        "gradients": gradients,
+        "reversal": {name: [one.bleu(), *exact[name]] for name, one in on_sequences.items()},
+        "reversal_gradients": sequence_gradients,
+    }
+    return Outcome(
+        {table: [(model, *numbers) for model, numbers in by_model.items()] for table, by_model in rows.items()},
+        {
+            "length": _panels(GROUPS, "source tokens, at most", {"BLEU": scores, RATIO: gradients}),
+            "reversal": _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: sequence_gradients}),
+        },
+        _values(on_sequences, scores, exact, sequence_gradients),
+        {"longest": LONGEST},
+    )
+
+
+def _by_length(
+    trainings: Mapping[str, Training],
+    group: Callable[[Translator, Sequence[Pair]], list[list[Pair]]],
+    pairs: Sequence[Pair],
+    score: Callable[[Translator, Sequence[Pair]], float],
+) -> tuple[ByLength, ByLength]:
+    """Return a score of each group of pairs, and the share of the gradient at the first token of a source."""
+    scores, gradients = {}, {}
+    for name, training in trainings.items():
+        translator = training.translator()
+        groups = group(translator, pairs)
+        scores[name] = [score(translator, some) for some in groups]
+        gradients[name] = [_share_at_the_first(translator, some[:MEASURED]) for some in groups]
+    return scores, gradients
+
+
+def _token_groups(translator: Translator, pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Return the pairs of each group of `GROUPS`, by the number of source tokens; longer ones are in none."""
+    lengths = map(len, translator.tokenizers.encode_source([source for source, _ in pairs]))
+    return _grouped(GROUPS, pairs, lengths)
+
+
+def _symbol_groups(translator: Translator, pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Return the pairs of each group of `SEQUENCE_GROUPS`, by the number of symbols."""
+    return _grouped(SEQUENCE_GROUPS, pairs, (len(source.split()) for source, _ in pairs))
+
+
+def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Iterable[int]) -> list[list[Pair]]:
+    groups: list[list[Pair]] = [[] for _ in (*ends, "longer")]
+    for pair, length in zip(pairs, lengths, strict=True):
+        groups[bisect_left(ends, length)].append(pair)
+    return groups[:-1]
+
+
+def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
+    """Return how large the gradient at the first source token is, over the average of all source tokens.
+
+    It is the norm of the gradient of a pair's loss with respect to the embedding, averaged over pairs.
+    """
+    model, tokenizers = translator.model, translator.tokenizers
+    shares = []
+    for source, target in pairs:
+        source_ids, target_ids = tokenizers.encode_source([source])[0], tokenizers.encode_target([target])[0]
+        with torch.enable_grad():
+            embedded = model.get_input_embeddings()(torch.tensor([source_ids])).detach().requires_grad_()
+            loss = model(inputs_embeds=embedded, labels=torch.tensor([list(target_ids)])).loss
+            (gradient,) = torch.autograd.grad(loss, embedded)
+        norms = gradient[0].norm(dim=-1)  # (source_length)
+        shares.append((norms[0] / norms.mean()).item())
+    return mean(shares)
+
+
+def _exact(translator: Translator, pairs: Sequence[Pair]) -> float:
+    """Return the percentage of sequences that are reversed without a fault."""
+    found = translator.translate([source for source, _ in pairs])
+    right = [translations[0].text == target for (_, target), translations in zip(pairs, found, strict=True)]
+    return 100 * sum(right) / len(right)
+
+
+def _values(
+    trainings: Mapping[str, Training], scores: ByLength, exact: ByLength, gradients: ByLength
+) -> dict[str, Cell]:
+    values: dict[str, Cell] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
+    values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
+    for name in MODELS:
+        key = name.split()[0].rstrip(",").lower()
+        # Of the sequences the last group is longer than any in training.
+        for measure, numbers, last in (("bleu", scores, -1), ("exact", exact, -2), ("gradient", gradients, -2)):
+            values |= {f"{measure}_{key}_short": numbers[name][0], f"{measure}_{key}_long": numbers[name][last]}
+    best = max(trainings, key=lambda name: trainings[name].bleu())
+    values |= {"reversal_best": best, "reversal_bleu": trainings[best].bleu()}
+    return values | {"reversal_published": PUBLISHED_REVERSAL}
+
+
+def _panels(ends: Sequence[int], label: str, measures: Mapping[str, ByLength]) -> list[Panel]:
+    """Return a panel for each measure."""
+    return [
+        lines({name: list(zip(ends, numbers, strict=True)) for name, numbers in values.items()}, label, measure)
+        for measure, values in measures.items()
+    ]
+
+
+STUDY = Study.described(run, DESCRIPTION)

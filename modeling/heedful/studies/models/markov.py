@@ -1,0 +1,136 @@
+"""From Markov to attention: how well ever more memory predicts the next target token, with and without the source.
+
+Counts remember a fixed window of tokens; a recurrent decoder has a state that everything must pass through; the
+Transformer's decoder looks at every earlier token. Without the source each is a language model, with it a translator.
+All have the same tokenizer, test sentences and tokens, </s> included. "Without the source" is the same kind of model
+trained on pairs whose source is always the same, which says nothing.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from heedful.inference.translation import Translator
+from heedful.studies.figures import Panel, lines
+from heedful.studies.measures import encoded, loss_per_token
+from heedful.studies.models.ngrams import NgramModel
+from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.training import LEARNING, Training, model_changes, study_recipe
+
+WINDOWS = (0, 1, 2, 3, 4)
+NAMES = {0: "unigram", 1: "first-order Markov"}
+NOTHING = "."  # the source of a model that is to have none
+TRANSLATED = 10  # test pairs of a model without the source, whose translations mean nothing
+RATE = 0.01  # of the recurrent models; better for these than the 0.005 that serves the Transformer
+DESCRIPTION = description_of(__file__)
+
+
+class Memory(NamedTuple):
+    """A model of the next token.
+
+    Attributes:
+        name: What it is.
+        reads: What it knows of the sentence.
+        size: Number of its parameters, or of n-grams that were counted.
+        target_tokens: Target tokens of its training, as often as they came.
+        perplexity: Of the test sentences, per token.
+    """
+
+    name: str
+    reads: str
+    size: int
+    target_tokens: int
+    perplexity: float
+
+
+def run(lab: Lab) -> Outcome:
+    """Count, train, and measure the perplexity of the same test sentences."""
+    pairs = held_out_pairs()
+    translator = lab.train("Transformer, with the source")
+    same_tokenizer = {"tokenizer.path": str(translator.folder / "tokenizer")}
+    state, attending = _recurrent("none"), _recurrent("additive")
+    sighted = {
+        "GRU, the source through its state": (state, "a state, which begins with the source's"),
+        "GRU with additive attention": (attending, "a state, the source"),
+    }
+    trained = [
+        _measured(lab.train(name, changes | same_tokenizer), pairs, name, reads)
+        for name, (changes, reads) in sighted.items()
+    ]
+    trained.append(_measured(translator, pairs, "Transformer with the source", "all before it, the source"))
+    blind = []
+    for name, changes, reads in (("GRU", state, "a state"), ("Transformer", {}, "all before it")):
+        changes = changes | _without_source(lab) | same_tokenizer
+        training = replace(lab, data=None).train(f"{name}, without the source", changes)
+        blind.append(
+            _measured(training, [(NOTHING, target) for _, target in pairs], f"{name} without the source", reads)
+        )
+    counted = _count(translator.translator(), [target for _, target in _training_pairs(lab)])
+    others = [*blind, *trained]
+    return Outcome(
+        {"perplexity": [*counted, *others]}, {"perplexity": [_panel(counted, others)]}, _values(counted, others)
+    )
+
+
+def _recurrent(attention: str) -> dict[str, Any]:
+    changes = model_changes({**DESCRIPTION["recurrent"], "attention": attention})
+    return {**changes, "optimization.max_grad_norm": 1.0, "optimization.learning_rate": RATE}
+
+
+def _training_pairs(lab: Lab) -> list[Pair]:
+    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
+
+
+def _without_source(lab: Lab) -> dict[str, Any]:
+    """Return the changes that train a model on the targets alone."""
+    pairs = {
+        "train": _training_pairs(lab),
+        "validation": corpus_pairs(study_recipe({}).data.validation),
+        "test": held_out_pairs()[:TRANSLATED],
+    }
+    files = lab.write_data(**{name: [(NOTHING, target) for _, target in some] for name, some in pairs.items()})
+    return {
+        **files,
+        "data.source": "source",
+        "data.target": "target",
+        "data.cleaning.drop_overlap": False,  # every source is in the held-out data
+    }
+
+
+def _count(translator: Translator, targets: list[str]) -> list[Memory]:
+    """Count the n-grams of the targets that the translator was trained on."""
+    tokenizers, start = translator.tokenizers, translator.model.config.decoder_start_token_id
+    train = tokenizers.encode_target(targets)
+    test = tokenizers.encode_target([target for _, target in held_out_pairs()])
+    models = []
+    for window in WINDOWS:
+        model = NgramModel(train, window, len(tokenizers.target), start)
+        reads = f"{window or 'no'} token{'s' * (window != 1)} before it"
+        name = NAMES.get(window, f"window of {window}")
+        models.append(Memory(name, reads, model.size(), sum(map(len, train)), model.perplexity(test)))
+    return models
+
+
+def _measured(training: Training, pairs: list[Pair], name: str, reads: str) -> Memory:
+    translator = training.translator()
+    loss = loss_per_token(translator.model, encoded(pairs, translator.tokenizers))
+    return Memory(name, reads, training.parameters, training.target_tokens, math.exp(loss))
+
+
+def _values(counted: list[Memory], others: list[Memory]) -> dict[str, Cell]:
+    best = min(counted, key=lambda model: model.perplexity)
+    names = ("recurrent_alone", "transformer_alone", "recurrent_state", "recurrent_attention", "transformer")
+    models = {"unigram": counted[0], "markov": counted[1], "window": best, **dict(zip(names, others, strict=True))}
+    return {"window_name": best.name} | {name: model.perplexity for name, model in models.items()}
+
+
+def _panel(counted: list[Memory], others: list[Memory]) -> Panel:
+    counts = [(window, model.perplexity) for window, model in zip(WINDOWS, counted, strict=True)]
+    level = {model.name: [(window, model.perplexity) for window in (WINDOWS[0], WINDOWS[-1])] for model in others}
+    label = "test perplexity per token"
+    return lines({"counts (Kneser-Ney)": counts} | level, "tokens of the window", label, log="y", xticks=WINDOWS)
+
+
+STUDY = Study.described(run, DESCRIPTION, LEARNING)

@@ -1,0 +1,135 @@
+"""What a study found, as numbers, and the one report that is made of numbers and words."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heedful.studies.figures import Panel
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Attributes:
+        name: A word for it, unique in the study.
+        title: A line above it.
+        columns: Heads of the columns.
+        rows: Cells; a row has one for every column.
+        formats: How Python formats the numbers of a column (".3f", ".1%", ","); without one, as they are.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    formats: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        """Check that every row has a cell for every column."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"A row of the table {self.name} must have {len(self.columns)} cells: {row}")
+
+    @classmethod
+    def of(cls, name: str, title: str, header: str, rows: Iterable[Sequence[Cell]]) -> "Table":
+        """Make a table whose columns and formats are written as one line.
+
+        Args:
+            name: As the attribute.
+            title: As the attribute.
+            header: The columns with " | " between them, each with the format of its numbers after " :", if it has
+                one: "model | parameters :, | BLEU :.1f".
+            rows: As the attribute.
+        """
+        fields = [field.partition(" :") for field in header.split(" | ")]
+        formats = {head: form for head, _, form in fields if form}
+        return cls(name, title, [head for head, _, _ in fields], list(rows), formats)
+
+    def markdown(self) -> str:
+        """Write the table as Markdown."""
+        lines = [self.columns, ["---"] * len(self.columns)]
+        for row in self.rows:
+            cells = zip(row, (self.formats.get(column, "") for column in self.columns), strict=True)
+            lines.append([cell if isinstance(cell, str) else format(cell, form) for cell, form in cells])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass
+class Outcome:
+    """What a study found; the words to it are in the study's description.
+
+    Attributes:
+        rows: The rows of each of its tables.
+        panels: What to draw for each of its figures.
+        values: The numbers in its findings, by name.
+        settings: Other fields of titles and captions, which were set and not found.
+    """
+
+    rows: Mapping[str, Iterable[Sequence[Cell]]]
+    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
+    values: Mapping[str, Cell] = field(default_factory=dict)
+    settings: Mapping[str, Cell] = field(default_factory=dict)
+
+
+def figure_file(study: str, name: str) -> str:
+    """Return the file name of a figure."""
+    return f"{study}-{name}.svg"
+
+
+def filled_findings(results: Mapping[str, Any]) -> list[str]:
+    """Return the findings of results with their numbers put in."""
+    return [finding.format(**results["values"]) for finding in results["findings"]]
+
+
+def render_report(results: Mapping[str, Any]) -> str:
+    """Write results as Markdown: findings, tables, figures, and how they came about.
+
+    Args:
+        results: As `heedful.studies.study.run_study` writes them into `results.json`.
+    """
+    parts = [f"# {results['study']}", results["question"]]
+    if results["findings"]:
+        parts.append("\n".join(f"- {finding}" for finding in filled_findings(results)))
+    for table in results["tables"]:
+        parts += [f"## {table['title']}", Table(**table).markdown()]
+    for name, caption in results["figures"].items():
+        parts.append(f"![{name}]({figure_file(results['study'], name)})\n\n{caption}")
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    parts += ["## How it was made", f"```\n{results['command']}\n```", f"With {versions}."]
+    if results["trainings"]:
+        parts.append(_render_trainings(results["trainings"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_trainings(trainings: list[dict[str, Any]]) -> str:
+    """Say how models were trained: first the changes that all have in common, then a row for each with its own."""
+    common = {
+        key: value
+        for key, value in trainings[0]["changes"].items()
+        if all(key in one["changes"] and one["changes"][key] == value for one in trainings)
+    }
+    rows = []
+    for one in trainings:
+        own = {key: value for key, value in one["changes"].items() if key not in common}
+        rows.append((one["name"], _listed_changes(own), one["parameters"], one["updates"], one["target_tokens"]))
+    header = "training | changes | parameters :, | updates :, | target tokens :,"
+    table = Table.of("trainings", "Trainings", header, rows)
+    recipe = "Trained by the studies' shared recipe, `modeling/heedful/studies/recipe.yaml`, with"
+    return f"{recipe} {_listed_changes(common)}:\n\n{table.markdown()}"
+
+
+def _listed_changes(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={_written(value)}`" for key, value in changes.items()) or "no changes"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, str):
+        return Path(value).name if value.endswith(".jsonl") else value  # the folder of generated pairs says nothing
+    return json.dumps(value)

@@ -1,0 +1,213 @@
+"""Checks on texts: each is given a corpus with exactly its defect, and one without."""
+
+import unicodedata
+
+import pytest
+
+from heedful.data.cleaning import CleaningRules
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.diagnosis.recipe_checks.pairs import (
+    DEFECTS,
+    Pairs,
+    check_cleaning,
+    check_length_ratios,
+    check_overlap,
+    check_pointless_pairs,
+    check_text,
+    cleaned,
+)
+from heedful.diagnosis.recipe_checks.scripts import check_scripts, script_of
+
+CLEAN = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 400)]
+HELD_OUT = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("validation", 50)]
+OFF = CleaningRules(drop_empty=False, drop_overlap=False)
+
+
+def split(pairs, name="train", key="data.train") -> Pairs:
+    rows = [{"source": source, "target": target} for source, target in pairs]
+    return Pairs.first(rows, len(rows), name, key)
+
+
+def with_pairs(*added, place=100):
+    """Return the clean pairs with others in between; the first of them is row 101."""
+    return split([*CLEAN[:place], *added, *CLEAN[place:]])
+
+
+def held_out(pairs=HELD_OUT, key="data.validation"):
+    return [split(pairs, key.split(".")[-1], key)]
+
+
+def dropped_by_cleaning(train, rules, held_out=()):
+    _, dropped, reasons = cleaned(train, rules, [pair for split in held_out for pair in split])
+    return check_cleaning(train, dropped, reasons)
+
+
+def only(findings, check):
+    (finding,) = findings
+    assert finding.check == check
+    return finding
+
+
+def test_clean_pairs_give_no_finding():
+    train = split(CLEAN)
+    rules = CleaningRules()
+    assert dropped_by_cleaning(train, rules, held_out()) == []
+    assert check_pointless_pairs(train, OFF) == []
+    assert check_overlap(train, OFF, held_out()) == []
+    assert check_length_ratios(train) == []
+    assert check_text(train) == []
+    assert check_scripts(train, held_out(), ("ko", "en")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair"), [("empty", (" ", "Hello.")), ("identical", ("PyTorch", "PyTorch")), ("duplicate", CLEAN[3])]
+)
+def test_pairs_that_teach_nothing_are_told_with_their_rows(kind, pair):
+    finding = only(check_pointless_pairs(with_pairs(pair), OFF), kind)
+    assert "1 of 401 train pairs" in finding.told
+    assert finding.where.startswith(f"data.cleaning.drop_{kind}")
+    assert finding.examples[0].startswith("train row 101: ")
+
+
+def test_pairs_that_the_rules_drop_are_not_complained_about():
+    rules = CleaningRules(drop_empty=True, drop_identical=True, drop_duplicates=True)
+    pairs = with_pairs(("", "Hello."), ("PyTorch", "PyTorch"), CLEAN[3])
+    assert check_pointless_pairs(pairs, rules) == []
+    finding = only(dropped_by_cleaning(pairs, rules), "cleaning")
+    assert finding.level == "note"
+    assert "3 of 403" in finding.told
+    assert "empty 1, identical 1, duplicate 1" in finding.told
+    assert "train row 101" in finding.examples[0]
+
+
+def test_rules_that_leave_nothing_are_an_error():
+    finding = only(dropped_by_cleaning(split(CLEAN), CleaningRules(max_characters=2)), "cleaning")
+    assert finding.level == "error"
+
+
+def test_a_corpus_of_copies_is_an_error():
+    copies = split([(target, target) for _, target in CLEAN])
+    assert only(check_pointless_pairs(copies, OFF), "identical").level == "error"
+
+
+def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_costs():
+    (seen, translation), (other, _) = CLEAN[0], CLEAN[1]
+    tests = held_out([*HELD_OUT, (seen, translation), (other, "Another translation.")], key="data.test.unseen")
+    finding = only(check_overlap(split(CLEAN), OFF, tests), "overlap")
+    assert finding.where == "data.test.unseen"
+    assert "2 of 52 unseen sources" in finding.told
+    assert "1 of them with the same target" in finding.told
+    assert "drops 2 training pairs" in finding.advice
+    assert "unseen row 51" in finding.examples[0]
+
+
+def test_a_test_set_out_of_the_training_data_is_an_error_and_such_a_validation_set_a_warning():
+    train = split(CLEAN)
+    assert only(check_overlap(train, OFF, held_out(CLEAN[:50], "data.test.a")), "overlap").level == "error"
+    assert only(check_overlap(train, OFF, held_out(CLEAN[:50])), "overlap").level == "warning"
+
+
+def test_overlap_that_cleaning_drops_is_counted_and_no_warning():
+    train, tests = split(CLEAN), held_out(CLEAN[:5], "data.test.a")
+    assert check_overlap(train, CleaningRules(), tests) == []
+    finding = only(dropped_by_cleaning(train, CleaningRules(), tests), "cleaning")
+    assert finding.level == "note"
+    assert "overlap" in finding.told
+
+
+def test_rows_that_have_slipped_are_length_outliers():
+    finding = only(check_length_ratios(with_pairs(("네.", CLEAN[0][1] * 8), (CLEAN[0][0] * 9, "No."))), "length_ratio")
+    assert "2 of 402" in finding.told
+    assert {example.split(":")[0] for example in finding.examples} == {"train row 101", "train row 102"}
+
+
+def test_lengths_that_differ_widely_everywhere_are_no_outliers():
+    assert check_length_ratios(split([("jump " * (n % 9 + 1), "I_JUMP " * (n % 40 + 1)) for n in range(400)])) == []
+
+
+DEFECTIVE = {
+    "control_characters": "sen\x07tence",
+    "replacement_characters": "sen\ufffdtence",
+    "mojibake": "schön ist Ã¤hnlich",
+    "html": "Tom &amp; Jerry",
+    "decomposed": "ᄒᆞᆫ글",
+    "outer_spaces": "sentence ",
+    "tabs": "sen\ttence",
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_every_defect_of_a_text_is_found_and_named_with_its_row(name):
+    finding = only(check_text(with_pairs((CLEAN[0][0], DEFECTIVE[name]))), name)
+    assert "0 sources and 1 targets of 401" in finding.told
+    assert finding.examples[0].startswith("train row 101: ")
+    assert finding.advice
+
+
+def test_a_corpus_full_of_mojibake_is_an_error():
+    broken = split([(ko.encode().decode("latin-1"), en) for ko, en in CLEAN])
+    levels = {finding.check: finding.level for finding in check_text(broken)}
+    assert levels["mojibake"] == "error"
+
+
+def test_decomposed_korean_is_found_where_nothing_has_composed_it():
+    broken = split([(unicodedata.normalize("NFD", ko), en) for ko, en in CLEAN])
+    assert only(check_text(broken), "decomposed").level == "warning"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["naïve façade à la carte", "„Das ist die BÖ“, sagte er", "«Été»", "AT&T & Co; R&D", "Größe: 5 × 7", "„Ä“", "ÃO"],
+)
+def test_ordinary_letters_are_no_defect(text):
+    assert check_text(split([(text, text)])) == []
+
+
+def test_swapped_languages_are_an_error():
+    finding = only(check_scripts(split(CLEAN), held_out([(en, ko) for ko, en in HELD_OUT]), (None, None)), "scripts")
+    assert (finding.level, finding.where) == ("error", "data.validation")
+    assert "swapped" in finding.told
+
+
+def test_languages_that_contradict_the_scripts_are_told():
+    findings = check_scripts(split(CLEAN), [], ("en", "ko"))
+    assert [(finding.level, finding.where) for finding in findings] == [
+        ("error", "data.source"),
+        ("error", "data.target"),
+    ]
+    (finding,) = check_scripts(split(CLEAN), [], ("ru", "en"))
+    assert (finding.level, finding.where) == ("warning", "data.source")
+
+
+def test_targets_in_another_script_are_told_from_a_share_on():
+    untranslated = [(ko, ko) for ko, _ in CLEAN[:40]]
+    finding = only(check_scripts(split([*CLEAN, *untranslated]), [], ("ko", "en")), "scripts")
+    assert finding.level == "warning"
+    assert "40 of 440 training targets" in finding.told
+    assert finding.examples[0].startswith("train row 401")
+    assert check_scripts(split([*CLEAN, *untranslated[:3]]), [], ("ko", "en")) == []
+
+
+def test_names_in_latin_letters_do_not_make_a_text_another_script():
+    mixed = [("제한된 Mozilla Firefox 열기", "Open a restricted Mozilla Firefox")] * 60
+    assert script_of(mixed[0][0]) == "Latin"
+    assert check_scripts(split([*CLEAN, *mixed]), [], ("ko", "en")) == []
+
+
+def test_commands_and_german_say_nothing_about_scripts():
+    pairs = [("jump twice", "I_JUMP I_JUMP"), ("grüße überall", "greetings everywhere"), ("12 + 3", "15")] * 10
+    assert check_scripts(split(pairs), [split(pairs, "validation")], ("command", "actions")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("안녕하세요 PC", "Hangul"),
+        ("Привет, мир", "Cyrillic"),
+        ("こんにちは世界", "CJK"),
+        ("Ünïcode", "Latin"),
+        ("42", None),
+    ],
+)
+def test_scripts_are_told_by_most_letters(text, script):
+    assert script_of(text) == script

@@ -116,11 +116,13 @@ def _one_thread():
 def make_model(tokenizers, seed: int = 1, **changes):
     """Return a tiny model whose outputs depend on everything it reads, and which ends at a token that it likes."""
     torch.manual_seed(seed)
+    # fmt: off
     sizes = {
-        **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32},
-        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
-        **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64},
+        "vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
     }
+    # fmt: on
     model = HeedForConditionalGeneration(HeedConfig(**{**sizes, **tokenizers.special_ids(), **changes})).eval()
     shake(model)
     # Larger embeddings would drown the positions, and repeat whatever was read last.
@@ -417,6 +419,13 @@ def test_an_exported_folder_of_separate_tokenizers_translates(separate_tokenizer
 def test_an_exported_folder_runs_in_the_command(exported):
     result = CliRunner().invoke(app, ["translate", str(exported), *PAIRS, "--num-beams", "1", "--device", "cpu"])
     assert result.stdout.splitlines() == list(PAIRS.values())
+    words = ["translate", str(exported), *PAIRS, "--num-beams", "3", "--device", "cpu"]
+    with pytest.raises(ValueError, match="heedful translate --early-stopping"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    result = CliRunner().invoke(app, [*words, "--early-stopping"], catch_exceptions=False)
+    translator = Translator.from_pretrained(exported, device="cpu")
+    found = translator.translate(list(PAIRS), num_beams=3, early_stopping=True)
+    assert result.stdout.splitlines() == [best.text for best, *_ in found]
 
 
 def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_path):

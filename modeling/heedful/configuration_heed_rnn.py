@@ -15,9 +15,8 @@ class HeedRNNConfig(HeedBaseConfig):
     decoder that is fed what it attended to. Every argument is keyword-only.
 
     Args:
-        vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
-        decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
-            vocabularies; `None` becomes `vocab_size`. Assigning `vocab_size` sets both where they are one.
+        vocab_size, decoder_vocab_size, tie_word_embeddings, share_encoder_decoder_embeddings, tie_output_embeddings,
+            pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id, format_version: As `HeedConfig` has them.
         embedding_size (`int`): Width of the embeddings, and of what the pre-softmax matrix reads.
         hidden_size (`int`): Width of the decoder's state and of the encoder's output. A bidirectional encoder gives
             each direction half of it.
@@ -39,15 +38,7 @@ class HeedRNNConfig(HeedBaseConfig):
             differentiable twice, and each gate can be looked at.
         dropout (`float`): Dropout on embeddings, between layers and on what the pre-softmax matrix reads.
         label_smoothing (`float`): ε_ls of the training loss. In evaluation mode the loss is the plain cross-entropy.
-        tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each. `True` shares
-            them as the next two say.
-        share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary, and unless
-            `tie_word_embeddings` is False their embeddings are one matrix.
-        tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
         use_cache (`bool`): Whether `generate()` goes on from the last state instead of from the beginning.
-        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids. The decoder's
-            first input is `decoder_start_token_id`.
-        format_version (`int`): Raised by releases whose models an older Heedful would read wrongly.
 
     Raises:
         ValueError: If a value is out of range, options exclude each other, or a key looks like a misspelt field; the

@@ -109,7 +109,7 @@ def is_plain(projection: nn.Module, kind: type[nn.Linear] = HeedLinear) -> bool:
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
     """Apply several projections to the same `(…, d_model)` states; while training as one matrix product.
 
-    What stands in the place of a plain projection, or hooks into one, is called by itself.
+    An adapter or quantizer that replaces a projection is called by itself, and so is a projection with a hook.
     """
     if not torch.is_grad_enabled() or not all(is_plain(projection) for projection in projections):
         return tuple(projection(states) for projection in projections)
@@ -201,7 +201,7 @@ class PackedTokens:
     One position of padding goes along and stands for all others. Nothing may depend on it: its gradient must be zero.
 
     Args:
-        tokens: `(batch, length)`, true at tokens and false at padding, of which there is some.
+        tokens: `(batch, length)`, true at tokens and false at padding, at least one of which is padding.
     """
 
     def __init__(self, tokens: torch.Tensor):
@@ -276,7 +276,7 @@ def _if_of_shape(tokens: PackedTokens | None, states: torch.Tensor) -> PackedTok
 def packing_of(
     labels: torch.Tensor, attention_mask: torch.Tensor | None, decoder_attention_mask: torch.Tensor | None
 ) -> Packing | None:
-    """Return what a training step may leave out that nobody looks at; `None` where it cannot be told.
+    """Return what a training step may leave out that nobody looks at; `None` where that is not known.
 
     Args:
         labels: `(batch, target_length)`, -100 where nothing is to be predicted.

@@ -129,9 +129,9 @@ class HeedGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as documented there.
+        """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as transformers does.
 
-        transformers' own takes the source's vocabulary for the target's.
+        Its own takes the source's vocabulary for the target's.
         """
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))

@@ -1,10 +1,12 @@
-"""The training loss of both families (section 5.4 of *Attention Is All You Need*), in two forms that compute the same.
+"""The output layer and the training loss of both families (section 5.4 of *Attention Is All You Need*).
 
+The loss has two forms that compute the same.
 `smoothed_cross_entropy` is the formula. `OutputLoss` is what trains a Transformer, and a recurrent model where it is
 asked for: the same loss and its gradient, without ever holding all logits. Whoever changes one must change the other;
 `tests/model/test_loss_forms.py` compares them.
 
-Letters in shape comments: N target tokens, D width of the states, V size of the target's vocabulary.
+Letters in shape comments: B batch, T target length, N target tokens, D width of the states, V number of tokens in the
+target's vocabulary.
 """
 
 from typing import Any
@@ -13,9 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_plain, linear
+from .generation_heed import with_known_signature
 
 # `OutputLoss` holds the logits of so many target tokens at once,
 TOKENS_AT_ONCE = 256
@@ -127,15 +133,130 @@ def replace_by_gradient(
     return total
 
 
-class TrainingLoss(nn.Module):
-    """What a model with a pre-softmax layer `lm_head` does with labels; both families inherit it."""
+class OutputLayer(nn.Module):
+    """A pre-softmax layer `lm_head` on an encoder-decoder `model`, and the loss; both families inherit it."""
 
     config: Any
+    model: Any
     lm_head: nn.Linear
+    prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
     # The class of `lm_head` where nothing stands in its place, such as an adapter.
     lm_head_class: type[nn.Linear] = nn.Linear
     # Whether a training step returns no logits unless it is asked for them.
     skips_logits_in_training = False
+
+    def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
+        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
+        self.model, self.lm_head = model, head
+        self.model.is_part_of_a_model = True
+        owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
+        self._tied_weights_keys = {}
+        if self.config.shares_target_and_output_embeddings:
+            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the pre-softmax linear layer."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the pre-softmax linear layer."""
+        self.lm_head = new_embeddings
+
+    @with_known_signature
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        skip_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Score the next target token at every position; with labels, compute the loss too.
+
+        Args:
+            input_ids: `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`, 0 at padding.
+            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
+            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
+            encoder_outputs: The encoder's output, in place of `input_ids`.
+            past_key_values: Cache of earlier calls, extended in place.
+            inputs_embeds: `(batch, source_length, D)`, in place of `input_ids`.
+            decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
+            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
+            use_cache: Whether to return a cache; never with labels.
+            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
+            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
+                summed loss is divided; the labels of this call by default.
+            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
+                of a step's memory with large vocabularies. By default a Transformer does while training with labels.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
+            the cache, and what was asked to be recorded.
+
+        Raises:
+            ValueError: As the stacks raise it, or if no label is to be predicted.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        skips_logits = labels is not None and self._may_skip_logits(skip_logits)
+        shortcuts: dict[str, Any] = {}
+        if labels is not None and skips_logits:
+            shortcuts = self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **shortcuts,
+            **kwargs,
+        )
+        recorded = dict(outputs.items())
+        states = recorded.pop("last_hidden_state")  # (B, T, D)
+        if labels is not None and skips_logits:
+            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch)
+            return Seq2SeqLMOutput(**recorded)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(states[:, kept])  # (B, T, V)
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
+
+    def _may_skip_logits(self, skip_logits: bool | None) -> bool:
+        """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
+        if skip_logits is None:
+            skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
+        # float16 must be scaled before it is differentiated.
+        dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
+        return skip_logits and is_plain(self.lm_head, self.lm_head_class) and torch.float16 not in dtypes
+
+    def _shortcuts(
+        self,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        decoder_attention_mask: torch.Tensor | None,
+        asked: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
+        return {}
 
     def loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
@@ -159,7 +280,7 @@ class TrainingLoss(nn.Module):
     def loss_of_states(
         self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the same loss as `loss`, of the `(batch, target_length, width)` states that `lm_head` reads."""
+        """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         _check_label_shape(states, labels)
         labels, head = labels.to(states.device), self.lm_head
         total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), self._smoothing)
@@ -168,31 +289,6 @@ class TrainingLoss(nn.Module):
     @property
     def _smoothing(self) -> float:
         return self.config.label_smoothing if self.training else 0.0
-
-    def _may_skip_logits(self, labels: torch.Tensor | None, skip_logits: bool | None) -> bool:
-        """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
-        if skip_logits is None:
-            skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
-        if labels is None or not skip_logits:
-            return False
-        # float16 must be scaled before it is differentiated.
-        dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
-        return is_plain(self.lm_head, self.lm_head_class) and torch.float16 not in dtypes
-
-    def _logits_and_loss(
-        self,
-        states: torch.Tensor,
-        labels: torch.Tensor | None,
-        num_items_in_batch: int | torch.Tensor | None,
-        logits_to_keep: int | torch.Tensor,
-        skips_logits: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the logits of the decoder's `(batch, target_length, width)` states, and the loss of the labels."""
-        if skips_logits and labels is not None:
-            return None, self.loss_of_states(states, labels, num_items_in_batch)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(states[:, kept])  # (B, T, V)
-        return logits, None if labels is None else self.loss(logits, labels, num_items_in_batch)
 
 
 def _check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:

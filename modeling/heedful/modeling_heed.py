@@ -22,7 +22,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
 from transformers.processing_utils import Unpack
@@ -33,10 +32,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_heed import AdditiveScore, HeedAttention, KernelChoice, self_attention_mask, source_mask
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .fast_paths_heed import HeedDropout, HeedLinear, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of
-from .generation_heed import HeedGenerationMixin, with_known_signature
-from .loss_heed import TrainingLoss
+from .generation_heed import HeedGenerationMixin
+from .loss_heed import OutputLayer
 from .positions_heed import SinusoidalPositions, positions_of
-from .pretrained_heed import EncoderDecoder, HeedBaseModel, OutputLayer
+from .pretrained_heed import EncoderDecoder, HeedBaseModel
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -293,7 +292,7 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc2": "rowwise",
     }
 
-    # What encodes in its place, see `HeedForConditionalGeneration.prepared`.
+    # What encodes instead of the layers, see `HeedForConditionalGeneration.prepared`.
     prepared = None
 
     def __init__(self, config: HeedConfig):
@@ -527,8 +526,10 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
         )
 
 
-class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLoss, HeedGenerationMixin):
+class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerationMixin):
     """The whole of figure 1: encoder, decoder, final linear layer, and the training loss (section 5.4).
+
+    `forward` is that of `OutputLayer`, in `loss_heed.py`.
 
     Args:
         config: Sizes and options.
@@ -548,97 +549,39 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
         self.generation_config.max_length = config.max_position_embeddings
         self.post_init()
 
-    @with_known_signature
-    @can_return_tuple
-    def forward(
+    def _shortcuts(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        skip_logits: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:
-        """Score the next target token at every position; with labels, compute the loss too.
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        decoder_attention_mask: torch.Tensor | None,
+        asked: dict[str, Any],
+    ) -> dict[str, Packing | None]:
+        """Return the padding that a step may leave out, as `packing`; not where somebody may look at its states.
 
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
-            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
-            encoder_outputs: The encoder's output, in place of `input_ids`.
-            past_key_values: Cache of earlier calls, extended in place.
-            inputs_embeds: `(batch, source_length, d_model)`, in place of `input_ids`.
-            decoder_inputs_embeds: `(batch, target_length, d_model)`, in place of `decoder_input_ids`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-            use_cache: Whether to return a cache; never with labels.
-            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
-            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
-                summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
-                of a step's memory with large vocabularies. By default while training with labels.
-            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
-            the cache, and what was asked to be recorded.
-
-        Raises:
-            ValueError: As the stacks raise it, or if no label is to be predicted.
+        Nobody does on the CPU, where nothing is recorded and no module within the layers has a hook.
         """
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        skips_logits = self._may_skip_logits(labels, skip_logits)
-        packing = None
-        if labels is not None and skips_logits and self._may_skip_padding(kwargs):
-            packing = packing_of(labels, attention_mask, decoder_attention_mask)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            packing=packing,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state  # (B, T, D)
-        logits, loss = self._logits_and_loss(states, labels, num_items_in_batch, logits_to_keep, skips_logits)
-        recorded = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
-
-    def _may_skip_padding(self, asked: dict[str, Any]) -> bool:
-        """Tell whether nobody looks at the states of padding: on the CPU, where nothing is recorded and no hook is."""
         records = any(
             getattr(self.config, name) if asked.get(name) is None else asked[name]
             for name in ("output_attentions", "output_hidden_states")
         )
         if records or self.lm_head.weight.device.type != "cpu" or torch.compiler.is_compiling():
-            return False
+            return {}
         stacks = self.model.encoder, self.model.decoder
         layers = [layer for stack in stacks for layer in stack.layers]
-        if not all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers):
-            return False
-        return not is_watched(self, [*layers, *(stack.norm for stack in stacks)])
+        is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
+        if not is_own or is_watched(self, [*layers, *(stack.norm for stack in stacks)]):
+            return {}
+        return {"packing": packing_of(labels, attention_mask, decoder_attention_mask)}
 
     # Generation
 
     def _expand_inputs_for_generation(
-        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids=None, **model_kwargs
-    ):
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: Any = None,
+        **model_kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
         """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
         kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
         mask = kept.get("attention_mask")
@@ -654,7 +597,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
         return past_key_values
 
     @staticmethod
-    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
+    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
         """Return the decoder's `(batch, length)` mask as it is.
 
         With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
@@ -663,11 +606,17 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
         return attention_mask
 
     def prepare_inputs_for_generation(
-        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
-    ) -> dict:
+        self,
+        input_ids: Any,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`.
 
-        transformers' own, for caches and places that ask for more, takes longer than an attention of a small model.
+        transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
+        whose output layer is on another device than the tokens.
         """
         is_ordinary = past_key_values is not None and not past_key_values.is_compileable
         if not is_ordinary or input_ids.device != self.lm_head.weight.device:
@@ -679,12 +628,12 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, TrainingLos
         own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
         return own | given
 
-    def _sample(self, *args, **kwargs):
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Search greedily or sample, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **kwargs) if found is None else found
 
-    def _beam_search(self, *args, **kwargs):
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._beam_search(*args, **kwargs) if found is None else found

@@ -18,16 +18,15 @@ from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
 from transformers.utils import can_return_tuple
 
 from .cells_heed import Cell, LSTMCell, RecurrentCache, State, keep_at_padding, make_cell, may_fuse, padding_free
 from .configuration_heed_rnn import HeedRNNConfig
-from .generation_heed import HeedGenerationMixin, with_known_signature
-from .loss_heed import TrainingLoss
-from .pretrained_heed import EncoderDecoder, HeedBaseModel, OutputLayer
+from .generation_heed import HeedGenerationMixin
+from .loss_heed import OutputLayer
+from .pretrained_heed import EncoderDecoder, HeedBaseModel
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
@@ -540,8 +539,10 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
         )
 
 
-class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, TrainingLoss, HeedGenerationMixin):
+class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedGenerationMixin):
     """A recurrent encoder-decoder with its pre-softmax layer and training loss.
+
+    `forward` is that of `OutputLayer`, in `loss_heed.py`.
 
     Args:
         config: Sizes and options.
@@ -555,75 +556,6 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, Train
         self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
 
-    @with_known_signature
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: RecurrentEncoderOutput | tuple | None = None,
-        past_key_values: RecurrentCache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        skip_logits: bool | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqLMOutput:
-        """Score the next target token at every position; with labels, compute the loss too.
-
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
-            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
-            encoder_outputs: The encoder's output, in place of `input_ids`.
-            past_key_values: Cache of earlier calls, extended in place.
-            inputs_embeds: `(batch, source_length, embedding_size)`, in place of `input_ids`.
-            decoder_inputs_embeds: `(batch, target_length, embedding_size)`, in place of `decoder_input_ids`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-            use_cache: Whether to return a cache; never with labels.
-            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
-            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
-                summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
-                of a step's memory with large vocabularies. By default logits are returned.
-            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
-            the cache, and what was asked to be recorded.
-
-        Raises:
-            ValueError: As the stacks raise it, or if no label is to be predicted.
-        """
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
-        skips_logits = self._may_skip_logits(labels, skip_logits)
-        states = outputs.last_hidden_state  # (B, T, E)
-        logits, loss = self._logits_and_loss(states, labels, num_items_in_batch, logits_to_keep, skips_logits)
-        recorded = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
-
     # Generation
 
     @classmethod
@@ -632,8 +564,13 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, Train
         return False
 
     def prepare_inputs_for_generation(
-        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
-    ) -> dict:
+        self,
+        input_ids: torch.Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: RecurrentCache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`."""
         newest = input_ids if past_key_values is None else input_ids[:, past_key_values.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}

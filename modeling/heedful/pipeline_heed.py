@@ -10,7 +10,7 @@ Letters in shape comments: B sentences of a batch, N translations of each, T tok
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,6 +28,7 @@ from .configuration_base_heed import HEED_TYPES, first_three, position_limit
 from .generation_heed import (
     DEFAULT_MAX_NEW_TOKENS,
     TRANSFORMERS_DEFAULT_LENGTH,
+    check_strategy_arguments,
     weights_that_are_no_numbers,
 )
 
@@ -36,13 +37,28 @@ TASK = "heed-translation"
 CUSTOM_PIPELINES = {TASK: {"impl": "pipeline_heed.HeedTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
 TARGET_FOLDER = "target_tokenizer"
 
-# What `generate()` takes beside the fields of a generation config; this pipeline sets the other arguments itself.
+# Arguments of a call for the source; the target's language is needed to generate too.
+SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
+# What `generate()` takes beside the fields of a generation config; the pipeline itself sets its other arguments,
 GENERATE_ARGUMENTS = {
-    *("generation_config", "streamer", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
-    *("assistant_model", "custom_generate", "negative_prompt_ids", "negative_prompt_attention_mask"),
+    "assistant_model",
+    "custom_generate",
+    "generation_config",
+    "logits_processor",
+    "negative_prompt_attention_mask",
+    "negative_prompt_ids",
+    "prefix_allowed_tokens_fn",
+    "stopping_criteria",
+    "streamer",
 }
-OWN_ARGUMENTS = {"return_dict_in_generate", "output_scores", "output_logits", "output_attentions"}
-OWN_ARGUMENTS |= {"output_hidden_states"}
+# and these fields.
+OWN_FIELDS = {
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "return_dict_in_generate",
+}
 
 # Sentences and languages
 
@@ -104,19 +120,19 @@ class Languages:
     def __init__(self, known: Iterable[str] = ()):
         self.known = tuple(known)
 
-    def check(self, src_lang: str | None, tgt_lang: str | None):
+    def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise a `ValueError` for a language that is unknown; `None` is none."""
         for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
             if language is not None and language not in self.known:
                 known = ", ".join(self.known) or "none: it has one direction"
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
-    def require(self, tgt_lang: str | None):
+    def require(self, tgt_lang: str | None) -> None:
         """Raise a `ValueError` if the target language must be named and is not."""
         if tgt_lang is None and len(self.known) > 1:
             raise ValueError(f"`tgt_lang` must be one of {', '.join(self.known)}, but is None instead.")
 
-    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode a source text, without truncation."""
         self.require(tgt_lang)
         return tokenizer(text, truncation=False, verbose=False)["input_ids"]
@@ -133,7 +149,7 @@ class TargetTags(Languages):
         super().__init__(tags)
         self.tags = tags
 
-    def check(self, src_lang: str | None, tgt_lang: str | None):
+    def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise for an unknown target language, and for any source language: it would be ignored."""
         if src_lang is not None:
             raise ValueError(
@@ -142,7 +158,7 @@ class TargetTags(Languages):
             )
         super().check(None, tgt_lang)
 
-    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode a source text behind its tag, which is an id: in a text, a tag is plain text."""
         ids = super().encode(tokenizer, text, src_lang, tgt_lang)
         return ids if tgt_lang is None else [self.tags[tgt_lang], *ids]
@@ -151,7 +167,7 @@ class TargetTags(Languages):
 class LanguageCodes(Languages):
     """The tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART."""
 
-    def __init__(self, codes: dict[str, int], config, generation_config):
+    def __init__(self, codes: dict[str, int], config: Any, generation_config: Any):
         super().__init__(codes)
         self.codes = codes
         # mBART of 25 languages starts the decoder with the language itself.
@@ -159,12 +175,12 @@ class LanguageCodes(Languages):
         self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
         self.has_default = getattr(generation_config, self.option) in codes.values()
 
-    def require(self, tgt_lang: str | None):
+    def require(self, tgt_lang: str | None) -> None:
         """Raise if neither the caller nor the model's generation config names the target language."""
         if not self.has_default:
             super().require(tgt_lang)
 
-    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode a source text, marked with its language; the tokenizer is left as it was."""
         before = tokenizer.src_lang
         try:
@@ -191,10 +207,10 @@ class TaskPrefixes(Languages):
         super().__init__(sorted({language for pair in prefixes for language in pair}))
         self.prefixes = prefixes
 
-    def require(self, tgt_lang: str | None):
+    def require(self, tgt_lang: str | None) -> None:
         """Accept everything: `encode` looks at both languages."""
 
-    def encode(self, tokenizer, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
+    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode the prefix of the task and the source text as one."""
         pair = (src_lang, tgt_lang)
         if pair not in self.prefixes:
@@ -206,7 +222,7 @@ class TaskPrefixes(Languages):
         return super().encode(tokenizer, self.prefixes[pair] + text, src_lang, tgt_lang)
 
 
-def languages_of(tokenizer, model) -> Languages:
+def languages_of(tokenizer: Any, model: Any) -> Languages:
     """Find out how a checkpoint is told its languages, from its tokenizer and its config."""
     added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
     for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
@@ -258,7 +274,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     # Generation settings are handed to `generate()` as they are given, alike in all versions of transformers.
     _pipeline_calls_generate = False
 
-    def __init__(self, model, tokenizer=None, target_tokenizer=None, **kwargs):
+    def __init__(self, model: Any, tokenizer: Any = None, target_tokenizer: Any = None, **kwargs: Any):
         if tokenizer is None:
             raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
         _check_model(model)
@@ -268,7 +284,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         self.model.eval()
 
-    def __call__(self, inputs, **kwargs):
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Translate one text, a list of texts, or an iterator or dataset of them.
 
         Args:
@@ -314,35 +330,27 @@ class HeedTranslationPipeline(ChunkPipeline):
         stream = inputs if isinstance(inputs, Dataset) else (_checked(text) for text in inputs)
         return map(_one_or_all, super().__call__(stream, **kwargs))
 
-    def _sanitize_parameters(self, **parameters):
+    def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Sort the arguments of a call: those for the source, for `generate()`, and for the results."""
-        languages = {name: parameters.pop(name) for name in ("src_lang", "tgt_lang") if name in parameters}
-        self.languages.check(languages.get("src_lang"), languages.get("tgt_lang"))
-        names = ("prefix", "split_sentences", "max_source_tokens")
-        source = {name: parameters.pop(name) for name in names if name in parameters}
-        limit = source.get("max_source_tokens")
+        self.languages.check(parameters.get("src_lang"), parameters.get("tgt_lang"))
+        limit = parameters.get("max_source_tokens")
         if limit is not None and limit < 1:
             raise ValueError(f"`max_source_tokens` must be at least 1, but is {limit} instead.")
-        result: dict[str, Any] = {name: parameters.pop(name) for name in ("return_scores",) if name in parameters}
-        known = {name for name in vars(GenerationConfig()) if not name.startswith("_")} | GENERATE_ARGUMENTS
-        for name in parameters:
-            if name in OWN_ARGUMENTS or name not in known:
-                options = [*languages, *names, "src_lang", "tgt_lang", "return_scores", *known - OWN_ARGUMENTS]
-                nearest = get_close_matches(name, options, n=1)
-                hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
-                raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
-        if callable(parameters.get("custom_generate")):
-            for name in ("streamer", "assistant_model"):
-                if parameters.get(name) is not None:
-                    raise ValueError(
-                        f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a"
-                        f" {type(parameters[name]).__name__} instead."
-                    )
-        target: dict[str, Any] = {name: languages[name] for name in ("tgt_lang",) if name in languages}
-        return languages | source, target | result | parameters, result
+        _check_names(parameters)
+        check_strategy_arguments(parameters)
+        source = {name: value for name, value in parameters.items() if name in SOURCE_ARGUMENTS}
+        target = {name: value for name, value in parameters.items() if name == "tgt_lang" or name not in source}
+        result = {name: value for name, value in parameters.items() if name == "return_scores"}
+        return source, target, result
 
     def preprocess(
-        self, text, src_lang=None, tgt_lang=None, prefix=None, split_sentences=None, max_source_tokens=None
+        self,
+        text: str,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        prefix: str | None = None,
+        split_sentences: bool | None = None,
+        max_source_tokens: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the pieces of one text as model inputs of shape (1, T)."""
         languages = Languages() if prefix is not None and isinstance(self.languages, TaskPrefixes) else self.languages
@@ -365,12 +373,10 @@ class HeedTranslationPipeline(ChunkPipeline):
                     " shorten it, or split it yourself."
                 )
             inputs = torch.tensor([ids])
-            yield {
-                **{"input_ids": inputs, "attention_mask": torch.ones_like(inputs)},
-                **{"piece": piece, "is_last": number == len(pieces) - 1},
-            }
+            model_inputs = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
+            yield {**model_inputs, "piece": piece, "is_last": number == len(pieces) - 1}
 
-    def _pieces(self, text: str, encode, split: bool | None, limit: int) -> list[Piece]:
+    def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
         pieces: list[tuple[str, str]] = []
         parts = LINE_BREAK.split(_checked(text))
@@ -390,7 +396,9 @@ class HeedTranslationPipeline(ChunkPipeline):
                 joined[-1] = Piece(joined[-1].text, joined[-1].space + space)
         return joined if joined[0].space or len(joined) == 1 else joined[1:]
 
-    def _forward(self, model_inputs, tgt_lang=None, return_scores=False, **options):
+    def _forward(
+        self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
+    ) -> dict[str, Any]:
         """Generate; the result has `sequences` (B, N, T) without the decoder's start, and more per row."""
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
@@ -434,7 +442,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         positions = position_limit(self.model.config)
         return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}
 
-    def postprocess(self, model_outputs, return_scores=False) -> list[dict[str, Any]]:
+    def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
         """Join the translations of one text's pieces."""
         results = []
         for rank in range(model_outputs[0]["counts"].shape[1]):
@@ -460,7 +468,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             )
         return results
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
 
         Args:
@@ -485,11 +493,11 @@ class _OneStream(BaseStreamer):
         self.space = space
         self.is_last = is_last
 
-    def put(self, value):
+    def put(self, value: torch.Tensor) -> None:
         """Hand on the ids of new tokens."""
         self.streamer.put(value)
 
-    def end(self):
+    def end(self) -> None:
         """End the stream behind the last sentence; behind the others, let a `TextStreamer` out with what it holds."""
         streamer = self.streamer
         if self.is_last:
@@ -508,7 +516,7 @@ def _counts(generated: torch.Tensor, ends: int | list[int]) -> tuple[torch.Tenso
     return torch.where(finished, is_end.int().argmax(dim=1) + 1, generated.shape[1]), finished
 
 
-def _log_probabilities(output, counts: torch.Tensor, penalty: float) -> torch.Tensor:
+def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> torch.Tensor:
     """Return the log-probability of each sequence (B·N), its end included."""
     if getattr(output, "sequences_scores", None) is not None:
         return output.sequences_scores * counts**penalty
@@ -539,7 +547,18 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _check_model(model):
+def _check_names(parameters: Iterable[str]) -> None:
+    """Raise a `ValueError` for an argument that neither the pipeline nor `generate()` has, or the pipeline sets."""
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    known = {*SOURCE_ARGUMENTS, "return_scores", *GENERATE_ARGUMENTS, *fields} - OWN_FIELDS
+    for name in parameters:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
+            raise ValueError(f"`{name}` must be a setting of the pipeline or of `generate()`, but is not{hint}")
+
+
+def _check_model(model: Any) -> None:
     """Raise a `ValueError` for a model that cannot translate."""
     if not (model.config.is_encoder_decoder and model.can_generate()):
         raise ValueError(
@@ -550,17 +569,17 @@ def _check_model(model):
         raise ValueError(f"The model's weights must be finite numbers, but are not in {first_three(broken)}.")
 
 
-def _target_tokenizer(model, tokenizer, given):
+def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
     if given is not None:
         return AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
     name = getattr(model.config, "_name_or_path", None) or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
-    place: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
+    options: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
     # `pipeline(token=…)` hands it to the model, and to no pipeline.
-    place["token"] = getattr(getattr(model, "_hub_token", None), "value", None)
-    settings = get_tokenizer_config(name, **place)
+    options["token"] = getattr(getattr(model, "_hub_token", None), "value", None)
+    settings = get_tokenizer_config(name, **options)
     if not settings:
         if TARGET_FOLDER in tokenizer.init_kwargs:
             raise FileNotFoundError(f"{name} must hold the target's tokenizer in `{TARGET_FOLDER}`, but does not.")
@@ -568,10 +587,10 @@ def _target_tokenizer(model, tokenizer, given):
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
-    return loader.from_pretrained(name, **place)
+    return loader.from_pretrained(name, **options)
 
 
-def _check_tokenizers(model, source, target):
+def _check_tokenizers(model: Any, source: Any, target: Any) -> None:
     """Raise a `ValueError` that names what of the tokenizers does not fit the model's config."""
     config, wrong = model.config, []
     for side, tokenizer in (("tokenizer", source), ("target_tokenizer", target)):

@@ -62,7 +62,7 @@ class HeedBaseModel(PreTrainedModel):
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
             return
-        # From the config: in the place of the embeddings there may be an adapter, which does not know their number.
+        # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
         lowest, highest = (int(bound) for bound in input_ids.aminmax())
         if lowest < 0 or highest >= limit:
@@ -298,31 +298,6 @@ class EncoderDecoder(nn.Module):
                 "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
                 "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
             )
-
-
-class OutputLayer(nn.Module):
-    """What a `model` with a pre-softmax layer `lm_head` does with its matrix; both families inherit it."""
-
-    config: Any
-    model: Any
-    lm_head: nn.Linear
-
-    def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
-        self.model, self.lm_head = model, head
-        self.model.is_part_of_a_model = True
-        owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
-        self._tied_weights_keys = {}
-        if self.config.shares_target_and_output_embeddings:
-            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Return the pre-softmax linear layer."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the pre-softmax linear layer."""
-        self.lm_head = new_embeddings
 
 
 def _rounded_up(size: int, multiple: int | None) -> int:

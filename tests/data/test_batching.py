@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
 
 from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
 from heedful.data.micro_batches import padding_share
+from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
 
 
 @several

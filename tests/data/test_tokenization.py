@@ -23,8 +23,13 @@ ENGLISH = sentences("read drink send walk talk sing jump paint open climb", "s i
 LOOKS_LIKE_CONTROL = ["<s>", "a </s> b", "<2en> hello", "<pad><unk><s></s>", " <s> ", "<2ko><2ko>"]
 HARD = [
     *LOOKS_LIKE_CONTROL,
-    *("", " ", "  two  spaces\tand\n lines\r\n", "\u2028\x0b\x85\x00\x7f", "a\xa0b\u3000c"),
-    *("\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000", "don 't , stop ."),
+    "",
+    " ",
+    "  two  spaces\tand\n lines\r\n",
+    "\u2028\x0b\x85\x00\x7f",
+    "a\xa0b\u3000c",
+    "\U0001f600\U0001f469\u200d\U0001f467 \u1100 \ue000",
+    "don 't , stop .",
 ]
 BYTES = 256
 

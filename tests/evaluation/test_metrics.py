@@ -39,10 +39,8 @@ def test_exact_match_is_a_percentage_that_forgives_blanks_around_a_sentence():
 
 def test_without_bootstrap_there_are_no_intervals():
     scores = score_translations(PREDICTIONS, REFERENCES)
-    assert set(scores) == {
-        *("bleu", "bleu_signature", "chrf", "chrf_signature", "ter", "ter_signature"),
-        *("exact_match", "count"),
-    }
+    names = ["bleu", "bleu_signature", "chrf", "chrf_signature", "ter", "ter_signature", "exact_match", "count"]
+    assert sorted(scores) == sorted(names)
     assert scores["count"] == 4
 
 
@@ -98,10 +96,8 @@ def test_an_interval_of_nothing_right_is_zero():
 
 def test_only_the_chosen_metrics_are_computed():
     scores = score_translations(PREDICTIONS, REFERENCES, metrics=("chrf", "exact_match"), bootstrap=40)
-    assert set(scores) == {
-        *("chrf", "chrf_signature", "chrf_interval"),
-        *("exact_match", "exact_match_interval", "count"),
-    }
+    names = ["chrf", "chrf_signature", "chrf_interval", "exact_match", "exact_match_interval", "count"]
+    assert sorted(scores) == sorted(names)
 
 
 def test_several_references_per_prediction_are_transposed_for_sacrebleu():

@@ -11,7 +11,8 @@ from heedful.cli import main as cli
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
 FOLDER = "runs/quickstart/model"
-COMMANDS = re.findall(r"^heedful (.*)$", GUIDE, flags=re.MULTILINE)
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^(?:\$ )?heedful (attention .*)$", GUIDE + README, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ def place(model, tokenizers, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_command_of_the_guide_runs(place, monkeypatch, capsys):
-    assert len(COMMANDS) >= 9
+def test_every_command_of_the_guide_and_the_readme_runs(place, monkeypatch, capsys):
+    assert len(COMMANDS) >= 10
     printed = {}
     for command in COMMANDS:
         arguments = shlex.split(command)

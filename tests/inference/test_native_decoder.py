@@ -83,7 +83,7 @@ def test_the_tokens_are_those_of_generate(options, beams):
         assert torch.equal(ours, theirs)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10_000),
     sentences=st.integers(1, 12),

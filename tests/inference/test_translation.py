@@ -1,6 +1,7 @@
 """Translations: their order, scores, limits, and independence of the batch they ran in."""
 
 import copy
+import logging
 import pickle
 import threading
 import warnings
@@ -131,10 +132,34 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
 def test_translating_leaves_the_model_as_it_was(translator):
     before = translator.model.generation_config.to_dict()
     translator.model.train()
+    translator.model.get_encoder().eval()  # as a frozen one
     translator.translate(["네."], num_beams=2, max_new_tokens=9)
     assert translator.model.training
+    assert translator.model.get_decoder().layers[0].training
+    assert not any(module.training for module in translator.model.get_encoder().modules())
     assert translator.model.generation_config.to_dict() == before
     translator.model.eval()
+
+
+@pytest.mark.parametrize("engine", ["native", "generate"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transformers_has_nothing_to_say_of_lengths(translator, engine, num_beams, monkeypatch):
+    said = []
+    logger = logging.getLogger("transformers.generation.utils")
+    monkeypatch.setattr(logger, "warning", lambda *words: said.append(words))
+    assert translator.model.generation_config.max_length not in (None, 20)
+    Translator(translator.model, translator.tokenizers, engine).translate(
+        ["네.", "비가 온다."], num_beams=num_beams, token_budget=1, early_stopping=True
+    )
+    assert said == []
+
+
+def test_a_length_of_the_call_counts_where_the_model_has_one_of_its_own(translator, monkeypatch):
+    monkeypatch.setattr(translator.model.generation_config, "max_new_tokens", 30)
+    for engine in ("native", "generate"):
+        with pytest.warns(UserWarning, match="cut off at 3 tokens"):
+            results = Translator(translator.model, translator.tokenizers, engine).translate(["네."], max_new_tokens=3)
+        assert len(results[0][0].token_ids) == 3
 
 
 def test_dropout_is_off_while_translating(training_model, tokenizers, pairs):

@@ -24,12 +24,11 @@ from transformers import (
     pipeline,
 )
 
-from heedful import HeedForConditionalGeneration
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
-from heedful.training.trainer import HeedSeq2SeqTrainer
 from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, each_once, matrices_of, padded, sentences, tiny_model
 from memorised import PAIRS, memorised_model
 

@@ -419,6 +419,13 @@ def test_an_exported_folder_of_separate_tokenizers_translates(separate_tokenizer
 def test_an_exported_folder_runs_in_the_command(exported):
     result = CliRunner().invoke(app, ["translate", str(exported), *PAIRS, "--num-beams", "1", "--device", "cpu"])
     assert result.stdout.splitlines() == list(PAIRS.values())
+    words = ["translate", str(exported), *PAIRS, "--num-beams", "3", "--device", "cpu"]
+    with pytest.raises(ValueError, match="heedful translate --early-stopping"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    result = CliRunner().invoke(app, [*words, "--early-stopping"], catch_exceptions=False)
+    translator = Translator.from_pretrained(exported, device="cpu")
+    found = translator.translate(list(PAIRS), num_beams=3, early_stopping=True)
+    assert result.stdout.splitlines() == [best.text for best, *_ in found]
 
 
 def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_path):

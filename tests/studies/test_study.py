@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from heedful.cli.main import app
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.figures import Figure, bars, lines, save_figure
+from heedful.studies.figures import bars, lines, save_figure
 from heedful.studies.pairs import write_pairs
 from heedful.studies.report import Outcome, Table, filled_findings, render_report
 from heedful.studies.study import Lab, Study, run_study
@@ -26,21 +26,26 @@ TINY = {
 }
 
 
+HALVES = [(1, 0.5), (3, 1.5)]
+WORDS = {
+    "findings": ["Half of 3 is {of_3:.2f}."],
+    "tables": {"halves": {"title": "Halves of {count} numbers", "columns": "n | half :.2f"}},
+    "figures": {"line": "A line up to {of_3}."},
+}
+
+
 def found(lab: Lab) -> Outcome:
-    halves = [(1, 0.5), (3, 1.5)]
-    table = Table.of("halves", "Halves of numbers", "n | half :.2f", halves)
-    figure = Figure("line", "A line.", [lines({"half": halves}, "n", "half")])
-    return Outcome([table], [figure], {"of_3": 1.5}, ["Half of 3 is {of_3:.2f}."])
+    return Outcome({"halves": HALVES}, {"line": [lines({"half": HALVES}, "n", "half")]}, {"of_3": 1.5}, {"count": 2})
 
 
 def trained(lab: Lab) -> Outcome:
     lab.train("first", {"model.options.position_encoding": "rotary"})
     lab.train("second")
-    return Outcome([])
+    return Outcome({})
 
 
-PLAIN = Study("plain", "What is a half?", found, data="none")
-TRAINED = Study("trained", "What does a training give?", trained, TINY)
+PLAIN = Study("plain", "What is a half?", found, data="none", **WORDS)
+TRAINED = Study("trained", "What does a training give?", trained, changes=TINY)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,8 @@ def test_a_study_leaves_results_a_report_and_its_figures(tmp_path):
     assert report == render_report(results)
     assert "| 3 | 1.50 |" in report
     assert "- Half of 3 is 1.50." in report
-    assert "![line](plain-line.svg)\n\nA line.\n" in report
+    assert "## Halves of 2 numbers\n" in report
+    assert "![line](plain-line.svg)\n\nA line up to 1.5.\n" in report
     assert "heedful study plain --seed 1\n" in report
 
 
@@ -85,8 +91,8 @@ def test_a_study_that_fails_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_none_is_not_written(tmp_path, value):
-    study = Study("nothing", "?", lambda lab: Outcome([], values={"x": value}), data="none")
+def test_a_number_that_is_not_finite_is_not_written(tmp_path, value):
+    study = Study("nothing", "?", lambda lab: Outcome({}, values={"x": value}), data="none")
     with pytest.raises(ValueError, match="JSON"):
         run_study(Lab(study), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +109,7 @@ def test_an_output_that_exists_is_an_error_before_anything_runs(tmp_path):
 def test_a_figure_is_drawn_to_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_figure(Figure("bars", "Bars.", [bars({"one": 1, "two": 2}, "count")]), tmp_path / name / "bars.svg")
+        save_figure([bars({"one": 1, "two": 2}, "count")], tmp_path / name / "bars.svg")
     first, second = ((tmp_path / name / "bars.svg").read_bytes() for name in ("a", "b"))
     assert first == second
     assert b"two" in first
@@ -198,7 +204,7 @@ def test_generated_pairs_are_written_once_and_named_by_what_is_in_them(tmp_path)
 def test_the_command_line_wins_over_the_recipe_but_not_over_data_that_a_training_makes(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("heedful.studies.study.train_model", lambda name, changes, folder: seen.append(changes))
-    lab = Lab(Study("s", "?", found, {"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
+    lab = Lab(Study("s", "?", found, changes={"optimization.max_updates": 9}), 3, 7, "builtin:train:50", tmp_path)
     lab.train("plain")
     lab.train("own", {"data.train": "own.jsonl"})
     assert seen[0] == {"optimization.max_updates": 7, "seed": 3, "data.train": "builtin:train:50"}
@@ -232,6 +238,12 @@ def test_a_setting_out_of_range_is_an_error(settings):
 def test_an_unknown_study_is_an_error_that_names_the_nearest():
     with pytest.raises(ValueError, match="but is dilutoin instead; did you mean dilution"):
         find_study("dilutoin")
+
+
+def test_a_study_that_gives_other_tables_than_it_describes_is_an_error(tmp_path):
+    study = Study("more", "?", lambda lab: Outcome({"halves": HALVES, "more": HALVES}), tables=WORDS["tables"])
+    with pytest.raises(AssertionError):
+        run_study(Lab(study), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.report import figure_file, render_report
+from heedful.studies.report import Table, figure_file, render_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 RESULTS = sorted(FOLDER.glob("*.json"))
@@ -47,6 +47,11 @@ def test_results_are_those_of_the_study_as_it_is(path):
     results = results_of(path)
     study = find_study(path.stem)
     assert (results["study"], results["question"]) == (study.name, study.question)
+    assert results["findings"] == list(study.findings)
+    assert [table["name"] for table in results["tables"]] == list(study.tables)
+    for table, words in zip(results["tables"], study.tables.values(), strict=True):
+        assert Table.of("", "", words["columns"], table["rows"]).columns == table["columns"]
+    assert list(results["figures"]) == list(study.figures)
     assert results["command"].startswith(f"heedful study {study.name} --seed {results['seed']}")
     for one in results["trainings"]:
         assert {key for key, value in study.changes.items() if one["changes"][key] != value} <= set(DIFFERS)
@@ -76,4 +81,5 @@ def test_every_figure_is_there_and_small(path):
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_the_index_links_every_study(path):
-    assert f"]({path.stem}.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    row = f"| [{path.stem}]({path.stem}.md) | {find_study(path.stem).question} |"
+    assert row in (FOLDER / "README.md").read_text(encoding="utf-8")

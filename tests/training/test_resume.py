@@ -77,8 +77,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop", range(1, END))
+# A plain run after every update; the others where they differ: inside and at the end of an epoch and of a pool, before
+# and after a validation. The rest of the product is slow.
+QUICK = {"plain": range(1, END), "stream": (3, 4, 5), "moving_average": (2, 3, 6)}
+STOPS = [
+    pytest.param(kind, stop, marks=[] if stop in QUICK[kind] else pytest.mark.slow)
+    for kind in KINDS
+    for stop in range(1, END)
+]
+
+
+@pytest.mark.parametrize(("kind", "stop"), STOPS)
 def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
     make_loop, corpus, tmp_path, undisturbed, kind, stop
 ):

@@ -295,8 +295,12 @@ def test_training_stops_early_where_nothing_gets_better(kind, tmp_path):
         kind,
         tmp_path,
         given={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
-        **{"learning_rate": 0.0, "max_steps": 9, "eval_strategy": "steps", "eval_steps": 1},
-        **{"metric_for_best_model": "loss", "save_strategy": "best"},
+        learning_rate=0.0,
+        max_steps=9,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="loss",
+        save_strategy="best",
     )
     assert trainer.state.global_step == 3
 

@@ -24,8 +24,12 @@ if __name__ == "__main__":
             Path(sys.argv[1]) / name,
             fresh_model(**SEPARATE),
             {"processing_class": tokenizers, "train_dataset": encoded_pairs(tokenizers)},
-            **{"push_to_hub": True, "hub_model_id": f"me/{name}", "hub_strategy": strategy, "hub_always_push": True},
-            **{"save_strategy": "steps", "save_steps": 1},
+            push_to_hub=True,
+            hub_model_id=f"me/{name}",
+            hub_strategy=strategy,
+            hub_always_push=True,
+            save_strategy="steps",
+            save_steps=1,
         )
         trainer.train()
         if strategy == "end":

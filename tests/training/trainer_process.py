@@ -17,9 +17,9 @@ from heedful import HeedSeq2SeqTrainer
 
 WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an update
 # How one process splits an update, the smoothing, and whether buckets of tokens are its micro-batches: every pair of
-# choices occurs. The first two are what all others are compared to.
+# choices occurs. The first two are what all others are compared to. Micro-batches of one pair are left to one process.
 SPLITS = [(WHOLE, 0.0, False), (WHOLE, 0.1, False), (WHOLE, 0.1, True), ((8, 6), 0.0, True), ((8, 6), 0.1, False)]
-SPLITS += [((1, contract.PAIRS), 0.0, False), ((1, contract.PAIRS), 0.1, True)]
+OF_ONE_PAIR = [((1, contract.PAIRS), 0.0, False), ((1, contract.PAIRS), 0.1, True)]
 
 
 class Stream(IterableDataset):
@@ -77,13 +77,13 @@ def measure_column(column) -> dict:
     """Measure updates, evaluations and resumed runs of the loop or of the trainer."""
     world = column.world
     updates = []
-    for (pairs, parts), smoothing, by_tokens in SPLITS:
+    for (pairs, parts), smoothing, by_tokens in SPLITS + (OF_ONE_PAIR if world == 1 else []):
         split = (pairs, parts // world) if parts > 1 else (pairs // world, 1)
         updates.append((smoothing, column.update(*split, smoothing, by_tokens)))
     orders = (False, True) if type(column) is contract.WithTrainer else (False,)  # random, and by length
     return {
         "updates": updates,
-        "evaluations": {size: column.evaluate(size) for size in ((1, 8, 48) if world == 1 else (8, 48))},
+        "evaluations": {size: column.evaluate(size) for size in ((1, 8, 48) if world == 1 else (8,))},
         "resumed": [column.resume(by_length) for by_length in orders],
     }
 
@@ -111,7 +111,7 @@ def measure(folder: Path) -> dict:
             for micro, accumulation in ((contract.PAIRS // world, 1), (8, 6 // world))
             for smoothing in (0.0, 0.1)
         ],
-        "evaluations": [marian.evaluate(size) for size in (1, 8)],
+        "evaluations": [marian.evaluate(size) for size in ((1, 8) if world == 1 else (8,))],
     }
     found["stock predictions"] = len(contract.WithTrainer(folder, Seq2SeqTrainer, "marian").evaluate(8)["predictions"])
     return found

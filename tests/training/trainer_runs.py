@@ -44,18 +44,15 @@ def collator(**options) -> DataCollatorForSeq2Seq:
 
 
 def make_trainer(kind, folder: Path, model=None, given=None, **arguments):
-    """Return a trainer of all six pairs in order, an update after the other; `given` goes to it as it is."""
+    """Return a trainer of all six pairs in order, in one update after the other; `given` goes to it as it is."""
     settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-3, **arguments}
     settings = {"per_device_train_batch_size": 6, "train_sampling_strategy": "sequential", **settings}
     given = {"train_dataset": encoded_pairs(), "eval_dataset": encoded_pairs(), **(given or {})}
     if "model_init" not in given:
         model = given["model"] = model or fresh_model()
-    return kind(
-        args=Seq2SeqTrainingArguments(
-            output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **settings
-        ),
-        **{"data_collator": collator(model=model), **given},
-    )
+    given.setdefault("data_collator", collator(model=model))
+    folders = {"output_dir": str(folder), "report_to": "none", "disable_tqdm": True}
+    return kind(args=Seq2SeqTrainingArguments(**folders, use_cpu=True, **settings), **given)
 
 
 def logged(trainer, name: str = "loss") -> list[float]:

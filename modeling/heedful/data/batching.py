@@ -71,7 +71,7 @@ class UpdateBatches:
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts, settings: BatchingSettings):
         self.settings = settings
         self.tokens_per_bucket = settings.tokens_per_update // settings.buckets_per_update
-        self._cells = _Cells(*_length_arrays(source_lengths, target_lengths))
+        self._cells = _Cells(source_lengths, target_lengths)
         plans = [_Plan(swapped, width, 0, self.tokens_per_bucket) for swapped in (0, 1) for width in STRIPE_WIDTHS]
         cuts = [self._cells.cut(self.tokens_per_bucket, plan) for plan in plans]
         self._best = min(cuts, key=lambda cut: cut.padding)
@@ -81,19 +81,20 @@ class UpdateBatches:
         # Other ways to cut begin and end with a part of a bucket.
         self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
-    def epoch(self, epoch: int) -> list[list[list[int]]]:
+    def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
         """Return the updates of one epoch: each a list of buckets, each a list of row indices.
 
         Every row comes exactly once. The last update may have fewer buckets than the others; the number of updates is
         the same in every epoch.
 
+        Args:
+            epoch: The epoch, from 0.
+            pool: Changes the random numbers as well.
+
         Raises:
             ValueError: If `epoch` is negative.
         """
         _check_whole_number("epoch", epoch, 0)
-        return self._updates(epoch, pool=0)
-
-    def _updates(self, epoch: int, pool: int) -> list[list[list[int]]]:
         # The raw output of a bit generator is the one thing numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
@@ -144,15 +145,14 @@ def stream_updates(
         ValueError: If a number is out of range.
     """
     _check_whole_number("pool_size", pool_size, 1)
-    _check_whole_number("epoch", epoch, 0)
     stream = iter(rows)
     waiting: list[Row] = []
     pool_number = 0
     while True:
         arrived = list(islice(stream, pool_size))
         pool = waiting + arrived
-        lengths = ([len(row[name]) for row in pool] for name in ("input_ids", "labels"))
-        plan = UpdateBatches(*lengths, settings)._updates(epoch, pool_number)
+        lengths = [len(row["input_ids"]) for row in pool], [len(row["labels"]) for row in pool]
+        plan = UpdateBatches(*lengths, settings).epoch(epoch, pool_number)
         updates = [[[pool[i] for i in bucket] for bucket in update] for update in plan]
         if len(arrived) < pool_size:  # the end of the stream
             yield from updates
@@ -166,19 +166,6 @@ def stream_updates(
 def _check_whole_number(name: str, value: int, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ValueError(f"`{name}` must be a whole number of at least {minimum}, but is {value!r} instead.")
-
-
-def _length_arrays(source_lengths: TokenCounts, target_lengths: TokenCounts) -> tuple[np.ndarray, np.ndarray]:
-    if len(source_lengths) != len(target_lengths):
-        raise ValueError(
-            f"`source_lengths` and `target_lengths` must have the same number of rows, "
-            f"but have {len(source_lengths)} and {len(target_lengths)} instead."
-        )
-    arrays = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
-    for name, lengths in zip(("source_lengths", "target_lengths"), arrays, strict=True):
-        if lengths.size and lengths.min() < 0:
-            raise ValueError(f"`{name}` must not be negative, but holds {lengths.min()} instead.")
-    return arrays
 
 
 class _Plan(NamedTuple):
@@ -209,12 +196,21 @@ class _Cells:
     """The distinct pairs of lengths: thousands of them for millions of rows.
 
     Args:
-        source: `(rows,)` tokens of sources.
-        target: `(rows,)` tokens of targets.
+        source_lengths: `(rows,)` tokens of sources.
+        target_lengths: `(rows,)` tokens of targets.
     """
 
-    def __init__(self, source: np.ndarray, target: np.ndarray):
+    def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts):
+        source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
         self.rows = len(source)
+        if self.rows != len(target):
+            raise ValueError(
+                "`source_lengths` and `target_lengths` must have the same number of rows, "
+                f"but have {self.rows} and {len(target)} instead."
+            )
+        for name, lengths in (("source_lengths", source), ("target_lengths", target)):
+            if self.rows and lengths.min() < 0:
+                raise ValueError(f"`{name}` must not be negative, but holds {lengths.min()} instead.")
         self.tokens = int(source.sum() + target.sum())
         base = int(target.max()) + 1 if self.rows else 1
         cells, of_row, self.counts = np.unique(source * base + target, return_inverse=True, return_counts=True)

@@ -1,7 +1,6 @@
 """An update divided: among ranks, into micro-batches that fit in memory, and into tensors.
 
-`split_update` divides rows among ranks by a budget of tokens, `divide_update` into a given number of parts, and
-`collate` makes tensors. *Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
+*Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,13 +58,13 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     rows = [row for bucket in update for row in bucket]
     lengths = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
     numbers = iter(range(len(rows)))
-    buckets = _sorted_lengths([[next(numbers) for _ in bucket] for bucket in update], *lengths)
+    buckets = sorted_lengths([[next(numbers) for _ in bucket] for bucket in update], *lengths)
     needed = [len(_fill(bucket, token_budget)) for bucket in buckets]
     rounds = -(-sum(needed) // world_size)
-    assigned = _assign(buckets, needed, rounds, world_size)
+    assigned = assign(buckets, needed, rounds, world_size)
     if world_size > 1 and buckets:
         # One round more costs a little, and is worth it where it takes a good part off the busiest rank.
-        finer = _assign(buckets, needed, rounds + 1, world_size)
+        finer = assign(buckets, needed, rounds + 1, world_size)
         if _largest_load(finer) < WORTHWHILE_LOAD * _largest_load(assigned):
             assigned = finer
     return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
@@ -81,31 +80,6 @@ def micro_batches_of_rank(parts: list[list[list[Row]]], rank: int, pad_token_id:
     """
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(collate(rows or [filler], pad_token_id), counts=bool(rows)) for rows in parts[rank]]
-
-
-def divide_update(
-    update: Sequence[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts, parts: int
-) -> list[list[int]]:
-    """Divide one update into a number of micro-batches of about equal padded tokens.
-
-    Args:
-        update: The update's buckets of row indices.
-        source_lengths: Tokens of every row's source, by row index.
-        target_lengths: Tokens of every row's target, by row index.
-        parts: Number of micro-batches.
-
-    Returns:
-        Lists of row indices, the costliest first; where rows are too few, some are empty. Buckets stay apart where
-        there are enough parts for all of them.
-
-    Raises:
-        ValueError: If `parts` is below 1.
-    """
-    check_at_least(1, parts=parts)
-    buckets = _sorted_lengths(update, source_lengths, target_lengths)
-    if len(buckets) > parts:
-        buckets = [sorted(chain.from_iterable(buckets), key=_by_length)]
-    return [[row for _, _, row in part] for (part,) in _assign(buckets, [1] * len(buckets), 1, parts)]
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":
@@ -146,20 +120,21 @@ def padding_share(batches: Iterable[Sequence[int]], source_lengths: TokenCounts,
         source_lengths: Tokens of every row's source, by row index.
         target_lengths: Tokens of every row's target, by row index.
     """
-    filled = _sorted_lengths(batches, source_lengths, target_lengths)
+    filled = sorted_lengths(batches, source_lengths, target_lengths)
     padded = sum(map(_padded_tokens, filled))
     return 1 - sum(row[0] + row[1] for batch in filled for row in batch) / padded if padded else 0.0
 
 
-def _sorted_lengths(
+def sorted_lengths(
     batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts
 ) -> list[list[Lengths]]:
     """Return the lengths of the rows of each batch that is not empty, the shortest first."""
     lengths = (((int(source_lengths[row]), int(target_lengths[row]), row) for row in batch) for batch in batches)
-    return [batch for batch in (sorted(rows, key=_by_length) for rows in lengths) if batch]
+    return [batch for batch in (sorted(rows, key=by_length) for rows in lengths) if batch]
 
 
-def _by_length(row: Lengths) -> tuple[int, Lengths]:
+def by_length(row: Lengths) -> tuple[int, Lengths]:
+    """Return what rows are sorted by: the tokens of both sides; ties are broken by source and number."""
     return row[0] + row[1], row
 
 
@@ -194,9 +169,7 @@ def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
     return _fill(rows, low)
 
 
-def _assign(
-    buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int
-) -> list[list[list[Lengths]]]:
+def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:
     """Cut the buckets into `rounds` × `world_size` parts, more parts for the costlier, and deal them out to ranks."""
     parts_of = list(needed)
     costs = [_padded_tokens(bucket) for bucket in buckets]

@@ -17,30 +17,12 @@ from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.estimate import seconds_per_token
 from heedful.diagnosis.findings import Finding, Level, Report
-from heedful.diagnosis.recipe_checks.pairs import (
-    Pairs,
-    check_cleaning,
-    check_length_ratios,
-    check_overlap,
-    check_pointless_pairs,
-    check_text,
-    cleaned,
-)
+from heedful.diagnosis.recipe_checks import pairs as texts
+from heedful.diagnosis.recipe_checks import tokens
+from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.scripts import check_scripts
-from heedful.diagnosis.recipe_checks.tokens import (
-    Encoded,
-    check_decoding_lengths,
-    check_ends,
-    check_lengths,
-    check_normalization,
-    check_positions,
-    check_special_ids,
-    check_tokenizer_ids,
-    check_unknown_tokens,
-    check_vocabulary_use,
-    encode,
-)
+from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
 from heedful.inference.loading import first_line, load_model
 from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
@@ -114,7 +96,7 @@ def diagnose(recipe: Recipe, limit: int = PAIRS) -> Diagnosis:
         raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
     train, held_out = _read_splits(recipe, limit)
     kept, dropped, reasons = cleaned(train, recipe.data.cleaning, [pair for split in held_out for pair in split])
-    findings = _check_surroundings(recipe) + check_cleaning(train, dropped, reasons)
+    findings = _check_surroundings(recipe) + texts.check_cleaning(train, dropped, reasons)
     findings += _check_pairs(recipe, train, kept, held_out)
     if len(kept):
         with tempfile.TemporaryDirectory() as temporary:
@@ -152,10 +134,12 @@ def _check_surroundings(recipe: Recipe) -> list[Finding]:
 def _check_pairs(recipe: Recipe, train: Pairs, kept: Pairs, held_out: list[Pairs]) -> list[Finding]:
     """Run the checks of texts; what cleaning drops does no harm."""
     rules, data, card = recipe.data.cleaning, recipe.data, recipe.card
-    findings = check_pointless_pairs(train, rules) + check_overlap(train, rules, held_out)
-    findings += check_length_ratios(kept) + check_text(kept)
+    findings = texts.check_pointless_pairs(train, rules) + texts.check_overlap(train, rules, held_out)
+    findings += texts.check_length_ratios(kept) + texts.check_text(kept)
     for split in held_out:
-        findings += check_pointless_pairs(split, None) + check_length_ratios(split) + check_text(split)
+        findings += (
+            texts.check_pointless_pairs(split, None) + texts.check_length_ratios(split) + texts.check_text(split)
+        )
     languages = (card.source_language or data.source, card.target_language or data.target)
     return findings + check_scripts(kept, held_out, languages)
 
@@ -173,20 +157,20 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         # From all pairs the vocabulary may well become as large as it should.
         level: Level = "error" if train.is_whole else "warning"
         return [Finding("tokenizer", level, str(error), key, "Nothing behind it could be checked.")]
-    findings = check_tokenizer_ids(tokenizers, key) + check_normalization(train, tokenizers, key)
+    findings = tokens.check_tokenizer_ids(tokenizers, key) + tokens.check_normalization(train, tokenizers, key)
     try:
         encoded, *held = (encode(split, tokenizers, recipe.data.target_languages) for split in (train, *held_out))
     except ValueError as error:
         return [*findings, Finding("tokenizer", "error", str(error), key, "Set `data.both_directions`.")]
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
-    findings += check_ends(encoded, tokenizers, key) + check_lengths(encoded, limits)
+    findings += tokens.check_ends(encoded, tokenizers, key) + tokens.check_lengths(encoded, limits)
     for split in (encoded, *held):
-        findings += check_unknown_tokens(split, tokenizers, key)
-    findings += check_decoding_lengths(held[0], recipe)
+        findings += tokens.check_unknown_tokens(split, tokenizers, key)
+    findings += tokens.check_decoding_lengths(held[0], recipe)
     rows = encoded.within(limits)
     if not len(rows):
         return findings
-    return findings + check_vocabulary_use(rows, tokenizers, key) + _check_run(recipe, tokenizers, rows, held)
+    return findings + tokens.check_vocabulary_use(rows, tokenizers, key) + _check_run(recipe, tokenizers, rows, held)
 
 
 def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: Sequence[Encoded]) -> list[Finding]:
@@ -196,11 +180,11 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
         model = _model_of_shapes(recipe, tokenizers)
     except ValueError as error:
         return [Finding("model", "error", str(error), key)]
-    findings = check_special_ids(tokenizers, model.config, model.generation_config, key)
-    findings += check_positions(rows, held, model.config, recipe)
+    findings = tokens.check_special_ids(tokenizers, model.config, model.generation_config, key)
+    findings += tokens.check_positions(rows, held, model.config, recipe)
     if any(finding.level == "error" for finding in findings):
         return findings  # such a model cannot be run, so its speed cannot be measured
-    updates = UpdateBatches(*rows.lengths().T, recipe.batching).epoch(0)
+    updates = UpdateBatches(rows.lengths()[:, 0], rows.lengths()[:, 1], recipe.batching).epoch(0)
     seconds = per_epoch = None
     if recipe.optimization.max_minutes is not None:
         try:

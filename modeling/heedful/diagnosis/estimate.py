@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent, shortened
-from heedful.diagnosis.memory import HeldBytes, available_memory, process_memory
+from heedful.diagnosis.memory import HeldBytes, available_memory, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunPlan
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
@@ -129,12 +129,10 @@ class DryRun:
         longest = [max(len(row[name]) for row in rows) for name in ("input_ids", "labels")]
         yield f"{len(rows)} rows of {longest[0]} source and {longest[1]} target tokens"
         for row in rows[:SHOWN_ROWS]:
-            source = str(tokenizers.source.decode(row["input_ids"], skip_special_tokens=False))
-            target = str(tokenizers.target.decode(row["labels"], skip_special_tokens=False))
-            yield f"  source  {shortened(source, SHOWN_TEXT)}"
-            yield f"          {' '.join(map(str, row['input_ids']))}"
-            yield f"  target  {shortened(target, SHOWN_TEXT)}"
-            yield f"          {' '.join(map(str, row['labels']))}"
+            for name, key in (("source", "input_ids"), ("target", "labels")):
+                text = str(getattr(tokenizers, name).decode(row[key], skip_special_tokens=False))
+                yield f"  {name}  {shortened(text, SHOWN_TEXT)}"
+                yield f"          {' '.join(map(str, row[key]))}"
 
     def _rate_lines(self) -> Iterator[str]:
         settings, end = self.recipe.optimization, self.plan.end(self.recipe)
@@ -280,49 +278,6 @@ def _busiest(parts: Parts) -> int:
 
 def _target_tokens(parts: Parts) -> int:
     return sum(len(row["labels"]) for part in parts for rows in part for row in rows)
-
-
-def count_parameters(model: torch.nn.Module) -> dict[str, int]:
-    """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
-    whole: Any = model
-    counts = dict.fromkeys(("embeddings", "encoder", "decoder", "other"), 0)
-    kinds: dict[int, str] = {}
-    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    for kind, modules in (
-        ("embeddings", [*embeddings, whole.get_output_embeddings()]),
-        ("encoder", [whole.get_encoder()]),
-        ("decoder", [whole.get_decoder()]),
-    ):
-        for parameter in (parameter for module in modules if module is not None for parameter in module.parameters()):
-            kinds.setdefault(id(parameter), kind)
-    for parameter in model.parameters():
-        counts[kinds.get(id(parameter), "other")] += parameter.numel()
-    return {**{kind: count for kind, count in counts.items() if count}, "together": sum(counts.values())}
-
-
-def state_memory(
-    parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
-) -> dict[str, int]:
-    """Return the bytes of what a process holds all the time, in float32 under every precision.
-
-    Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
-    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes, ZeRO-2 gradients
-    and moments.
-
-    Args:
-        parameters: Number of parameters, tied ones once.
-        settings: The recipe's section.
-        processes: Number of processes.
-        kind: How Accelerate spreads the run over them.
-    """
-    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
-    if settings.ema_decay is not None:
-        sizes["moving average"] = 4
-    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-        sizes["gradients in exchange"] = 4
-    divided = {DistributedType.FSDP: set(sizes), DistributedType.DEEPSPEED: {"gradients", "Adam's moments"}}
-    shared = divided.get(kind, set())
-    return {name: parameters * size // (processes if name in shared else 1) for name, size in sizes.items()}
 
 
 class Rehearsal:

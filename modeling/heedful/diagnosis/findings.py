@@ -1,9 +1,9 @@
 """What a check finds, in a recipe or in a model, and what all checks find together."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, Protocol, Self
+from typing import Any, Literal, ParamSpec, Self
 
 from heedful.inference.loading import first_line
 
@@ -108,19 +108,6 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
     return decorate
 
 
-class Rows(Protocol):
-    """Rows of one split, as texts or as token ids."""
-
-    @property
-    def name(self) -> str:
-        """The split."""
-
-    def __len__(self) -> int: ...
-
-    def examples(self, rows: Sequence[int]) -> tuple[str, ...]:
-        """Show the first few of these rows."""
-
-
 @dataclass(frozen=True)
 class RowCheck:
     """A check that looks for rows: what it says of those it finds, and from how many on they are grave.
@@ -142,27 +129,28 @@ class RowCheck:
 
     def findings(
         self,
-        rows: Rows,
+        rows: Any,
         found: Sequence[int],
         where: str,
+        fields: Mapping[str, Any] | None = None,
         share: float | None = None,
         can_be_error: bool = True,
-        **fields: Any,
     ) -> list[Finding]:
         """Return the finding about the rows that were found, or nothing if there are none.
 
         Args:
-            rows: All rows that were looked at.
+            rows: All rows that were looked at: texts (`Pairs`) or token ids (`Encoded`) of one split.
             found: Numbers of those that were found; the first few become examples.
             where: The recipe's key that they concern.
+            fields: What the sentences name beside count, total, share and split.
             share: What the level goes by; the share of the rows that were found by default.
             can_be_error: Whether it may be an error here.
-            **fields: What the sentences name beside count, total, share and split.
         """
         if not len(found):
             return []
         share = len(found) / len(rows) if share is None else share
-        fields |= {"count": f"{len(found):,}", "total": f"{len(rows):,}", "share": percent(share), "split": rows.name}
+        counts = {"count": f"{len(found):,}", "total": f"{len(rows):,}", "share": percent(share), "split": rows.name}
+        fields = {**counts, **(fields or {})}
         return [
             Finding(
                 self.name,

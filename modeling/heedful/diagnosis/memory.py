@@ -1,15 +1,21 @@
-"""How much memory a computation, a process and a device have."""
+"""How much memory a model, a computation, a process and a device have."""
 
 import os
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from heedful.training.recipe import OptimizationRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class HeldBytes(TorchDispatchMode):
@@ -49,6 +55,49 @@ class HeldBytes(TorchDispatchMode):
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [each.untyped_storage() for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
+    """Count the parameters of embeddings (and the output layer), encoder, decoder and the rest, tied ones once."""
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    parts = {
+        "embeddings": [*embeddings, model.get_output_embeddings()],
+        "encoder": [model.get_encoder()],
+        "decoder": [model.get_decoder()],
+        "other": [model],
+    }
+    counts: dict[str, int] = {}
+    counted: set[torch.nn.Parameter] = set()
+    for name, modules in parts.items():
+        new = {parameter for module in modules if module is not None for parameter in module.parameters()} - counted
+        counts[name] = sum(parameter.numel() for parameter in new)
+        counted |= new
+    return {**{name: count for name, count in counts.items() if count}, "together": sum(counts.values())}
+
+
+def state_memory(
+    parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
+) -> dict[str, int]:
+    """Return the bytes of what a process holds all the time, in float32 under every precision.
+
+    Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
+    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes, ZeRO-2 gradients
+    and moments.
+
+    Args:
+        parameters: Number of parameters, tied ones once.
+        settings: The recipe's section.
+        processes: Number of processes.
+        kind: How Accelerate spreads the run over them.
+    """
+    sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
+    if settings.ema_decay is not None:
+        sizes["moving average"] = 4
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        sizes["gradients in exchange"] = 4
+    divided = {DistributedType.FSDP: set(sizes), DistributedType.DEEPSPEED: {"gradients", "Adam's moments"}}
+    shared = divided.get(kind, set())
+    return {name: parameters * size // (processes if name in shared else 1) for name, size in sizes.items()}
 
 
 def process_memory() -> int:

@@ -162,7 +162,7 @@ def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
     if takes_arguments is None:
         parameters = inspect.signature(model.forward).parameters.values()
         takes_arguments = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
-    settings = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
+    settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
     pieces = [sample.part(rows) for rows in (slice(0, 1), slice(1, 3), slice(3, None))]
     total = sum(loss_of(model, piece, **settings) for piece in pieces) / (1 if takes_arguments else len(pieces))
     told = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"

@@ -105,15 +105,7 @@ class Verification(Report):
 
 @check("weights complete")
 def check_weights(folder: str | Path, trust_remote_code: bool = False) -> Measured:
-    """Check that the weights in a folder are the model's: none missing, none unknown.
-
-    Args:
-        folder: A saved model.
-        trust_remote_code: Whether code in the folder may run.
-
-    Returns:
-        A finding whose figure is the number of tensors that are missing or unknown.
-    """
+    """Check that the weights in a folder are the model's; the figure is the number of missing and unknown tensors."""
     return told_of_loading(_load(Path(folder), torch.float32, trust_remote_code)[1])
 
 
@@ -150,9 +142,6 @@ def check_remote_code(
         model: The same model, loaded.
         sample: Sentences to try it with; random ones by default.
         trust_remote_code: Whether any other code in the folder may run.
-
-    Returns:
-        A finding whose figure is the largest relative difference of a logit.
     """
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
@@ -199,12 +188,7 @@ def _code_is_ours(folder: Path) -> bool:
 def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
     """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes.
 
-    Args:
-        model: An encoder-decoder of transformers.
-        tokenizers: Its tokenizers; without them only the two configs are compared.
-
-    Returns:
-        A finding whose figure is the number of disagreements.
+    Without tokenizers only the two configs are compared. The figure is the number of disagreements.
     """
     faults = []
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -249,14 +233,10 @@ def _tokenizer_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, i
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) -> Measured:
-    """Check that a text which is encoded and decoded comes back (in Unicode's form NFC).
+    """Check that texts which are encoded and decoded come back (in Unicode's form NFC).
 
-    Args:
-        tokenizers: The tokenizers of a model; both are tried where there are two.
-        texts: Texts to try; built-in ones of several scripts by default.
-
-    Returns:
-        A finding whose figure is the number of texts that come back changed; it shows the first of them.
+    Both tokenizers are tried where there are two. The figure is the number of texts that come back changed; the first
+    of them is shown.
     """
     changed: dict[str, str] = {}
     for encode, tokenizer in _sides(tokenizers):
@@ -275,14 +255,7 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) ->
 
 @check("special tokens in a text")
 def check_special_text(tokenizers: TokenizerPair) -> Measured:
-    """Check that "<s>" or "</s>" written in a text stays text and does not become a special token.
-
-    Args:
-        tokenizers: The tokenizers of a model.
-
-    Returns:
-        A finding whose figure is the number of special tokens that a text can smuggle in.
-    """
+    """Check that "<s>" or "</s>" written in a text stays text; the figure is how many such become special tokens."""
     tokens = dict.fromkeys([*tokenizers.source.all_special_tokens, *tokenizers.target.all_special_tokens])
     smuggled: dict[str, None] = {}
     for encode, tokenizer in _sides(tokenizers):

@@ -1,9 +1,8 @@
 """Corpus scores of translations: BLEU, chrF and TER through sacrebleu, and exact match.
 
-`score_translations` is the function that everything else calls. It takes plain strings and returns plain
-numbers, together with sacrebleu's signatures, without which a score cannot be compared with anyone else's.
-The class for users of `evaluate` is in `heedful.evaluation.translation_metric`, for importing `evaluate` costs
-seconds.
+`score_translations` takes plain strings and returns plain numbers, together with sacrebleu's signatures: only scores
+with the same signature can be compared. The class for users of `evaluate` is in
+`heedful.evaluation.translation_metric`, because importing `evaluate` takes seconds.
 """
 
 import json
@@ -13,7 +12,7 @@ from typing import Any
 
 METRICS = ("bleu", "chrf", "ter", "exact_match")
 
-# A 95 % interval cuts one fortieth off either end: with fewer resamples there is nothing to cut.
+# A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
 SMALLEST_BOOTSTRAP = 40
 
 TOKENIZER_EXTRAS = {
@@ -33,12 +32,13 @@ def score_translations(
 ) -> dict[str, Any]:
     """Score detokenized translations against one reference each.
 
-    BLEU and chrF are sacrebleu's with its defaults (chrF2); TER is sacrebleu's too, which ignores case in
-    any case. Each comes with its signature. Exact match is the share, from 0 to 100, of predictions that
-    equal their reference apart from blanks around them. With `bootstrap`, sacrebleu's bootstrap gives the
-    95 % intervals of BLEU, chrF and TER (mean ± half the width, as sacrebleu prints them, within the scale; its seed
-    is 12345 unless the user sets sacrebleu's own `SACREBLEU_SEED`, and the signature names it), and Wilson's formula
-    that of exact match. The bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
+    BLEU, chrF (chrF2) and TER are sacrebleu's with its defaults, each with its signature. TER always ignores case.
+    Exact match is the percentage of predictions that equal their reference, apart from spaces around them.
+
+    With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF and TER: mean ± half the width, as
+    sacrebleu prints them, cut off at the ends of the scale. Its seed is 12345 unless the environment variable
+    `SACREBLEU_SEED` is set, and the signature names it. The interval of exact match comes from Wilson's formula. The
+    bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
 
     Args:
         predictions: The translations, detokenized.
@@ -46,7 +46,7 @@ def score_translations(
         tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
             "flores101", "flores200".
         lowercase: Ignore case in BLEU, chrF and exact match.
-        bootstrap: Number of bootstrap resamples, 0 for no intervals (1000 is usual).
+        bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
         metrics: Which of `METRICS` to compute; TER is slow on long corpora.
 
     Returns:
@@ -55,9 +55,9 @@ def score_translations(
         `exact_match_interval` as (low, high).
 
     Raises:
-        ValueError: For no or unequally many sentences, nested references, or a setting out of range.
-        ImportError: When sacrebleu, or what its tokenizer needs, is not installed.
-
+        ValueError: If there are no sentences, if their numbers differ, if references are nested, or if a setting is
+            out of range.
+        ImportError: If sacrebleu, or a package that its tokenizer needs, is not installed.
     """
     references = _as_list(references, "references")
     for index, reference in enumerate(references):
@@ -86,12 +86,12 @@ def score_against_references(
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
 ) -> dict[str, Any]:
-    """Score translations against one or more references each.
+    """Score detokenized translations against one or more references each.
 
     Args:
         predictions: The translations, detokenized.
-        references: For every prediction the list of its references, `references[i]` belonging to
-            `predictions[i]` (sacrebleu itself wants this transposed); the lists may differ in length.
+        references: For every prediction the list of its references: those of `predictions[i]` are `references[i]`
+            (sacrebleu itself takes the transposed lists). The lists may differ in length.
         tokenize: As in `score_translations`.
         lowercase: As in `score_translations`.
         bootstrap: As in `score_translations`.
@@ -101,9 +101,8 @@ def score_against_references(
         The dictionary that `score_translations` describes.
 
     Raises:
-        ValueError: As in `score_translations`, and for a prediction without a reference.
+        ValueError: As in `score_translations`, or if a prediction has no reference.
         ImportError: As in `score_translations`.
-
     """
     predictions = _as_list(predictions, "predictions")
     references = _as_list(references, "references")
@@ -130,29 +129,28 @@ def score_against_references(
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Give Wilson's 95 % interval of a share, in percent.
+    """Return Wilson's 95 % interval of a share, in percent.
 
     Args:
-        successes: How often it happened.
-        count: How often it could have happened.
+        successes: The number of successes.
+        count: The number of trials.
 
     Returns:
-        Low and high, from 0 to 100. Unlike p ± 1.96 σ it is never empty at 0 or 100 %.
+        Low and high, from 0 to 100. Unlike p ± 1.96 σ, the interval is never empty at 0 or 100 %.
 
     Raises:
-        ValueError: When `successes` is not between 0 and a positive `count`.
-
+        ValueError: If `successes` is not between 0 and a positive `count`.
     """
     if count < 1 or not 0 <= successes <= count:
         raise ValueError(
             f"`successes` must be between 0 and a positive `count`, but are {successes} of {count} instead."
         )
-    z = 1.959963984540054  # 97.5 % of a normal distribution lies below
+    z = 1.959963984540054  # 97.5 % of a normal distribution are below it
     share = successes / count
     centre = share + z * z / (2 * count)
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
-    # Rounding must not push the ends past the share itself at 0 and 100 %.
+    # At 0 and 100 %, rounding must not move an end of the interval past the share.
     low = 0.0 if successes == 0 else 100 * (centre - margin) / scale
     high = 100.0 if successes == count else 100 * (centre + margin) / scale
     return low, high
@@ -192,7 +190,7 @@ def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> No
 
 
 def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
-    """Make sacrebleu's metric, with its ways of failing told in one voice."""
+    """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
     try:
         from sacrebleu.metrics import BLEU, CHRF, TER
     except ImportError as error:
@@ -215,13 +213,13 @@ def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
 
 
 def _chrf_of_plain_numbers(chrf: Any) -> Any:
-    """Make chrF bootstrap where some resamples have nothing in common with the references.
+    """Return a chrF whose bootstrap works even if some resamples have nothing in common with the references.
 
-    sacrebleu gives those a Python 0.0 and the others numpy's float32, and then cannot average the two.
+    Such a resample has the score 0.0 of Python, the others have float32 of numpy, and sacrebleu cannot average both.
     """
 
     class PlainCHRF(chrf):
-        def _compute_score_from_stats(self, stats):
+        def _compute_score_from_stats(self, stats: Any) -> Any:
             score = super()._compute_score_from_stats(stats)
             score.score = float(score.score)
             return score
@@ -230,7 +228,7 @@ def _chrf_of_plain_numbers(chrf: Any) -> Any:
 
 
 def _transpose(references: list) -> list[list[str | None]]:
-    """Turn one list per prediction into sacrebleu's one per reference number, None where there is none."""
+    """Turn one list per prediction into sacrebleu's one list per reference number, with None for missing ones."""
     most = max(len(alternatives) for alternatives in references)
     return [
         [alternatives[number] if number < len(alternatives) else None for alternatives in references]
@@ -240,9 +238,9 @@ def _transpose(references: list) -> list[list[str | None]]:
 
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     described = json.loads(score.format(width=6, is_json=True, signature=signature))
-    # sacrebleu leaves the mean out when it is 0, which it is only when every resample scores 0.
+    # sacrebleu leaves out a mean of 0; the mean is 0 only if every resample scores 0.
     mean, half_width = described.get("confidence_mean", 0.0), described.get("confidence_var", 0.0)
-    # The interval is symmetric, so near an end of the scale it would reach beyond; TER has no upper end.
+    # The interval is symmetric, so it may reach beyond an end of the scale; TER has no upper end.
     highest = math.inf if score.name == "TER" else 100.0
     return max(0.0, mean - half_width), min(highest, mean + half_width)
 

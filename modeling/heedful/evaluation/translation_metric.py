@@ -1,6 +1,6 @@
 """The scores of `heedful.evaluation.metrics` as an `evaluate.Metric` that needs no network.
 
-A module of its own, for importing `evaluate` costs seconds: import it only where the class is used.
+Importing `evaluate` takes seconds, so import this module only where the class is used.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ Args:
 class TranslationMetric(evaluate.Metric):
     """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
 
-    Unlike `evaluate.load("sacrebleu")` it needs no network. Several processes work as everywhere in
-    `evaluate`: each makes it with `num_process`, `process_id` and a common `experiment_id`, and only
-    process 0 gets the scores.
+    Unlike `evaluate.load("sacrebleu")` it needs no network. Several processes work as with every metric of `evaluate`:
+    each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only process 0 gets the
+    scores.
 
         metric = TranslationMetric()
         metric.add_batch(predictions=["A house."], references=["A house."])
@@ -66,11 +66,10 @@ class TranslationMetric(evaluate.Metric):
         Args:
             prediction: A detokenized translation.
             reference: Its reference, or a list of them.
-            **kwargs: None exist; an unknown name raises ValueError.
+            kwargs: No other inputs exist.
 
         Raises:
-            ValueError: For inputs of another form.
-
+            ValueError: If there is another input, or one of another form.
         """
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
@@ -85,12 +84,12 @@ class TranslationMetric(evaluate.Metric):
 
         Args:
             predictions: Detokenized translations.
-            references: For each its reference, or the list of its references.
-            **kwargs: None exist; an unknown name raises ValueError.
+            references: For each prediction its reference, or the list of its references.
+            kwargs: No other inputs exist.
 
         Raises:
-            ValueError: For unequally many predictions and references, or inputs of another form.
-
+            ValueError: If the numbers of predictions and references differ, or if an input is unknown or has another
+                form.
         """
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")

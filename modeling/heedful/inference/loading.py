@@ -1,4 +1,4 @@
-"""A trained model from a folder or the Hub onto a device, with the user's mistakes told in one sentence each."""
+"""From a folder or the Hub to a trained model on a device; each mistake of a user is an error of one sentence."""
 
 import json
 import re
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 from heedful.files import listed
 
 WEIGHT_FILES = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
 ADAPTER_FILE = "adapter_config.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# What is fetched of a repository: no code, for the installed Heedful has its own, and no training state.
+# What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
 FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
 IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
@@ -30,7 +32,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
 
     Raises:
-        ValueError: If the name is none of these, or this machine has no such device.
+        ValueError: If the name is another one, or this machine has no such device.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,7 +53,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
-    """Find the folder of a model, after fetching it where it lies on the Hub.
+    """Find the folder of a model, and fetch it first if it is on the Hub.
 
     Args:
         model: A local folder, or an id on the Hub such as `name/model`; a folder of that name wins.
@@ -92,9 +94,9 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedModel":
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
-    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses a folder of any encoder-decoder whose weights do
-    not match the model (there, missing ones become random numbers and unknown ones are dropped), weights that are no
-    numbers, and a broken generation_config.json, which transformers passes over.
+    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses weights that do not match the model (there,
+    missing ones become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
+    generation_config.json, which transformers ignores.
 
     Args:
         folder: A local folder with config.json and weights, or an id on the Hub.
@@ -120,11 +122,10 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            # Told below by their names, which transformers' own error leaves out.
+            # They are named below; the error of transformers does not name them.
             ignore_mismatched_sizes=True,
         )
-    # The libraries below raise whatever they like for a broken file, SafetensorError (an Exception) among
-    # them.
+    # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {first_line(error)}") from error
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
@@ -141,7 +142,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
 
 def is_adapter(folder: Path) -> bool:
-    """Tell whether a folder holds an adapter of peft and no model."""
+    """Return whether a folder holds an adapter of peft and no model."""
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
 
 
@@ -181,7 +182,7 @@ def _merged(folder: Path) -> "PreTrainedModel":
         settings = PeftConfig.from_pretrained(str(folder))
         is_part_of_the_weights = not settings.is_prompt_learning
         adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
-    # As below: broken files raise whatever they like.
+    # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
         raise ValueError(f"The adapter in {folder} cannot be loaded: {first_line(error)}") from error
     if adapted is None:
@@ -195,8 +196,8 @@ def _merged(folder: Path) -> "PreTrainedModel":
 def first_line(error: BaseException) -> str:
     """Shorten an error of a library to the name of its class and its first line of text.
 
-    The name is left out where the text is one for users, of a `ValueError`; a first line that ends in a colon brings
-    the next.
+    The name is left out for a `ValueError`, whose text is for users. If the first line ends in a colon, the next one
+    follows.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__

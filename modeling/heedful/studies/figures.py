@@ -1,30 +1,12 @@
-"""Small pictures of what a study found: a figure is a row of panels, each of which draws itself into its axes."""
+"""Small pictures of what a study found: a figure is a row of panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Panel = Callable[[Any], None]  # draws into matplotlib axes
 Points = Sequence[tuple[float, float]]
-WIDTH = 6.0  # inches
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture of a report.
-
-    Attributes:
-        name: A word for it, unique in the study; its file is STUDY-NAME.svg.
-        caption: What it shows.
-        panels: What to draw, from left to right: `lines`, `bars`, `matrix`, or a function of the axes.
-        height: In inches.
-    """
-
-    name: str
-    caption: str
-    panels: Sequence[Panel]
-    height: float = 3.6
+WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def check_matplotlib() -> None:
@@ -35,22 +17,21 @@ def check_matplotlib() -> None:
         raise ImportError("A study draws figures with matplotlib: pip install 'heedful[plots]'") from error
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Draw a figure into an SVG file: text stays text, and the same figure gives the same bytes.
+def save_figure(panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels from left to right into an SVG file: text stays text, and the same panels give the same bytes.
 
     Neither pyplot nor matplotlib's settings are touched.
     """
     import matplotlib
-    from matplotlib.figure import Figure as Picture
+    from matplotlib.figure import Figure
 
-    count = len(figure.panels)
-    size = (WIDTH * (1 if count == 1 else 0.7 * count), figure.height)
-    picture = Picture(figsize=size, layout="constrained")
-    picture.subplots(1, count)
-    for draw, axes in zip(figure.panels, list(picture.axes), strict=True):
+    width = WIDTH * (1 if len(panels) == 1 else 0.7 * len(panels))
+    figure = Figure(figsize=(width, HEIGHT), layout="constrained")
+    figure.subplots(1, len(panels))
+    for draw, axes in zip(panels, list(figure.axes), strict=True):
         draw(axes)
     with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
-        picture.savefig(path, metadata={"Date": None})
+        figure.savefig(path, metadata={"Date": None})
 
 
 def lines(

@@ -17,7 +17,6 @@ from heedful.studies.training import Training, study_recipe
 from heedful.training.loop.validation import validation_loss
 from heedful.training.processes.devices import make_accelerator
 
-SEED_COLUMNS = "parameters :, | validation loss :.3f | between seeds :.3f | BLEU :.1f | BLEU between seeds :.1f"
 TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
 
 
@@ -32,7 +31,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int) -> list[Training]:
-    """Train the same model from several seeds, the study's first, so that differences can be told from chance."""
+    """Train the same model from several seeds, the study's first, to tell differences from chance."""
     return [
         replace(lab, seed=seed).train(name if count == 1 else f"{name}, seed {seed}", changes)
         for seed in range(lab.seed, lab.seed + count)
@@ -40,7 +39,7 @@ def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int
 
 
 def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
-    """Return the cells under `SEED_COLUMNS` of trainings from several seeds."""
+    """Return parameters, mean and spread of the validation loss, mean and spread of BLEU of trainings from seeds."""
     losses, scores = [one.loss for one in runs], [one.bleu() for one in runs]
     return runs[0].parameters, mean(losses), spread(losses), mean(scores), spread(scores)
 
@@ -64,9 +63,8 @@ def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
 
 def loss_per_token(model: Any, rows: EncodedPairs) -> float:
     """Return the negative log-likelihood in nats per target token, </s> included, without label smoothing."""
-    return validation_loss(
-        model, rows, TOKEN_BUDGET, model.config.pad_token_id, make_accelerator(study_recipe({}).optimization)
-    )
+    accelerator = make_accelerator(study_recipe({}).optimization)
+    return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, accelerator)
 
 
 def bleu(translator: Translator, pairs: Sequence[Pair]) -> float:

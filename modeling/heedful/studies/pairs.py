@@ -15,7 +15,7 @@ Pair = tuple[str, str]  # source, target
 TEST_PAIRS = "builtin:test:500"
 
 
-def corpus_pairs(location: str) -> list[Pair]:
+def corpus_pairs(location: str | list[str]) -> list[Pair]:
     """Return pairs of the built-in corpus, such as of "builtin:validation:100"."""
     return [(row["source"], row["target"]) for row in read_pairs(location, "ko", "en")]
 
@@ -53,7 +53,8 @@ def reversal_pairs(
         seed: Of what is drawn.
         is_distinct: Whether no sequence may come twice.
     """
-    random, sequences, seen = Random(seed), [], set[tuple[str, ...]]()
+    random, sequences = Random(seed), list[tuple[str, ...]]()
+    seen = set[tuple[str, ...]]()
     while len(sequences) < count:
         sequence = tuple(draw(random))
         if not (is_distinct and sequence in seen):

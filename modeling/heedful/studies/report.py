@@ -1,4 +1,4 @@
-"""What a study found, as data: tables, figures and sentences with their numbers; and the one report made of them."""
+"""What a study found, as numbers, and the one report that is made of numbers and words."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heedful.studies.figures import Figure
+from heedful.studies.figures import Panel
 
 Cell = str | int | float
 
@@ -61,19 +61,19 @@ class Table:
 
 @dataclass
 class Outcome:
-    """What a study found.
+    """What a study found; the words to it are in the study's description.
 
     Attributes:
-        tables: Its tables.
-        figures: Its pictures.
+        rows: The rows of each of its tables.
+        panels: What to draw for each of its figures.
         values: The numbers in its findings, by name.
-        findings: Sentences in which every number is a field of `values`: "… keeps a weight of {at_10:.1%}."
+        settings: Other fields of titles and captions, which were set and not found.
     """
 
-    tables: Sequence[Table]
-    figures: Sequence[Figure] = ()
+    rows: Mapping[str, Iterable[Sequence[Cell]]]
+    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
     values: Mapping[str, Cell] = field(default_factory=dict)
-    findings: Sequence[str] = ()
+    settings: Mapping[str, Cell] = field(default_factory=dict)
 
 
 def figure_file(study: str, name: str) -> str:

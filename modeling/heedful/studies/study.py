@@ -1,26 +1,25 @@
 """What a study is, how it runs, and how its results are written: all of them, or nothing.
 
-A study is a module of this room that ends in its `STUDY`:
+A study is a module of a sub-room that ends in its `STUDY`, and beside it a file in TOML with the module's name: its
+description, which has the words and the settings. So the module only measures:
 
-    >>> from heedful.studies.report import Outcome, Table
-    >>> from heedful.studies.study import Lab, Study
+    >>> from heedful.studies.report import Outcome
+    >>> from heedful.studies.study import Lab, Study, results_of
     >>> def run(lab: Lab) -> Outcome:
     ...     weights = {n: 1 / n for n in (10, 100)}
-    ...     table = Table.of("weights", "Weight of one of n equal scores", "n | weight :.1%", weights.items())
-    ...     finding = "Of 100 equal scores each has a weight of {at_100:.1%}."
-    ...     return Outcome([table], values={"at_100": weights[100]}, findings=[finding])
-    >>> study = Study("equal", "What is the weight of one of n equal scores?", run, data="none")
-    >>> print(run(Lab(study)).tables[0].markdown())
-    | n | weight |
-    | --- | --- |
-    | 10 | 10.0% |
-    | 100 | 1.0% |
+    ...     return Outcome({"weights": weights.items()}, values={"at_100": weights[100]})
+    >>> findings = ["Of 100 equal scores each has a weight of {at_100:.1%}."]
+    >>> tables = {"weights": {"title": "Weight of one of n equal scores", "columns": "n | weight :.1%"}}
+    >>> study = Study("equal", "What is the weight of one of n equal scores?", run, findings, tables, data="none")
+    >>> results_of(Lab(study), run(Lab(study)))["tables"][0]["rows"]
+    [(10, 0.1), (100, 0.01)]
 """
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -29,14 +28,10 @@ from typing import Any, Literal
 from heedful.files import check_at_least, new_folder
 from heedful.studies.figures import check_matplotlib, save_figure
 from heedful.studies.pairs import Pair, write_pairs
-from heedful.studies.report import Outcome, figure_file, render_report
+from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model
 
 Data = Literal["builtin", "folder", "none"]
-
-DEFAULT_SEED = 1
-RESULTS = "results.json"
-REPORT = "report.md"
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,9 @@ class Study:
         name: The name of its module, and on the command line.
         question: One line.
         run: Does it all; gets a `Lab`.
+        findings: Sentences in which every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
+        tables: The `title` and the `columns` of each table, see `Table.of`.
+        figures: The caption of each figure.
         changes: What differs from the shared recipe (`recipe.yaml`) in all its trainings, by dotted key.
         data: What it can use: "builtin" is the built-in corpus, of which `--data builtin:train:COUNT` sets the size;
             "folder" is a folder with the files that `changes` names as `data.train` and so on; "none" is a study that
@@ -56,8 +54,25 @@ class Study:
     name: str
     question: str
     run: Callable[["Lab"], Outcome]
+    findings: Sequence[str] = ()
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     data: Data = "builtin"
+
+    @classmethod
+    def described(
+        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+    ) -> "Study":
+        """Make the study of a module from its description, with changes that it shares with other studies."""
+        words = {one.name: description[one.name] for one in fields(cls) if one.name in description}
+        words["changes"] = {**(changes or {}), **description.get("changes", {})}
+        return cls(name=run.__module__.rpartition(".")[2], run=run, **words)
+
+
+def description_of(module_file: str) -> dict[str, Any]:
+    """Read the description beside the module of a study."""
+    return tomllib.loads(Path(module_file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -74,7 +89,7 @@ class Lab:
     """
 
     study: Study
-    seed: int = DEFAULT_SEED
+    seed: int = 1
     updates: int | None = None
     data: str | None = None
     folder: Path = Path("runs/studies/trainings")
@@ -169,26 +184,33 @@ def run_study(lab: Lab, output: Path) -> Path:
     results = results_of(lab, outcome)
     with new_folder(output) as folder:
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(render_report(results), encoding="utf-8")
-        for figure in outcome.figures:
-            save_figure(figure, folder / figure_file(lab.study.name, figure.name))
+        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(render_report(results), encoding="utf-8")
+        for name in lab.study.figures:
+            save_figure(outcome.panels[name], folder / figure_file(lab.study.name, name))
     return output
 
 
 def results_of(lab: Lab, outcome: Outcome) -> dict[str, Any]:
-    """Return everything that a report says, as JSON can hold it."""
+    """Return everything that a report says, as JSON can hold it: the study's words, and what it found."""
+    study, known = lab.study, {**outcome.values, **outcome.settings}
+    assert outcome.rows.keys() == study.tables.keys(), "a study must have the tables of its description"
+    assert outcome.panels.keys() == study.figures.keys(), "a study must have the figures of its description"
     trainings = [{key: value for key, value in asdict(one).items() if key != "folder"} for one in lab.trainings]
     versions = {"python": python_version()} | {name: version(name) for name in ("heedful", "torch", "transformers")}
+    tables = [
+        Table.of(name, words["title"].format(**known), words["columns"], outcome.rows[name])
+        for name, words in study.tables.items()
+    ]
     return {
-        "study": lab.study.name,
-        "question": lab.study.question,
+        "study": study.name,
+        "question": study.question,
         "command": lab.command(),
         "seed": lab.seed,
         "versions": versions,
         "values": dict(outcome.values),
-        "findings": list(outcome.findings),
-        "tables": [asdict(table) for table in outcome.tables],
-        "figures": {figure.name: figure.caption for figure in outcome.figures},
+        "findings": list(study.findings),
+        "tables": [asdict(table) for table in tables],
+        "figures": {name: caption.format(**known) for name, caption in study.figures.items()},
         "trainings": trainings,
     }

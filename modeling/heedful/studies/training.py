@@ -92,13 +92,6 @@ class Training:
         return Translator.from_pretrained(self.folder / "model", device="cpu")
 
 
-def transformer(d_model: int, layers: int, heads: int, ffn_dim: int, **more: Any) -> dict[str, Any]:
-    """Return the options of a Transformer whose encoder and decoder have the same shape, and more of its options."""
-    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": ffn_dim}
-    by_side = {f"{side}_{name}": size for name, size in sizes.items() for side in ("encoder", "decoder")}
-    return {"d_model": d_model, **by_side, **more}
-
-
 def model_changes(options: Mapping[str, Any], learning_rate: float | None = None) -> dict[str, Any]:
     """Return the changes that train a model of such options, under a kernel that it has, at a learning rate."""
     changes = {

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write into it, and which recipe may go on with what lies there."""
+"""The folder of a run: who may write into it, and which recipe may go on with the run in it."""
 
 import contextlib
 import os
@@ -14,22 +14,12 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe, to_yaml
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
-# What a run that ended before it began may leave.
+# What a run may leave that ended before its first update.
 LEFTOVERS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
 # What a run writes into its folder; `overwrite` deletes these and nothing else.
-RUN_FILES = (
-    "recipe.yaml",
-    "recipe.yaml.partial",
-    "log.jsonl",
-    "checkpoints",
-    "tokenizer",
-    "tokenizer.partial",
-    "trackers",
-    "model.partial",
-    "model",
-)
-# What may change when a run is resumed, and leaves its updates the same: where things lie, how long it goes on, how it
-# is split (which changes dropout), looked at, kept and published.
+RUN_FILES = (*sorted(LEFTOVERS), "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model.partial", "model")
+# Keys that may change when a run is resumed, because its updates stay the same: where files are, how long it goes on,
+# how updates are split (which changes dropout), and how the run is validated, kept and published.
 CHANGEABLE_KEYS = (
     "output",
     "resume",
@@ -95,22 +85,22 @@ def check_output_folder(recipe: Recipe) -> None:
 
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the keys, with dots, whose change makes of a recipe another run: not those of logging, say."""
-    harmless = set(CHANGEABLE_KEYS)
+    """List the keys, with dots, that differ and make it another run; those of logging, for example, do not."""
+    changeable = set(CHANGEABLE_KEYS)
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
-        harmless.discard("optimization.max_updates")  # the learning rate follows from it
+        changeable.discard("optimization.max_updates")  # the learning rate follows from it
     if now.get("data", {}).get("streaming"):
-        harmless -= {"data.folder", "data.test"}  # of a stream there is no checksum
+        changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     return [
         name
         for name in _leaves(now) | _leaves(earlier)
-        if not any(name == key or name.startswith(key + ".") for key in harmless)
+        if not any(name == key or name.startswith(key + ".") for key in changeable)
         and _look_up(earlier, name) != _look_up(now, name)
     ]
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, None]:
-    """Return the dotted names of all values, in order."""
+    """Return the dotted names of all values, in their order."""
     names: dict[str, None] = {}
     for key, value in tree.items():
         names |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": None}
@@ -126,7 +116,7 @@ def _look_up(tree: dict[str, Any], name: str) -> Any:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other runs out of it; for the main process.
+    """Make the folder, and lock it against other runs while the context is entered; for the main process.
 
     Raises:
         ValueError: If another run is writing into it, or it cannot be made or written to.
@@ -141,14 +131,14 @@ def folder_of_run(folder: Path) -> Iterator[None]:
     try:
         _lock(descriptor, folder)
         if {path.name for path in folder.iterdir()} <= LEFTOVERS:
-            _delete_run(folder)  # a tokenizer of perhaps other data
+            _delete_run(folder)  # the tokenizer may be of other data
         yield
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    with contextlib.suppress(ImportError):  # there is none on Windows
+    with contextlib.suppress(ImportError):  # Windows has no such lock
         import fcntl
 
         try:
@@ -165,30 +155,30 @@ def write_recipe(recipe: Recipe) -> None:
 
 
 @contextlib.contextmanager
-def earlier_run_set_aside(folder: Path) -> Iterator[None]:
-    """Move an earlier run's files beside its folder; delete them if what follows succeeds, else put them back.
+def earlier_run_backed_up(folder: Path) -> Iterator[None]:
+    """Move an earlier run's files into a backup; delete it if the context ends without an error, else restore it.
 
     Raises:
-        ValueError: If there is something in their place already.
+        ValueError: If there is a backup already.
     """
-    aside = folder.with_name(folder.name + ".replaced")
-    if aside.exists():
+    backup = folder.with_name(folder.name + ".replaced")
+    if backup.exists():
         raise ValueError(
-            f"{aside} holds a run that an interrupted overwrite=true set aside: move it away or delete it."
+            f"{backup} holds a run that an interrupted overwrite=true has left: move it away or delete it."
         )
-    aside.mkdir(parents=True)
+    backup.mkdir(parents=True)
     for name in RUN_FILES:
         if (folder / name).exists():
-            (folder / name).rename(aside / name)
+            (folder / name).rename(backup / name)
     try:
         yield
     except BaseException:
         _delete_run(folder)
-        for path in aside.iterdir():
+        for path in backup.iterdir():
             path.rename(folder / path.name)
-        aside.rmdir()
+        backup.rmdir()
         raise
-    shutil.rmtree(aside)
+    shutil.rmtree(backup)
 
 
 def _delete_run(folder: Path) -> None:

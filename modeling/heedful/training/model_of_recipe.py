@@ -32,7 +32,8 @@ def make_model(
         FileNotFoundError: If the config or the model does not exist.
         ValueError: If the config is not one, contradicts the tokenizers, or has other sizes than the checkpoint.
     """
-    model = _new_model(recipe, tokenizers) if recipe.start_from is None else _start_model(recipe, tokenizers)
+    start = recipe.start_from
+    model = _new_model(recipe, tokenizers) if start is None else _start_model(start, recipe, tokenizers)
     if checkpoint is not None:
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config)
@@ -72,11 +73,11 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     return ZeroEngine(accelerator, model, make_optimizer(model, settings))
 
 
-def _start_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
+def _start_model(start_from: str, recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Load the model that the run starts from."""
     from heedful.inference.loading import load_model
 
-    model = load_model(recipe.start_from)
+    model = load_model(start_from)
     tokenizers.check_config(model.config)
     if recipe.attn_implementation is not None:
         model.set_attn_implementation(recipe.attn_implementation)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -26,19 +27,21 @@ Update = list[list[Row]]  # buckets of rows
 
 @dataclass(kw_only=True)
 class Corpus:
-    """Training rows and validation pairs of one run: `StoredCorpus` or `StreamedCorpus`.
+    """Training rows and validation pairs of one run: a `StoredCorpus` or a `StreamedCorpus`.
 
     Attributes:
         tokenizers: The model's tokenizers.
+        batching: How rows become updates.
         validation: Validation pairs, encoded.
         validation_pairs: The same pairs as text.
         report: What cleaning kept and dropped.
-        encoder: Counts the rows that were too long.
+        encoder: Encodes training pairs, and counts those that are too long.
         fingerprint: A checksum of the validation rows, and of the training rows unless they are a stream.
-        pairs: Number of training rows; `None` for a stream that has not come to its end yet.
+        pairs: Number of training rows; `None` for a stream whose end has not been reached yet.
     """
 
     tokenizers: TokenizerPair
+    batching: BatchingSettings
     validation: EncodedPairs
     validation_pairs: list[dict[str, str]]
     report: CleaningReport
@@ -48,69 +51,61 @@ class Corpus:
 
     @property
     def target_language(self) -> str | None:
-        """The language to translate validation and test pairs into, where the model has several directions."""
+        """The language that validation and test pairs are translated into, if the model knows several."""
         return self.encoder.languages[0] if self.encoder.languages else None
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         raise NotImplementedError
 
-    def no_pair_left(self) -> ValueError:
-        """Return the error for a corpus without a row."""
-        encoder = self.encoder
-        return ValueError(
-            f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
-            f"({encoder.max_source_tokens}) or `data.max_target_tokens` ({encoder.max_target_tokens})."
-        )
+    def _note_pairs(self, count: int) -> None:
+        if not count:
+            limits = (self.encoder.max_source_tokens, self.encoder.max_target_tokens)
+            raise ValueError(
+                f"No training pair is left: {self.encoder.too_long} are longer than `data.max_source_tokens` "
+                f"({limits[0]}) or `data.max_target_tokens` ({limits[1]})."
+            )
+        self.pairs = count
 
 
 @dataclass(kw_only=True)
 class StoredCorpus(Corpus):
-    """A corpus whose rows are in memory.
-
-    Attributes:
-        rows: The training rows.
-        batches: The plan of their updates.
-    """
+    """A corpus whose training rows are in memory, in `rows`."""
 
     rows: EncodedPairs
-    batches: UpdateBatches
+
+    def __post_init__(self):
+        """Count the rows and plan their updates."""
+        self._note_pairs(len(self.rows))
+        self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        for update in self.batches.epoch(epoch):
+        for update in self._batches.epoch(epoch):
             yield [[self.rows[index] for index in bucket] for bucket in update]
 
 
 @dataclass(kw_only=True)
 class StreamedCorpus(Corpus):
-    """A corpus whose rows are read and encoded anew in every epoch.
+    """A corpus whose training pairs are read and encoded anew in every epoch.
 
     Attributes:
         stream: Cleaned training pairs.
-        batching: Tokens and buckets of an update, and the seed.
         pool_size: Rows that are read, sorted and shuffled at a time.
         accelerator: The ranks that encode the stream together; `None` for one process.
     """
 
     stream: Pairs
-    batching: BatchingSettings
     pool_size: int
     accelerator: Accelerator | None
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        alone = self.accelerator is None
-        rows = (
-            self.encoder.rows(self.stream) if alone else encode_in_shares(self.encoder, self.stream, self.accelerator)
-        )
-        count = 0
+        rows, count = encode_in_shares(self.encoder, self.stream, self.accelerator), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
-        if not count:
-            raise self.no_pair_left()
-        self.pairs = count
+        self._note_pairs(count)
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
@@ -126,31 +121,23 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         ValueError: If the data are unusable, or nothing is left of them.
     """
     data, where = recipe.data, recipe.data.locations
-    languages = (data.source, data.target)
-    validation = list(read_pairs(where.validation, *languages, split="validation"))
-    tests = [read_pairs(location, *languages, split=name) for name, location in where.test.items()]
-    pairs = read_pairs(where.train, *languages, split="train", streaming=data.streaming)
+    sides = (data.source, data.target)
+    validation = list(read_pairs(where.validation, *sides, split="validation"))
+    tests = [read_pairs(location, *sides, split=name) for name, location in where.test.items()]
+    pairs = read_pairs(where.train, *sides, split="train", streaming=data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     is_main = accelerator is None or accelerator.is_main_process
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
-    shared = {"tokenizers": tokenizers, "validation": held_out, "validation_pairs": validation}
-    shared |= {"report": report, "encoder": encoder}
+    fingerprint = held_out.fingerprint()
+    shared: dict[str, Any] = {"tokenizers": tokenizers, "batching": recipe.batching, "encoder": encoder}
+    shared |= {"validation": held_out, "validation_pairs": validation, "report": report}
     if data.streaming:
-        source = {"stream": pairs, "batching": recipe.batching, "pool_size": data.pool_size}
-        return StreamedCorpus(**shared, **source, accelerator=accelerator, fingerprint=held_out.fingerprint())
+        source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}
+        return StreamedCorpus(**shared, **source, fingerprint=fingerprint)
     rows = EncodedPairs(encoder.rows(pairs))
-    corpus = StoredCorpus(
-        **shared,
-        fingerprint=held_out.fingerprint() + rows.fingerprint(),
-        pairs=len(rows),
-        rows=rows,
-        batches=UpdateBatches(rows.source_lengths, rows.target_lengths, recipe.batching),
-    )
-    if not len(rows):
-        raise corpus.no_pair_left()
-    return corpus
+    return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint + rows.fingerprint())
 
 
 def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main: bool) -> TokenizerPair:

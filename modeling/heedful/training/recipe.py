@@ -95,10 +95,8 @@ class ModelRecipe:
     def __post_init__(self):
         """Check that the model is described once."""
         if self.start_from is not None and (self.config is not None or self.options):
-            raise ValueError(
-                "`model.start_from` must be empty where `model.config` or `model.options` are given, "
-                f"but is {self.start_from!r} instead."
-            )
+            where = "`model.config` or `model.options` are given"
+            raise _mistake("model.start_from", f"empty where {where}", repr(self.start_from))
 
 
 @dataclass
@@ -133,26 +131,20 @@ class OptimizationRecipe:
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
         for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"`optimization.{name}` must be above 0, but is {getattr(self, name)} instead.")
+                raise _mistake(f"optimization.{name}", "above 0", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"`optimization.{name}` must be at least 0 and below 1, but is {getattr(self, name)} instead."
-                )
+                raise _mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             raise ValueError(
                 "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
             )
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
-            raise ValueError(
-                f"`optimization.max_updates` must be given for the {self.schedule} schedule, which ends there, "
-                "but is empty instead."
-            )
+            must = f"given for the {self.schedule} schedule, which ends there"
+            raise _mistake("optimization.max_updates", must, "empty")
         if self.weight_decay and self.optimizer == "adam":
-            raise ValueError(
-                "`optimization.weight_decay` must be 0 with adam, which would mix it into the gradient "
-                f"(choose adamw), but is {self.weight_decay} instead."
-            )
+            must = "0 with adam, which would mix it into the gradient (choose adamw)"
+            raise _mistake("optimization.weight_decay", must, self.weight_decay)
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -176,10 +168,8 @@ class ValidationRecipe:
         _at_least(1, "validation", self, "every_updates", "num_beams", "max_new_tokens", "patience")
         _at_least(0, "validation", self, "sentences")
         if self.sentences == 0 and self.select != "loss":
-            raise ValueError(
-                "`validation.select` must be loss where `validation.sentences` is 0 and nothing is translated, "
-                f"but is {self.select} instead."
-            )
+            must = "loss where `validation.sentences` is 0 and nothing is translated"
+            raise _mistake("validation.select", must, self.select)
 
 
 @dataclass
@@ -212,15 +202,11 @@ class DecodingRecipe:
         """Check the numbers, and that what compares beams has several."""
         _at_least(1, "decoding", self, "num_beams", "max_length", "tokens_beyond_source")
         if self.bootstrap != 0 and self.bootstrap < SMALLEST_BOOTSTRAP:
-            raise ValueError(
-                f"`decoding.bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {self.bootstrap} instead."
-            )
+            raise _mistake("decoding.bootstrap", f"0 or at least {SMALLEST_BOOTSTRAP}", self.bootstrap)
         for name, default in (("length_penalty", 1), ("length_penalty_form", "power")):
             if self.num_beams == 1 and getattr(self, name) != default:
-                raise ValueError(
-                    f"`decoding.{name}` must be {default} where `decoding.num_beams` is 1 and nothing is compared, "
-                    f"but is {getattr(self, name)} instead."
-                )
+                must = f"{default} where `decoding.num_beams` is 1 and nothing is compared"
+                raise _mistake(f"decoding.{name}", must, getattr(self, name))
 
 
 @dataclass
@@ -281,12 +267,10 @@ class Recipe:
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
-            raise ValueError(
-                "`optimization.ema_decay` must be given where `checkpoints.publish` is ema, and only there, "
-                f"but is {self.optimization.ema_decay} with {self.checkpoints.publish} instead."
-            )
+            value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
+            raise _mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
         if self.data.both_directions and not self.tokenizer.joint:
-            raise ValueError("`tokenizer.joint` must be true where `data.both_directions` is, but is false instead.")
+            raise _mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
 
     @property
     def folder(self) -> Path:
@@ -303,3 +287,7 @@ class Recipe:
 
 def _at_least(minimum: int, section: str, values: Any, *names: str) -> None:
     check_at_least(minimum, **{f"{section}.{name}": getattr(values, name) for name in names})
+
+
+def _mistake(key: str, must: str, value: object) -> ValueError:
+    return ValueError(f"`{key}` must be {must}, but is {value} instead.")

@@ -11,7 +11,7 @@ from accelerate.utils import set_seed
 
 from heedful.evaluation.metrics import score_translations
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.folder import check_output_folder, earlier_run_set_aside, folder_of_run, write_recipe
+from heedful.training.folder import check_output_folder, earlier_run_backed_up, folder_of_run, write_recipe
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
@@ -75,7 +75,7 @@ def train(recipe: Recipe) -> RunResult:
 def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     set_seed(recipe.seed)
     is_overwriting = recipe.overwrite and accelerator.is_main_process
-    with earlier_run_set_aside(recipe.folder) if is_overwriting else nullcontext():
+    with earlier_run_backed_up(recipe.folder) if is_overwriting else nullcontext():
         with accelerator.main_process_first():
             corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
         if corpus.pairs is not None:

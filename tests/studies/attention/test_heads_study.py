@@ -133,7 +133,12 @@ def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
     for name, value in {"SEEDS": 1, "SHARES": (0, 0.5, 1), "RANDOM_ORDERS": 1}.items():
         monkeypatch.setattr(heads, name, value)
-    small = {"data.test": {"test": "builtin:test:6"}, "tokenizer.vocab_size": 400, "decoding.max_length": 6}
+    small = {
+        "data.test": {"test": "builtin:test:6"},
+        "tokenizer.vocab_size": 400,
+        "optimization.tokens_per_update": 256,
+        "decoding.max_length": 6,
+    }
     study = replace(heads.STUDY, changes={**heads.STUDY.changes, **small})
     lab = Lab(study, updates=4, data="builtin:train:400", folder=tmp_path / "trainings")
     folder = run_study(lab, tmp_path / "heads")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,8 +53,7 @@ def test_the_study_trains_every_scoring_at_every_width(tmp_path, monkeypatch):
         return training
 
     monkeypatch.setattr(Lab, "train", train)
-    monkeypatch.setattr(scaling, "FINDINGS", ())
-    folder = run_study(Lab(scaling.STUDY), tmp_path / "out")
+    folder = run_study(Lab(replace(scaling.STUDY, findings=())), tmp_path / "out")
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert [len(table["rows"]) for table in results["tables"]] == [len(scaling.WIDTHS), 9]
     found = {(c["model.options.attention_scoring"], c["model.options.encoder_attention_heads"]) for c in trained}

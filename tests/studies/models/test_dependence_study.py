@@ -14,7 +14,7 @@ from heedful.studies.study import Lab, run_study
 
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory):
-    """Run the study with two updates a training; return its settings and results."""
+    """Run the study with three updates a training; return its settings and results."""
     folder = tmp_path_factory.mktemp("dependence")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dependence, "SENTENCES", {"train": 900, "validation": 20, "test": 900})
@@ -22,7 +22,8 @@ def laboratory(tmp_path_factory):
         patch.setattr(dependence, "MEASURED", 2)
         for settings in (dependence.JOINED, dependence.REVERSAL):
             patch.setitem(settings, "decoding.max_length", 6)
-        lab = Lab(dependence.STUDY, updates=10, folder=folder / "trainings")
+            patch.setitem(settings, "optimization.tokens_per_update", 512)
+        lab = Lab(dependence.STUDY, updates=3, folder=folder / "trainings")
         written = run_study(lab, folder / "out")
     return lab, json.loads((written / "results.json").read_text()), written
 
@@ -53,6 +54,8 @@ def test_each_model_is_trained_on_both_tasks_and_scored_by_length(laboratory):
     symbols = ["1 to 5", "6 to 10", "11 to 15", "16 to 20", "21 to 25", "26 to 30"]
     assert reversal_gradients["columns"] == ["model", *symbols]
     assert reversal["columns"] == ["model", "BLEU", *(f"exact in %, {span}" for span in symbols)]
+    for columns, ends in ((lengths, dependence.GROUPS), (symbols, dependence.SEQUENCE_GROUPS)):
+        assert columns == [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
     for table in results["tables"]:
         assert [row[0] for row in table["rows"]] == list(dependence.MODELS)
     assert all(value > 0 for table in (gradients, reversal_gradients) for row in table["rows"] for value in row[1:])

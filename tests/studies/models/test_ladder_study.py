@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,15 +23,21 @@ def laboratory(tmp_path_factory):
         (data / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     small = {"tokenizer.vocab_size": 500, "decoding.max_length": 6, "optimization.tokens_per_update": 512}
     small["optimization.mixed_precision"] = "no"  # one process cannot change it between trainings
-    study = ladder.Study("ladder", ladder.STUDY.question, ladder.run, {**ladder.CHANGES, **small}, data="folder")
+    study = replace(ladder.STUDY, changes={**ladder.STUDY.changes, **small})
+    narrow = [(ladder.DESCRIPTION["recurrent"], ("embedding_size", "hidden_size"))]
+    narrow.append((ladder.RUNGS[-1]["options"], ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")))
     lab = Lab(study, updates=10, data=str(data), folder=folder / "trainings")
-    written = run_study(lab, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        for options, widths in narrow:
+            for name in widths:
+                patch.setitem(options, name, 32)
+        written = run_study(lab, folder / "out")
     return lab, json.loads((written / "results.json").read_text())
 
 
 def test_all_rungs_have_the_same_data_tokenizer_and_number_of_updates(laboratory):
     lab, _ = laboratory
-    assert [one.name for one in lab.trainings] == [rung.name for rung in ladder.RUNGS]
+    assert [one.name for one in lab.trainings] == [rung["name"] for rung in ladder.RUNGS]
     own = ("model.options", "model.attn_implementation", "optimization.learning_rate")
     shared = [{key: value for key, value in one.changes.items() if key not in own} for one in lab.trainings]
     assert all(one == shared[0] for one in shared)

@@ -18,7 +18,12 @@ TEST = "builtin:test:12"
 def laboratory(tmp_path_factory):
     """Run the study with eight updates a training; return its settings and results."""
     folder = tmp_path_factory.mktemp("markov")
-    small = {"data.test": {"test": TEST}, "tokenizer.vocab_size": 400, "decoding.max_length": 8}
+    small = {
+        "data.test": {"test": TEST},
+        "tokenizer.vocab_size": 400,
+        "optimization.tokens_per_update": 256,
+        "decoding.max_length": 8,
+    }
     study = replace(markov.STUDY, changes={**markov.STUDY.changes, **small})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_pairs, "TEST_PAIRS", TEST)

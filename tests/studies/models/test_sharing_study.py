@@ -12,7 +12,12 @@ from heedful.studies.study import Lab, run_study
 def results(tmp_path_factory):
     """Return the results of the study with ten updates a training."""
     folder = tmp_path_factory.mktemp("sharing")
-    small = {"data.test": {"test": "builtin:test:8"}, "tokenizer.vocab_size": 400, "decoding.max_length": 8}
+    small = {
+        "data.test": {"test": "builtin:test:8"},
+        "tokenizer.vocab_size": 400,
+        "optimization.tokens_per_update": 256,
+        "decoding.max_length": 8,
+    }
     study = replace(sharing.STUDY, changes={**sharing.STUDY.changes, **small})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharing, "SEEDS", 1)

@@ -66,8 +66,8 @@ class Pairs:
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
-        columns = {name: getattr(self, name) for name in ("sources", "targets", "rows")}
-        return replace(self, **{name: [column[number] for number in numbers] for name, column in columns.items()})
+        sources, targets = ([column[number] for number in numbers] for column in (self.sources, self.targets))
+        return replace(self, sources=sources, targets=targets, rows=[self.rows[number] for number in numbers])
 
     @property
     def is_whole(self) -> bool:
@@ -119,7 +119,8 @@ def check_cleaning(train: Pairs, dropped: Sequence[int], reasons: Counter[str]) 
         warning=0.3,
         error=1.0,
     )
-    return check.findings(train, dropped, "data.cleaning", why=f": {why}" if why else "; nothing is left to train on")
+    why = f": {why}" if why else "; nothing is left to train on"
+    return check.findings(train, dropped, "data.cleaning", {"why": why})
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
@@ -148,7 +149,7 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> list[Fin
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
         _, found, _ = cleaned(pairs, replace(NO_RULES, **{rule: True}))
-        findings += check.findings(pairs, found, key, can_be_error=rules is not None, advice=advice)
+        findings += check.findings(pairs, found, key, {"advice": advice}, can_be_error=rules is not None)
     return findings
 
 
@@ -175,15 +176,9 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in both for pair in split)
         _, dropped, _ = cleaned(train, replace(NO_RULES, drop_overlap=True), split)
-        findings += OVERLAP.findings(
-            split,
-            seen,
-            split.key,
-            can_be_error=split.key.startswith("data.test"),
-            same=f"{same:,}",
-            dropped=f"{len(dropped):,}",
-            lost=percent(len(dropped) / len(train)),
-        )
+        fields = {"same": f"{same:,}", "dropped": f"{len(dropped):,}", "lost": percent(len(dropped) / len(train))}
+        is_test = split.key.startswith("data.test")
+        findings += OVERLAP.findings(split, seen, split.key, fields, can_be_error=is_test)
     return findings
 
 
@@ -212,7 +207,7 @@ def check_length_ratios(pairs: Pairs) -> list[Finding]:
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    return LENGTH_RATIO.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
+    return LENGTH_RATIO.findings(pairs, found, pairs.key, {"limit": np.exp(limit), "usual": np.exp(usual)})
 
 
 # Two to four bytes of UTF-8 that were read as Windows-1252 or Latin-1: a lead byte and its continuations.

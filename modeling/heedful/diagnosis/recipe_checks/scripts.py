@@ -88,11 +88,11 @@ def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: tuple[str 
         if None not in (*ours, *theirs) and theirs != ours:
             is_swapped = theirs == ours[::-1]
             words = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
-            findings += OTHER_SCRIPTS.findings(split, range(len(split)), split.key, can_be_error=is_swapped, **words)
+            findings += OTHER_SCRIPTS.findings(split, range(len(split)), split.key, words, can_be_error=is_swapped)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
         wrong = [number for number, text in enumerate(texts) if script and lacks_script(text, script)]
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
-            findings += WRONG_SCRIPT.findings(train, wrong, train.key, side=side, script=script)
+            findings += WRONG_SCRIPT.findings(train, wrong, train.key, {"side": side, "script": script})
     return findings
 
 

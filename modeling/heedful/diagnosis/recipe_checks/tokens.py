@@ -110,8 +110,8 @@ class Encoded:
         """Return the rows that training keeps: none longer than the limits of source and target."""
         most = [np.inf if limit is None else limit for limit in limits]
         rows = np.flatnonzero((self.lengths() <= most).all(axis=1)).tolist()
-        columns = ([column[row] for row in rows] for column in (self.sources, self.targets, self.numbers))
-        return Encoded(self.pairs, *columns)
+        sources, targets = ([column[row] for row in rows] for column in (self.sources, self.targets))
+        return Encoded(self.pairs, sources, targets, [self.numbers[row] for row in rows])
 
 
 def encode(pairs: Pairs, tokenizers: TokenizerPair, languages: tuple[str, ...] = ()) -> Encoded:
@@ -222,7 +222,7 @@ def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> list[Fi
     return [
         finding
         for check, rows in found.items()
-        for finding in check.findings(encoded, rows, key, start=start, end=end)
+        for finding in check.findings(encoded, rows, key, {"start": start, "end": end})
     ]
 
 
@@ -244,7 +244,7 @@ def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) 
         share = unknown / max(1, tokens)
         fields = {"side": side, "unknown": f"{unknown:,}", "tokens": f"{tokens:,}", "tokens_share": percent(share)}
         fields["words"] = f", such as {words}" if words else ""
-        findings += UNKNOWN.findings(encoded, found, key, share, **fields)
+        findings += UNKNOWN.findings(encoded, found, key, fields, share)
     return findings
 
 
@@ -271,7 +271,7 @@ def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> li
     for side, lengths, limit in zip(("source", "target"), encoded.lengths().T, limits, strict=True):
         found = _longest_first(lengths, limit)
         fields = {"side": side, "limit": limit, "longest": f"{lengths.max(initial=0):,}"}
-        findings += TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", **fields)
+        findings += TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", fields)
     return findings
 
 
@@ -301,7 +301,7 @@ def check_positions(
             advice = "Lower `data.max_source_tokens` and `data.max_target_tokens` to it, or give the model more."
         lengths = encoded.lengths().max(axis=1)
         fields = {"limit": limit, "longest": f"{lengths.max(initial=0):,}", "advice": advice}
-        findings += WITHOUT_POSITION.findings(encoded, _longest_first(lengths, limit), key, **fields)
+        findings += WITHOUT_POSITION.findings(encoded, _longest_first(lengths, limit), key, fields)
     return findings
 
 
@@ -316,7 +316,7 @@ def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> list[Finding]
     findings = []
     for key, (limit, more) in limits.items():
         fields = {"limit": limit, "longest": f"{longest:,}", "enough": longest + more}
-        findings += CUT_OFF.findings(validation, _longest_first(lengths, limit), key, **fields)
+        findings += CUT_OFF.findings(validation, _longest_first(lengths, limit), key, fields)
     return findings
 
 

@@ -149,7 +149,7 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head for token ids.
+    """Compute the attention of every layer and head for token ids, as `attention_maps` does.
 
     Args:
         model: As in `attention_maps`.
@@ -158,9 +158,6 @@ def attention_maps_of_ids(
         target_ids: What `TokenizerPair.encode_target` or `Translation.token_ids` gives: no <s>, but </s>.
         kinds: As in `attention_maps`.
         layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
-
-    Raises:
-        ValueError: As in `attention_maps`, or if there is no such layer.
     """
     model = _plain_model(model)
     found = _recorded(model, source_ids, target_ids, KINDS if kinds is None else _checked_kinds(kinds), layer)

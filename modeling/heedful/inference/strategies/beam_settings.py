@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from heedful.files import check_at_least
 from heedful.inference.strategies.penalties import LengthPenaltyForm, length_penalty
+from heedful.inference.strategies.steps import Averaging, require
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,12 @@ class BeamSettings:
         groups = _either("num_beam_groups", strategy.num_beam_groups, config, 1)
         diversity = _either("diversity_penalty", strategy.diversity_penalty, config, 0.0)
         words = _either("force_words_ids", strategy.force_words_ids, config, None)
-        form = _either("length_penalty_form", strategy.length_penalty_form, config, None) or "power"
+        form: Any = _either("length_penalty_form", strategy.length_penalty_form, config, None) or "power"
         beyond = _either("tokens_beyond_source", strategy.tokens_beyond_source, config, None)
-        if config.do_sample:
-            raise ValueError("`do_sample` must be False with BeamSearch, but is True instead.")
-        if getattr(config, "penalty_alpha", None):
-            raise ValueError(
-                f"`penalty_alpha` must not be set with BeamSearch, but is {config.penalty_alpha} instead."
-            )
-        if returned > beams:
-            raise ValueError(
-                f"`num_return_sequences` must be at most `num_beams` ({beams}), but is {returned} instead."
-            )
+        alpha = getattr(config, "penalty_alpha", None)
+        require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
+        require(not alpha, "penalty_alpha", "not be set with BeamSearch", alpha)
+        require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
         _check_groups(beams, groups, diversity)
         _check_words(strategy, words, beams, groups)
         _check_penalties(form, strategy.coverage_penalty, beyond)
@@ -80,52 +76,37 @@ def _either(name: str, own: Any, config: Any, unset: Any) -> Any:
 def _check_groups(beams: int, groups: int, diversity: float) -> None:
     if groups < 1 or beams % groups:
         raise ValueError(f"`num_beams` must be divisible by `num_beam_groups`, but they are {beams} and {groups}.")
-    if diversity < 0:
-        raise ValueError(f"`diversity_penalty` must be at least 0, but is {diversity} instead.")
-    if groups == 1 and diversity:
-        raise ValueError(
-            f"`num_beam_groups` must be at least 2 with a `diversity_penalty` of {diversity}, but is 1 instead."
-        )
-    if groups > 1 and not diversity:
-        raise ValueError(
-            f"`diversity_penalty` must be above 0 with {groups} groups, which would all be alike, "
-            f"but is {diversity} instead."
-        )
+    require(diversity >= 0, "diversity_penalty", "be at least 0", diversity)
+    is_idle = groups == 1 and diversity > 0
+    require(not is_idle, "num_beam_groups", f"be at least 2 with a `diversity_penalty` of {diversity}", groups)
+    are_alike = groups > 1 and not diversity
+    require(not are_alike, "diversity_penalty", f"be above 0 with {groups} groups, or they would be alike", diversity)
 
 
 def _check_words(strategy: Any, words: Any, beams: int, groups: int) -> None:
     if words is not None and strategy.sentence_force_words_ids is not None:
         raise ValueError("`sentence_force_words_ids` must be None with `force_words_ids`, but both are given instead.")
-    if words is None and strategy.sentence_force_words_ids is None:
-        return
-    if groups > 1:
-        raise ValueError(f"`num_beam_groups` must be 1 with forced words, but is {groups} instead.")
-    if beams < 2:
-        raise ValueError(f"`num_beams` must be at least 2 with forced words, but is {beams} instead.")
+    if words is not None or strategy.sentence_force_words_ids is not None:
+        require(groups == 1, "num_beam_groups", "be 1 with forced words", groups)
+        require(beams > 1, "num_beams", "be at least 2 with forced words", beams)
 
 
 def _check_penalties(form: str, coverage_penalty: float, beyond: int | None) -> None:
-    if form not in ("power", "gnmt"):
-        raise ValueError(f"`length_penalty_form` must be 'power' or 'gnmt', but is {form!r} instead.")
-    if coverage_penalty < 0:
-        raise ValueError(f"`coverage_penalty` must be at least 0, but is {coverage_penalty} instead.")
-    if beyond is not None and beyond < 1:
-        raise ValueError(f"`tokens_beyond_source` must be at least 1, but is {beyond} instead.")
+    require(form in ("power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
+    check_at_least(0, coverage_penalty=coverage_penalty)
+    check_at_least(1, tokens_beyond_source=beyond)
 
 
 def _check_votes(strategy: Any, config: Any) -> None:
-    if strategy.averaging not in ("probabilities", "log_probabilities"):
-        raise ValueError(
-            f"`averaging` must be 'probabilities' or 'log_probabilities', but is {strategy.averaging!r} instead."
-        )
-    if not isinstance(strategy.models, Sequence) or isinstance(strategy.models, str):
-        raise ValueError(f"`models` must be a list of models, but is a {type(strategy.models).__name__} instead.")
-    count, weights = 1 + len(strategy.models), strategy.weights
-    are_shares = weights is None or all(0 < weight < math.inf for weight in weights)
-    if weights is not None and (len(weights) != count or count == 1 or not are_shares):
-        raise ValueError(
-            f"`weights` must hold a positive number for each of the {count} models, two or more, "
-            f"but is {list(weights)} instead."
-        )
-    if strategy.models and config.output_logits:
+    models, weights, averaging = strategy.models, strategy.weights, strategy.averaging
+    require(
+        averaging in get_args(Averaging), "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging)
+    )
+    is_list = isinstance(models, Sequence) and not isinstance(models, str)
+    require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
+    if weights is not None:
+        count = 1 + len(models)
+        fit = len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights)
+        require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", list(weights))
+    if models and config.output_logits:
         raise ValueError("`output_logits` must be False with several models, but is True instead: ask for scores.")

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from heedful.inference.strategies.steps import BEAM_MODES, ModelSteps, Records, check_request, end_tokens, filler
+from heedful.inference.strategies.steps import (
+    BEAM_MODES,
+    ModelSteps,
+    Records,
+    check_request,
+    end_tokens,
+    filler,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,8 @@ class ContrastiveSearch:
 
         # Without the cache, which has k rows for each sentence.
         return GenerateEncoderDecoderOutput(
-            sequences=input_ids, **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids))
+            sequences=input_ids,  # type: ignore[arg-type]
+            **records.fields(steps.model_kwargs["encoder_outputs"], len(input_ids)),
         )
 
     def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
@@ -96,16 +105,13 @@ class ContrastiveSearch:
                 f"`penalty_alpha` must be given once, but is {self.penalty_alpha} in ContrastiveSearch and {given} in"
                 " generate()."
             )
-        alpha = given if self.penalty_alpha is None else self.penalty_alpha
-        if alpha is None or not 0 <= alpha <= 1:
-            raise ValueError(f"`penalty_alpha` must be between 0 and 1, but is {alpha} instead.")
-        k = config.top_k if self.top_k is None else self.top_k
-        if not k or not 1 <= k <= vocabulary:
-            raise ValueError(f"`top_k` must be between 1 and the {vocabulary} target tokens, but is {k} instead.")
+        alpha: Any = given if self.penalty_alpha is None else self.penalty_alpha
+        require(alpha is not None and 0 <= alpha <= 1, "penalty_alpha", "be between 0 and 1", alpha)
+        k: Any = config.top_k if self.top_k is None else self.top_k
+        require(bool(k) and 1 <= k <= vocabulary, "top_k", f"be between 1 and the {vocabulary} target tokens", k)
         for name, wanted in {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}.items():
             value = getattr(config, name)
-            if value not in (None, wanted):
-                raise ValueError(f"`{name}` must be {wanted} with ContrastiveSearch, but is {value} instead.")
+            require(value in (None, wanted), name, f"be {wanted} with ContrastiveSearch", value)
         return alpha, k
 
     def _check_cache(self, model_kwargs: dict[str, Any]) -> None:

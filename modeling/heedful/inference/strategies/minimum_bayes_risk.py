@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler
+from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -107,23 +107,14 @@ class MinimumBayesRisk:
         return MinimumBayesRiskOutput(best, scores, sequences, utilities, found)
 
     def _check(self, count: int) -> None:
-        if count < 2:
-            raise ValueError(
-                f"`num_return_sequences` must be at least 2 with MinimumBayesRisk, which chooses among as many"
-                f" candidates, but is {count} instead."
-            )
-        if not 1 <= self.keep <= count:
-            raise ValueError(
-                f"`keep` must be at least 1 and at most `num_return_sequences` ({count}), but is {self.keep} instead."
-            )
-        if not (isinstance(self.tokenizer, TokenizerPair) or hasattr(self.tokenizer, "batch_decode")):
-            raise ValueError(
-                "`tokenizer` must be a TokenizerPair or a tokenizer of transformers, "
-                f"but is {self.tokenizer!r} instead."
-            )
+        kept, tokenizer = self.keep, self.tokenizer
+        must = "be at least 2 with MinimumBayesRisk, which chooses among as many candidates"
+        require(count >= 2, "num_return_sequences", must, count)
+        require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
+        can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
+        require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
         for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
-            if function is not None and not callable(function):
-                raise ValueError(f"`{name}` must be a function or None, but is {function!r} instead.")
+            require(function is None or callable(function), name, "be a function or None", repr(function))
 
     def _decode(self, tokens: torch.Tensor) -> list[str]:
         if isinstance(self.tokenizer, TokenizerPair):

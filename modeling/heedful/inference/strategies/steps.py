@@ -89,6 +89,12 @@ def check_request(
         )
 
 
+def require(is_right: bool, field: str, must: str, value: Any) -> None:
+    """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
+    if not is_right:
+        raise ValueError(f"`{field}` must {must}, but is {value} instead.")
+
+
 def asks_for_beam_search(generation_config: Any) -> bool:
     """Return whether a generation config has settings that only `BeamSearch` reads."""
     return bool(active_settings(generation_config, SEARCH_SETTINGS))

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.studies.figures import Figure, lines
+from heedful.inference.attention.recording import Kind
+from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import attention_along, encoded, mean
 from heedful.studies.pairs import Pair, joined_pairs
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import Training
 
 SCORE = 3.0  # of the one
@@ -27,18 +28,9 @@ JOINED_IN_TRAINING = (1, 2)  # sentences that are read as one
 JOINED_IN_MEASURE = (1, 2, 3, 4, 6, 8)
 PAIRS = {"train": 24_000, "validation": 200, "test": 200}
 MEASURED = 25  # texts of each number of sentences
-KINDS = ("encoder", "decoder", "cross")
+KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
 
-Rows = dict[tuple[str, int, int], list[tuple[int, float]]]  # (kind, layer, head): tokens to look at, entropy
-
-FINDINGS = [
-    "One score of 3 among scores of 0 keeps a weight of {kept_0_10:.1%} at n = 10 and {kept_0_100:.1%} at n = 100; "
-    "among scores of 1, {kept_1_10:.1%} and {kept_1_100:.1%}.",
-    "A model trained on texts of one and two sentences gets {bleu:.1f} BLEU on others of that length. On texts of up "
-    "to {sentences} its entropy grows with ln n by {growth_encoder:.2f} in the encoder, by {growth_decoder:.2f} in "
-    "the decoder and by {growth_cross:.2f} in cross-attention (means over heads; over equal scores it grows by 1).",
-    "The head that is diluted least ({least_head}) has {least:.2f}, the one diluted most ({most_head}) {most:.2f}.",
-]
+Rows = dict[tuple[Kind, int, int], list[tuple[int, float]]]  # (kind, layer, head): tokens to look at, entropy
 
 
 def kept_weight(score: float, others: float, count: int) -> float:
@@ -71,8 +63,9 @@ def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
     """
     translator = training.translator()
     rows: Rows = defaultdict(list)
-    for pair in encoded(pairs, translator.tokenizers):
-        weights_by_kind = attention_along(translator, pair, KINDS)
+    encoded_pairs = encoded(pairs, translator.tokenizers)
+    for index in range(len(encoded_pairs)):
+        weights_by_kind = attention_along(translator, encoded_pairs[index])
         for kind in KINDS:
             for layer, weights in enumerate(weights_by_kind[kind]):  # (heads, rows, columns)
                 for head, values in enumerate(torch.special.entr(weights).sum(-1).tolist()):
@@ -114,41 +107,24 @@ def run(lab: Lab) -> Outcome:
     values |= {f"growth_{kind}": mean([slopes[key] for key in slopes if key[0] == kind]) for kind in KINDS}
     values |= {name: slopes[key] for name, key in extremes.items()}
     heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
-    return Outcome(
-        _tables(rows, slopes),
-        _figures(rows),
-        {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},
-        FINDINGS,
-    )
-
-
-def _tables(rows: Rows, slopes: dict[tuple[str, int, int], float]) -> list[Table]:
-    weights = [(n, *(kept_weight(SCORE, others, n) for others in OTHERS)) for n in LENGTHS]
     entropies = []  # as a part of what equal scores would give
     for kind in KINDS:
         for seen, entropy in by_length([point for key, some in rows.items() if key[0] == kind for point in some]):
             if seen >= 4:
                 entropies.append((kind, seen, entropy, math.exp(entropy), entropy / math.log(seen)))
-    header = " | ".join(["n", *(f"others are {others:g} :.1%" for others in OTHERS)])
-    return [
-        Table.of("weights", f"What one score of {SCORE:g} among n scores keeps", header, weights),
-        Table.of(
-            "entropy",
-            "Entropy of attention in nats, mean over layers, heads and rows",
-            "attention | tokens to look at :.0f | entropy :.2f | effective tokens :.1f | "
-            "of the entropy over equal scores :.0%",
-            entropies,
-        ),
-        Table.of(
-            "heads",
-            "Growth of the entropy by head",
-            "attention | layer | head | growth with ln n :.2f",
-            [(*key, slopes[key]) for key in sorted(slopes)],
-        ),
-    ]
+    return Outcome(
+        {
+            "weights": [(n, *(kept_weight(SCORE, others, n) for others in OTHERS)) for n in LENGTHS],
+            "entropy": entropies,
+            "heads": [(*key, slopes[key]) for key in sorted(slopes)],
+        },
+        _panels(rows),
+        {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},
+        {"score": SCORE},
+    )
 
 
-def _figures(rows: Rows) -> list[Figure]:
+def _panels(rows: Rows) -> dict[str, list[Panel]]:
     weights = {
         f"{SCORE:g} among {others:g}": [(n, kept_weight(SCORE, others, n)) for n in range(2, 1001)]
         for others in OTHERS
@@ -159,22 +135,8 @@ def _figures(rows: Rows) -> list[Figure]:
         longest = max(seen for points in heads.values() for seen, _ in points)
         equal = {"equal scores": [(n, math.log(n)) for n in (1, longest)]}
         entropies.append(lines(heads | equal, "tokens to look at", "entropy in nats", kind, log="x"))
-    panel = lines(weights, "number of scores n", "weight of the one", log="x")
-    return [
-        Figure("weights", "The weight that one score keeps, by the number of scores.", [panel]),
-        Figure("entropy", "Entropy of attention by the number of tokens, mean of each head.", entropies),
-    ]
+    kept = lines(weights, "number of scores n", "weight of the one", log="x")
+    return {"weights": [kept], "entropy": entropies}
 
 
-STUDY = Study(
-    "dilution",
-    "What does one token keep of the attention, the more others there are?",
-    run,
-    {
-        "data.source": "source",
-        "data.target": "target",
-        "decoding.max_length": 128,
-        "model.options.position_encoding": "rotary",  # learns fastest, see the study of positions
-    },
-    data="none",
-)
+STUDY = Study.described(run, description_of(__file__))

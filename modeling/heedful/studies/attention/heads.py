@@ -5,18 +5,16 @@ they give that many distributions over the tokens instead of one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from random import Random
 from typing import Any
 
-from heedful.data.encoding import EncodedPairs
 from heedful.inference.attention.labels import token_labels
 from heedful.inference.translation import Translator
 from heedful.studies.attention.looks import PLACES, Look, has_place, looks_of_heads, most_positional, sharpest
 from heedful.studies.attention.pruning import Head, head_importance, without_heads
-from heedful.studies.figures import Figure, lines, matrix
+from heedful.studies.figures import Panel, lines, matrix
 from heedful.studies.measures import (
-    SEED_COLUMNS,
     attention_along,
     bleu,
     encoded,
@@ -27,8 +25,8 @@ from heedful.studies.measures import (
     train_with_seeds,
 )
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import LEARNING
 
 COUNTS = (1, 4, 8)
@@ -39,21 +37,6 @@ SHARES = tuple(number / 6 for number in range(7))  # of the heads that are left 
 RANDOM_ORDERS = 3
 PAIRS = 200  # test pairs of the maps and of pruning
 IMPORTANCE_PAIRS = "builtin:validation:100"  # what is left out must not be chosen on test pairs
-FINDINGS = [
-    "All have {parameters:,} parameters. Validation loss per token by heads: "
-    f"{', '.join(f'{{loss_{count}:.3f}} with {count}' for count in COUNTS)}; "
-    "two seeds of one model differ by up to {spread:.3f}.",
-    f"BLEU by heads: {', '.join(f'{{bleu_{count}:.1f}} with {count}' for count in COUNTS)}.",
-    "The most positional head of the encoder is {encoder_head}: {encoder_share:.0%} of its weight is on the "
-    "{encoder_place} token; in the decoder {decoder_head}: {decoder_share:.0%} on the {decoder_place} one.",
-    "The sharpest head of cross-attention is {cross_head}: its largest weight is {cross_largest:.2f} on average.",
-    *(
-        f"With the {{kept_{count}}} most important of {{all_{count}}} heads ({count} a layer) BLEU is "
-        f"{{half_{count}:.1f}} instead of {{full_{count}:.1f}}; with as many random ones "
-        f"{{half_random_{count}:.1f}}, without any {{none_{count}:.1f}}."
-        for count in PRUNED
-    ),
-]
 
 
 @dataclass
@@ -111,62 +94,40 @@ def run(lab: Lab) -> Outcome:
     importance = {count: head_importance(translator.model, held_back) for count, translator in translators.items()}
     looks = looks_of_heads(translators[LOOKED_AT], rows)
     pruning = {count: prune(translators[count], importance[count], pairs, lab.seed) for count in PRUNED}
-    title, header = f"Quality by number of heads (means of {SEEDS} seeds)", f"heads | d_k | {SEED_COLUMNS}"
-    cells = [(count, width // count, *seed_cells(runs)) for count, runs in trainings.items()]
     return Outcome(
-        [
-            Table.of("quality", title, header, cells),
-            _look_table(looks, importance[LOOKED_AT]),
-            _alignment_table(translators[LOOKED_AT], rows, sharpest(looks, "cross")),
-            _pruning_table(pruning),
-        ],
-        [_look_figure(looks), _pruning_figure(pruning)],
-        {"parameters": trainings[COUNTS[0]][0].parameters}
-        | seed_values(trainings)
+        {
+            "quality": [(count, width // count, *seed_cells(runs)) for count, runs in trainings.items()],
+            "looks": _look_rows(looks, importance[LOOKED_AT]),
+            "alignment": _alignment_rows(translators[LOOKED_AT], rows[0], sharpest(looks, "cross")),
+            "pruning": [(count, *astuple(step)) for count, steps in pruning.items() for step in steps],
+        },
+        {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
+        {"parameters": trainings[COUNTS[0]][0].parameters, **seed_values(trainings)}
         | _look_values(looks)
         | _pruning_values(pruning),
-        FINDINGS,
+        {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
     )
 
 
-def _look_table(looks: dict[Head, Look], importance: dict[Head, float]) -> Table:
-    rows = []
+def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
     for head, look in looks.items():
         shares = [f"{look.mean(place):.0%}" if has_place(head, place) else "–" for place in PLACES]
         rows.append((str(head), *shares, look.mean("largest weight"), look.mean("entropy"), importance[head]))
-    header = f"head | {' | '.join(PLACES)} | largest weight :.2f | entropy :.2f | importance :.2f"
-    title = f"What the heads of the model with {LOOKED_AT} look at: mean weights, entropy in nats (kind layer.head)"
-    return Table.of("looks", title, header, rows)
+    return rows
 
 
-def _alignment_table(translator: Translator, rows: EncodedPairs, head: Head) -> Table:
-    """Say which source token a head of cross-attention looks at most, for every token of the first sentence."""
-    weights = attention_along(translator, rows[0], ["cross"])["cross"][head.layer][head.number]
+def _alignment_rows(translator: Translator, row: dict[str, list[int]], head: Head) -> list[tuple[str, str, float]]:
+    """Say which source token a head of cross-attention looks at most, for every target token of a sentence."""
+    weights = attention_along(translator, row, ["cross"])["cross"][head.layer][head.number]
     largest, places = weights.max(dim=1)
-    sources = token_labels(translator.tokenizers.source, rows[0]["input_ids"])
-    targets = token_labels(translator.tokenizers.target, rows[0]["labels"])
-    looked_at = [sources[place] for place in places.tolist()]
-    title = f"Where {head} looks most in the first test sentence, while it predicts each token"
-    cells = zip(targets, looked_at, largest.tolist(), strict=True)
-    return Table.of("alignment", title, "predicts | looks at | weight :.2f", cells)
+    sources = token_labels(translator.tokenizers.source, row["input_ids"])
+    targets = token_labels(translator.tokenizers.target, row["labels"])
+    return list(zip(targets, [sources[place] for place in places.tolist()], largest.tolist(), strict=True))
 
 
-def _pruning_table(pruning: dict[int, list[Pruned]]) -> Table:
-    rows = [
-        (count, step.kept, step.loss, step.random_loss, step.bleu, step.random_bleu)
-        for count, steps in pruning.items()
-        for step in steps
-    ]
-    title = (
-        "Test loss and BLEU of the heads that are kept: the most important ones, or random ones "
-        f"(loss: mean of {RANDOM_ORDERS} orders; BLEU: the first)"
-    )
-    header = "heads a layer | kept | loss :.3f | loss, random :.3f | BLEU :.1f | BLEU, random :.1f"
-    return Table.of("pruning", title, header, rows)
-
-
-def _look_values(looks: dict[Head, Look]) -> dict[str, str | float]:
-    values: dict[str, str | float] = {}
+def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
+    values: dict[str, Cell] = {}
     for kind in ("encoder", "decoder"):
         share, place, head = most_positional(looks, kind)
         values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
@@ -183,7 +144,7 @@ def _pruning_values(pruning: dict[int, list[Pruned]]) -> dict[str, float]:
     return values
 
 
-def _look_figure(looks: dict[Head, Look]) -> Figure:
+def _look_panel(looks: dict[Head, Look]) -> Panel:
     shares = [
         [look.mean(place) if has_place(head, place) else float("nan") for place in PLACES]
         for head, look in looks.items()
@@ -192,22 +153,22 @@ def _look_figure(looks: dict[Head, Look]) -> Figure:
     draw_matrix = matrix(shares, "mean attention weight", image=image, xlabel="token that is looked at")
 
     def draw(axes: Any) -> None:
+        axes.figure.set_figheight(5.5)
         draw_matrix(axes)
         axes.set_xticks(range(len(PLACES)), PLACES)
         axes.set_yticks(range(len(looks)), [str(head) for head in looks], fontsize=7)
 
-    return Figure("looks", f"What the single heads of the model with {LOOKED_AT} look at.", [draw], 5.5)
+    return draw
 
 
-def _pruning_figure(pruning: dict[int, list[Pruned]]) -> Figure:
+def _pruning_panel(pruning: dict[int, list[Pruned]]) -> Panel:
     losses = {}
     for count, steps in pruning.items():
         shares = [step.kept / steps[0].kept for step in steps]
         for order, name in (("least important first", "loss"), ("random", "random_loss")):
             points = [(share, getattr(step, name)) for share, step in zip(shares, steps, strict=True)]
             losses[f"{count} heads a layer, {order}"] = points
-    panel = lines(losses, "share of heads that are kept", "test loss (nats per token)")
-    return Figure("pruning", "Test loss when heads are left out, without further training.", [panel])
+    return lines(losses, "share of heads that are kept", "test loss (nats per token)")
 
 
-STUDY = Study("heads", "What do several heads buy at the cost of one?", run, LEARNING)
+STUDY = Study.described(run, description_of(__file__), LEARNING)

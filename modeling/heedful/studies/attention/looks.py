@@ -55,8 +55,8 @@ def looks_of_heads(translator: Translator, rows: EncodedPairs) -> dict[Head, Loo
         rows: Sentences and their translations.
     """
     looks = {head: Look() for head in heads_of(translator.model)}
-    for row in rows:
-        weights = attention_along(translator, row)
+    for index in range(len(rows)):
+        weights = attention_along(translator, rows[index])
         for head, look in looks.items():
             look.add(weights[head.kind][head.layer][head.number])
     return looks

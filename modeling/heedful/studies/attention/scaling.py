@@ -7,37 +7,24 @@ are equal, and fresh projections give queries and keys of variance 1.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from heedful.studies.figures import Figure, lines
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
+from heedful.studies.figures import Panel, Points, lines
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, Study, description_of
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)  # d_k
 KEYS = 32
 QUERIES = 4096
 TRAINED_WIDTHS = (16, 64, 256)
-D_MODEL = 256
+DESCRIPTION = description_of(__file__)
+D_MODEL = DESCRIPTION["changes"]["model.options.d_model"]
 SCORINGS = ("dot", "scaled_dot", "additive")
 
 MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient": "norm of the derivative"}
-SOFTMAX_COLUMNS = (
-    "d_k | variance of q·k :.1f | largest weight :.3f | largest, scaled :.3f | entropy :.2f | entropy, scaled :.2f | "
-    "derivative :.3f | derivative, scaled :.3f"
-)
-TRAINING_COLUMNS = "d_k | heads | scoring | validation loss, halfway :.3f | at the end :.3f"
-
-FINDINGS = (
-    "The variance of q·k is {variance_16:.1f} at d_k = 16, {variance_256:.0f} at 256 and {variance_1024:.0f} at 1024.",
-    "Without the scaling the largest of 32 weights is {largest_16:.2f} at d_k = 16 and {largest_1024:.2f} at 1024, "
-    "and the norm of the softmax's derivative falls from {gradient_16:.3f} to {gradient_1024:.3f}; with it the weight "
-    "is {scaled_largest_1024:.2f} and the norm {scaled_gradient_1024:.3f} at 1024.",
-    "After training, the validation loss at d_k = 256 is {loss_dot_256:.3f} with dot, {loss_scaled_dot_256:.3f} with "
-    "scaled_dot and {loss_additive_256:.3f} with additive scores; at d_k = 16 it is {loss_dot_16:.3f}, "
-    "{loss_scaled_dot_16:.3f} and {loss_additive_16:.3f}.",
-)
 
 
 @dataclass(frozen=True)
@@ -107,12 +94,12 @@ def run(lab: Lab) -> Outcome:
         values |= {f"largest_{d_k}": plain[d_k].largest, f"gradient_{d_k}": plain[d_k].gradient}
         values |= {f"scaled_largest_{d_k}": scaled[d_k].largest, f"scaled_gradient_{d_k}": scaled[d_k].gradient}
     values |= {f"loss_{scoring}_{d_k}": training.loss for (d_k, scoring), training in trainings.items()}
-    title = f"Softmax over the scores of random queries and {KEYS} keys, mean of {QUERIES:,} queries"
-    tables = [
-        Table.of("softmax", title, SOFTMAX_COLUMNS, softmax_rows),
-        Table.of("training", "Trained models", TRAINING_COLUMNS, training_rows),
-    ]
-    return Outcome(tables, _figures(plain, scaled, curves), values, FINDINGS)
+    return Outcome(
+        {"softmax": softmax_rows, "training": training_rows},
+        _panels(plain, scaled, curves),
+        values,
+        {"keys": KEYS, "queries": QUERIES},
+    )
 
 
 def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
@@ -123,45 +110,24 @@ def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
     }
 
 
-def _figures(
-    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: dict[tuple[int, str], list[tuple[int, float]]]
-) -> list[Figure]:
-    def by_width(measured: dict[int, Softmax], name: str) -> list[tuple[float, float]]:
+def _panels(
+    plain: dict[int, Softmax], scaled: dict[int, Softmax], curves: Mapping[tuple[int, str], Points]
+) -> dict[str, list[Panel]]:
+    def by_width(measured: dict[int, Softmax], name: str) -> Points:
         return [(d_k, getattr(one, name)) for d_k, one in measured.items()]
 
     softmax = []
     for name, label in MEASURES.items():
         both = {"q·k": by_width(plain, name), "q·k / √d_k": by_width(scaled, name)}
         softmax.append(lines(both, "d_k", label, log="x", ylim=(0, None)))
-    variances = {"measured": by_width(plain, "variance"), "d_k": [(d_k, float(d_k)) for d_k in WIDTHS]}
+    equal: Points = [(d_k, float(d_k)) for d_k in WIDTHS]
+    variance = lines({"measured": by_width(plain, "variance"), "d_k": equal}, "d_k", "variance of q·k", log="xy")
     training = []
     for d_k in TRAINED_WIDTHS:
         by_scoring = {scoring: curves[d_k, scoring] for scoring in SCORINGS}
         title = f"d_k {d_k}, h {D_MODEL // d_k}"
         training.append(lines(by_scoring, "update", "validation loss in nats per token", title))
-    caption = f"Random scores over {KEYS} keys by d_k: largest weight, entropy, and norm of the softmax's derivative."
-    variance = lines(variances, "d_k", "variance of q·k", log="xy")
-    return [
-        Figure("softmax", caption, softmax),
-        Figure("variance", "Variance of q·k by d_k; the line is d_k.", [variance]),
-        Figure("training", "Validation loss by update, by scoring and d_k.", training),
-    ]
+    return {"softmax": softmax, "variance": [variance], "training": training}
 
 
-STUDY = Study(
-    "scaling",
-    "Why are scores divided by the square root of d_k?",
-    run,
-    {
-        "model.options.d_model": D_MODEL,
-        "model.options.encoder_layers": 1,
-        "model.options.decoder_layers": 1,
-        "optimization.learning_rate": 0.003,
-        "optimization.max_updates": 160,
-        "optimization.tokens_per_update": 1024,
-        "validation.every_updates": 20,
-        "data.train": "builtin:train:8000",
-        "data.validation": "builtin:validation:150",
-        "data.test": {},
-    },
-)
+STUDY = Study.described(run, DESCRIPTION)

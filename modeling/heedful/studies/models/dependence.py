@@ -7,36 +7,18 @@ else.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from random import Random
-from typing import Any
 
 import torch
 
 from heedful.inference.translation import Translator
-from heedful.studies.figures import Figure, Panel, lines
+from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import bleu, mean
 from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
-from heedful.studies.training import Training, model_changes, transformer
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.training import Training, model_changes
 
-RECURRENT: dict[str, Any] = {"model_type": "heed_rnn", "embedding_size": 64, "hidden_size": 128, "dropout": 0.1}
-MODELS: dict[str, dict[str, Any]] = {
-    # All it knows of the source is its state: with that of the GRU it would not get far.
-    "LSTM, no attention": {
-        **RECURRENT,
-        "embedding_size": 128,
-        "hidden_size": 256,
-        "cell": "lstm",
-        "bidirectional": False,
-        "attention": "none",
-        "input_feeding": False,
-        "bridge": "copy",
-    },
-    "GRU + additive": {**RECURRENT, "cell": "gru", "attention": "additive"},
-    "Transformer": transformer(64, layers=2, heads=4, ffn_dim=256),
-}
 # At most so many sentences are joined to one source.
 MOST_SENTENCES = 3
 SENTENCES = {"train": 60_000, "validation": 600, "test": 2_000}
@@ -53,56 +35,11 @@ SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)
 SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
 PUBLISHED_REVERSAL = 95.19
 
-JOINED: dict[str, Any] = {
-    "data.source": "source",
-    "data.target": "target",
-    "data.cleaning.drop_overlap": False,
-    "tokenizer.vocab_size": 2000,
-    "optimization.warmup_updates": 100,
-    "optimization.max_updates": 1600,
-    "optimization.tokens_per_update": 4096,
-    "optimization.max_grad_norm": 1.0,
-    "validation.every_updates": 200,
-    "logging.every_updates": 100,
-    "decoding.max_length": 160,
-}
-JOINED_RATES = {"LSTM, no attention": 0.004, "GRU + additive": 0.01, "Transformer": 0.005}
-JOINED_OPTIONS: dict[str, dict[str, Any]] = {
-    # Read from its end, a source begins where its translation does (Sutskever et al., 2014, section 3.3).
-    "LSTM, no attention": {"dropout": 0.0, "reverse_source": True},
-    "GRU + additive": {"dropout": 0.0},
-    "Transformer": {"dropout": 0.0},
-}
-REVERSAL: dict[str, Any] = {
-    "data.source": "source",
-    "data.target": "target",
-    "tokenizer.algorithm": "word",
-    "tokenizer.vocab_size": None,
-    "optimization.learning_rate": 0.004,
-    "optimization.max_updates": 1500,
-    "optimization.tokens_per_update": 4096,
-    "optimization.warmup_updates": 200,
-    "optimization.max_grad_norm": 1.0,
-    "decoding.bleu_tokenizer": "none",
-}
-
-GRADIENTS = "Gradient of the loss at the first source token, times that of an average one, by {}"
+DESCRIPTION = description_of(__file__)
+MODELS = DESCRIPTION["models"]
+JOINED = DESCRIPTION["joined"]
+REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every symbol is a word
 RATIO = "gradient, first / average"
-FINDINGS = [
-    "From sources of at most {short} tokens to those of more than {long}, BLEU goes from {bleu_lstm_short:.1f} to "
-    "{bleu_lstm_long:.1f} for the LSTM without attention, from {bleu_gru_short:.1f} to {bleu_gru_long:.1f} for the "
-    "GRU with attention, and from {bleu_transformer_short:.1f} to {bleu_transformer_long:.1f} for the Transformer.",
-    "Of sequences of at most {few} symbols the LSTM without attention reverses {exact_lstm_short:.1f} % without a "
-    "fault, of those of more than {many} and at most {seen} {exact_lstm_long:.1f} %; the GRU with attention "
-    "{exact_gru_short:.1f} % and {exact_gru_long:.1f} %, the Transformer {exact_transformer_short:.1f} % and "
-    "{exact_transformer_long:.1f} %.",
-    "Of more than {many} symbols to reverse, up to {seen}, the first gets {gradient_lstm_long:.2f} of an average "
-    "one's gradient in the LSTM without attention, {gradient_gru_long:.2f} in the GRU with attention, "
-    "{gradient_transformer_long:.2f} in the Transformer; of at most {few} it gets {gradient_lstm_short:.2f}, "
-    "{gradient_gru_short:.2f} and {gradient_transformer_short:.2f}.",
-    "Reversing sequences, up to {beyond} symbols longer than any in training, the best model is the {reversal_best} "
-    "with BLEU {reversal_bleu:.2f}; JoeyNMT publishes {reversal_published:.2f} for its own.",
-]
 
 ByLength = dict[str, list[float]]  # a value for every group of lengths, by the name of a model
 
@@ -130,7 +67,7 @@ def run(lab: Lab) -> Outcome:
         split: reversed_sequences(SEEN if split != "test" else LONGEST, count, lab.seed + number)
         for number, (split, count) in enumerate(SEQUENCES.items())
     }
-    data, rates, options = lab.write_data(**joined), JOINED_RATES, JOINED_OPTIONS
+    data, rates, options = lab.write_data(**joined), DESCRIPTION["joined_rates"], DESCRIPTION["joined_options"]
     on_joined = {
         name: lab.train(f"joined, {name}", JOINED | data | model_changes({**model, **options[name]}, rates[name]))
         for name, model in MODELS.items()
@@ -141,28 +78,21 @@ def run(lab: Lab) -> Outcome:
     }
     scores, gradients = _by_length(on_joined, _token_groups, joined["test"], bleu)
     exact, sequence_gradients = _by_length(on_sequences, _symbol_groups, sequences["test"], _exact)
-    tables = [
-        _table("bleu", "BLEU by source length, in tokens", GROUPS, scores, ".1f"),
-        _table("gradients", GRADIENTS.format("source length, in tokens"), GROUPS, gradients, ".3f"),
-        _reversal_table(on_sequences, exact),
-        _table(
-            "reversal_gradients", GRADIENTS.format("symbols to reverse"), SEQUENCE_GROUPS, sequence_gradients, ".3f"
-        ),
-    ]
-    figures = [
-        Figure(
-            "length",
-            "Left: BLEU by source length. Right: gradient at the first source token, over that at an average one.",
-            _panels(GROUPS, "source tokens, at most", {"BLEU": scores, RATIO: gradients}),
-        ),
-        Figure(
-            "reversal",
-            f"Left: sequences that are reversed without a fault, by their length; at most {SEEN} symbols in training. "
-            "Right: gradient at the first symbol, over that at an average one.",
-            _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: sequence_gradients}),
-        ),
-    ]
-    return Outcome(tables, figures, _values(on_sequences, scores, exact, sequence_gradients), FINDINGS)
+    rows = {
+        "bleu": scores,
+        "gradients": gradients,
+        "reversal": {name: [one.bleu(), *exact[name]] for name, one in on_sequences.items()},
+        "reversal_gradients": sequence_gradients,
+    }
+    return Outcome(
+        {table: [(model, *numbers) for model, numbers in by_model.items()] for table, by_model in rows.items()},
+        {
+            "length": _panels(GROUPS, "source tokens, at most", {"BLEU": scores, RATIO: gradients}),
+            "reversal": _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: sequence_gradients}),
+        },
+        _values(on_sequences, scores, exact, sequence_gradients),
+        {"longest": LONGEST},
+    )
 
 
 def _by_length(
@@ -224,25 +154,10 @@ def _exact(translator: Translator, pairs: Sequence[Pair]) -> float:
     return 100 * sum(right) / len(right)
 
 
-def _spans(ends: Sequence[int]) -> list[str]:
-    return [f"{low + 1} to {high}" for low, high in pairwise((0, *ends))]
-
-
-def _table(name: str, title: str, ends: Sequence[int], values: ByLength, form: str) -> Table:
-    header = " | ".join(["model", *(f"{span} :{form}" for span in _spans(ends))])
-    return Table.of(name, title, header, [(model, *numbers) for model, numbers in values.items()])
-
-
-def _reversal_table(trainings: Mapping[str, Training], exact: ByLength) -> Table:
-    header = " | ".join(["model", "BLEU :.2f", *(f"exact in %, {span} :.1f" for span in _spans(SEQUENCE_GROUPS))])
-    rows = [(name, one.bleu(), *exact[name]) for name, one in trainings.items()]
-    return Table.of("reversal", f"Reversal: trained on up to {SEEN} symbols, tested on up to {LONGEST}", header, rows)
-
-
 def _values(
     trainings: Mapping[str, Training], scores: ByLength, exact: ByLength, gradients: ByLength
-) -> dict[str, str | float]:
-    values: dict[str, str | float] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
+) -> dict[str, Cell]:
+    values: dict[str, Cell] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
     values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
     for name in MODELS:
         key = name.split()[0].rstrip(",").lower()
@@ -250,8 +165,8 @@ def _values(
         for measure, numbers, last in (("bleu", scores, -1), ("exact", exact, -2), ("gradient", gradients, -2)):
             values |= {f"{measure}_{key}_short": numbers[name][0], f"{measure}_{key}_long": numbers[name][last]}
     best = max(trainings, key=lambda name: trainings[name].bleu())
-    reached = {"reversal_best": best, "reversal_bleu": trainings[best].bleu()}
-    return values | reached | {"reversal_published": PUBLISHED_REVERSAL}
+    values |= {"reversal_best": best, "reversal_bleu": trainings[best].bleu()}
+    return values | {"reversal_published": PUBLISHED_REVERSAL}
 
 
 def _panels(ends: Sequence[int], label: str, measures: Mapping[str, ByLength]) -> list[Panel]:
@@ -262,4 +177,4 @@ def _panels(ends: Sequence[int], label: str, measures: Mapping[str, ByLength]) -
     ]
 
 
-STUDY = Study("dependence", "How far back do models reach, and how far beyond what they saw?", run, data="none")
+STUDY = Study.described(run, DESCRIPTION)

@@ -11,37 +11,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from heedful.inference.translation import Translator
-from heedful.studies.figures import Figure, lines
+from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import encoded, loss_per_token
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import LEARNING, Training, model_changes, study_recipe
 
 WINDOWS = (0, 1, 2, 3, 4)
 NAMES = {0: "unigram", 1: "first-order Markov"}
 NOTHING = "."  # the source of a model that is to have none
 TRANSLATED = 10  # test pairs of a model without the source, whose translations mean nothing
-RECURRENT = {
-    "model_type": "heed_rnn",
-    "cell": "gru",
-    "embedding_size": 64,
-    "hidden_size": 128,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "input_feeding": False,
-    "dropout": 0.0,
-}
-RECURRENT_LEARNING_RATE = 0.01  # better for these than the 0.005 that serves the Transformer
-FINDINGS = [
-    "Counts: {unigram:.1f} without any memory, {markov:.2f} with one token, {window:.2f} with the best of them "
-    "({window_name}).",
-    "Without the source a recurrent decoder comes to {recurrent_alone:.2f}, the Transformer's to "
-    "{transformer_alone:.2f}.",
-    "With the source: {recurrent_state:.2f} where it must pass through the recurrent state, "
-    "{recurrent_attention:.2f} where a recurrent decoder attends to it, {transformer:.2f} in the Transformer.",
-]
+RATE = 0.01  # of the recurrent models; better for these than the 0.005 that serves the Transformer
+DESCRIPTION = description_of(__file__)
 
 
 class Memory(NamedTuple):
@@ -85,20 +68,15 @@ def run(lab: Lab) -> Outcome:
             _measured(training, [(NOTHING, target) for _, target in pairs], f"{name} without the source", reads)
         )
     counted = _count(translator.translator(), [target for _, target in _training_pairs(lab)])
-    title = "Perplexity of the test sentences per target token, </s> included"
-    header = "model | reads | parameters or counts :, | target tokens of training :, | perplexity :.2f"
+    others = [*blind, *trained]
     return Outcome(
-        [Table.of("perplexity", title, header, [*counted, *blind, *trained])],
-        [_figure(counted, [*blind, *trained])],
-        _values(counted, blind, trained),
-        FINDINGS,
+        {"perplexity": [*counted, *others]}, {"perplexity": [_panel(counted, others)]}, _values(counted, others)
     )
 
 
 def _recurrent(attention: str) -> dict[str, Any]:
-    changes = model_changes({**RECURRENT, "attention": attention})
-    learning = {"optimization.max_grad_norm": 1.0, "optimization.learning_rate": RECURRENT_LEARNING_RATE}
-    return changes | learning
+    changes = model_changes({**DESCRIPTION["recurrent"], "attention": attention})
+    return {**changes, "optimization.max_grad_norm": 1.0, "optimization.learning_rate": RATE}
 
 
 def _training_pairs(lab: Lab) -> list[Pair]:
@@ -141,20 +119,18 @@ def _measured(training: Training, pairs: list[Pair], name: str, reads: str) -> M
     return Memory(name, reads, training.parameters, training.target_tokens, math.exp(loss))
 
 
-def _values(counted: list[Memory], blind: list[Memory], trained: list[Memory]) -> dict[str, str | float]:
+def _values(counted: list[Memory], others: list[Memory]) -> dict[str, Cell]:
     best = min(counted, key=lambda model: model.perplexity)
     names = ("recurrent_alone", "transformer_alone", "recurrent_state", "recurrent_attention", "transformer")
-    models = dict(zip(names, [*blind, *trained], strict=True))
-    models |= {"unigram": counted[0], "markov": counted[1], "window": best}
+    models = {"unigram": counted[0], "markov": counted[1], "window": best, **dict(zip(names, others, strict=True))}
     return {"window_name": best.name} | {name: model.perplexity for name, model in models.items()}
 
 
-def _figure(counted: list[Memory], others: list[Memory]) -> Figure:
+def _panel(counted: list[Memory], others: list[Memory]) -> Panel:
     counts = [(window, model.perplexity) for window, model in zip(WINDOWS, counted, strict=True)]
     level = {model.name: [(window, model.perplexity) for window in (WINDOWS[0], WINDOWS[-1])] for model in others}
     label = "test perplexity per token"
-    panel = lines({"counts (Kneser-Ney)": counts} | level, "tokens of the window", label, log="y", xticks=WINDOWS)
-    return Figure("perplexity", "Test perplexity per token; counts by their window.", [panel])
+    return lines({"counts (Kneser-Ney)": counts} | level, "tokens of the window", label, log="y", xticks=WINDOWS)
 
 
-STUDY = Study("markov", "What does each kind of memory buy in foretelling the next token?", run, LEARNING)
+STUDY = Study.described(run, DESCRIPTION, LEARNING)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from heedful.positions_heed import sinusoids
-from heedful.studies.figures import Figure, lines, matrix
+from heedful.studies.figures import Panel, lines, matrix
 from heedful.studies.pairs import Pair, reversal_pairs
-from heedful.studies.report import Outcome, Table
-from heedful.studies.study import Lab, Study
+from heedful.studies.report import Outcome
+from heedful.studies.study import Lab, Study, description_of
 
 ENCODINGS = ("sinusoidal", "learned", "rotary", "none")
 WIDTH = 64
@@ -24,28 +24,8 @@ OFFSETS = (1, 5, 10, 100, 1000)
 LETTERS = "abcdefghijklmnop"
 SEEN_LENGTHS, LONGER_LENGTHS = (2, 12), (13, 16)  # letters
 PAIRS = {"train": 20_000, "validation": 200, "test": 200}
-REVERSAL: dict[str, Any] = {
-    "data.source": "source",
-    "data.target": "target",
-    "tokenizer.algorithm": "word",
-    "tokenizer.vocab_size": None,
-    "optimization.learning_rate": 0.003,
-}
-QUALITY_COLUMNS = (
-    "positions | corpus: validation loss :.3f | BLEU, test :.1f | BLEU, compositional :.1f | "
-    "reversal: exact match in % :.1f | longer than in training :.1f"
-)
-FINDINGS = (
-    "PE(pos + k) is a linear function of PE(pos): one matrix per k, a rotation for each frequency, is right to "
-    "{exact:.1e} for every pos in float64.",
-    "Reversing letters, a model without positions gets {reversal_none:.1f} % right, with sinusoids "
-    "{reversal_sinusoidal:.1f} %, with learned ones {reversal_learned:.1f} %, with rotary ones "
-    "{reversal_rotary:.1f} %.",
-    "Of texts longer than any in training, it is {longer_sinusoidal:.1f} % with sinusoids, {longer_learned:.1f} % "
-    "with learned positions, {longer_rotary:.1f} % with rotary ones.",
-    "On the built-in corpus BLEU is {bleu_sinusoidal:.1f} with sinusoids, {bleu_learned:.1f} with learned positions, "
-    "{bleu_rotary:.1f} with rotary ones, and {bleu_none:.1f} without any.",
-)
+DESCRIPTION = description_of(__file__)
+REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every letter is a word
 
 
 def shift_matrix(offset: int, width: int) -> torch.Tensor:
@@ -118,20 +98,20 @@ def run(lab: Lab) -> Outcome:
         (name, one.loss, bleu[name], one.bleu("compositional"), exact[name], longer[name])
         for name, one in corpus.items()
     ]
-    title = f"PE(pos + k) as a linear function of PE(pos): largest error for pos from 0 to {POSITIONS - 1}"
-    shifts = [(offset, *both) for offset, both in errors.items()]
-    tables = [
-        Table.of("shifts", title, "k | float64 :.1e | float32, as in the model :.1e", shifts),
-        Table.of("quality", "Quality by position encoding", QUALITY_COLUMNS, quality),
-    ]
     losses = []
     for task, trainings in {"built-in corpus": corpus, "reversal": reversal}.items():
         curves = {name: one.curve() for name, one in trainings.items()}
         losses.append(lines(curves, "update", "validation loss in nats per token", task))
-    return Outcome(tables, [_shift_figure(), Figure("losses", "Validation loss by update.", losses)], values, FINDINGS)
+    return Outcome(
+        {"shifts": [(offset, *both) for offset, both in errors.items()], "quality": quality},
+        {"shift": _shift_panels(), "losses": losses},
+        values,
+        {"last_position": POSITIONS - 1, "offset": DRAWN_OFFSET, "drawn": DRAWN},
+    )
 
 
-def _shift_figure() -> Figure:
+def _shift_panels() -> list[Panel]:
+    """Draw a matrix M, and beside it PE(pos + k) over M PE(pos)."""
     shift = shift_matrix(DRAWN_OFFSET, WIDTH)
     labels = {"xlabel": "feature of PE(pos)", "ylabel": f"feature of PE(pos + {DRAWN_OFFSET})"}
     image = {"cmap": "coolwarm", "vmin": -1, "vmax": 1}
@@ -145,18 +125,7 @@ def _shift_figure() -> Figure:
         axes.set_xlabel("pos")
         axes.legend(fontsize=8)
 
-    return Figure(
-        "shift",
-        f"Left: the matrix that turns PE(pos) into PE(pos + {DRAWN_OFFSET}), its first {DRAWN} rows and columns. "
-        f"Right: three features of PE(pos + {DRAWN_OFFSET}) by pos (lines), and what the matrix makes of PE(pos) "
-        "(dots).",
-        [matrix(shift[:DRAWN, :DRAWN].numpy(), image=image, **labels), draw_features],
-    )
+    return [matrix(shift[:DRAWN, :DRAWN].numpy(), image=image, **labels), draw_features]
 
 
-STUDY = Study(
-    "positions",
-    "What is each way to tell a model the order of its tokens worth, and what makes sinusoids special?",
-    run,
-    {"optimization.max_updates": 400},
-)
+STUDY = Study.described(run, DESCRIPTION)

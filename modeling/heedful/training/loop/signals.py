@@ -4,6 +4,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class StopSignals:
     def __init__(self):
         self.received: int | None = None
         self._interruption: TrainingInterrupted | None = None
-        self._handlers: dict[int, object] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}

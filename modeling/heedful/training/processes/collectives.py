@@ -84,7 +84,7 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 
 
 def encode_in_shares(
-    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator
+    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None
 ) -> Iterator[Row]:
     """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
 
@@ -93,12 +93,12 @@ def encode_in_shares(
     Args:
         encoder: Encodes pairs; its count of long rows becomes that of all ranks.
         pairs: The stream, the same on every rank.
-        accelerator: The processes.
+        accelerator: The processes; `None` for one.
     """
-    rank, world_size = accelerator.process_index, accelerator.num_processes
-    if world_size == 1:
+    if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
         return
+    rank, world_size = accelerator.process_index, accelerator.num_processes
     stream, too_long = iter(pairs), encoder.too_long
     while chunk := list(islice(stream, CHUNK * world_size)):
         encoder.too_long = 0

@@ -87,14 +87,9 @@ def _distributed_type() -> str:
 
 
 def _check_fsdp() -> None:
-    version = os.environ.get("FSDP_VERSION", "1")
-    if version != "2":
-        raise ValueError(f"`fsdp_version` of the accelerate file must be 2, but is {version} instead.")
-    if is_set("FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        raise ValueError(
-            "`fsdp_cpu_ram_efficient_loading` of the accelerate file must be false, because every process makes or "
-            "loads the same weights, but is true instead."
-        )
+    _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
+    reason = ", because every process makes or loads the same weights"
+    _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
 
 
 def _check_deepspeed(settings: OptimizationRecipe) -> None:
@@ -103,18 +98,12 @@ def _check_deepspeed(settings: OptimizationRecipe) -> None:
             "`distributed_type` of the accelerate file must be one whose library is installed, but is DEEPSPEED "
             "instead: pip install deepspeed, or use FSDP, which needs nothing else."
         )
-    if "ACCELERATE_DEEPSPEED_CONFIG_FILE" in os.environ:
-        raise ValueError(
-            "`deepspeed_config_file` of the accelerate file must be absent, because the recipe decides precision, "
-            f"clipping and batches, but is {os.environ['ACCELERATE_DEEPSPEED_CONFIG_FILE']} instead."
-        )
-    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    if stage != "2":
-        raise ValueError(f"`zero_stage` of the accelerate file must be 2, but is {stage} instead; for 3, use FSDP.")
+    reason = ", because the recipe decides precision, clipping and batches"
+    _check_setting("deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "absent", ["absent"], reason)
+    _check_setting("zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "2", ["2"], " (for 3, use FSDP)")
+    # With offloading, Accelerate would use another Adam, without the recipe's betas and epsilon.
     for name in ("offload_optimizer_device", "offload_param_device"):
-        where = os.environ.get(f"ACCELERATE_DEEPSPEED_{name.upper()}", "none")
-        if where != "none":  # Accelerate would put in another Adam, without the recipe's betas and epsilon
-            raise ValueError(f"`{name}` of the accelerate file must be none, but is {where} instead.")
+        _check_setting(name, f"ACCELERATE_DEEPSPEED_{name.upper()}", "none", ["none"])
     clipping, norm = os.environ.get("ACCELERATE_GRADIENT_CLIPPING", "auto"), settings.max_grad_norm or 0.0
     if clipping not in ("auto", "none") and float(clipping) != norm:
         raise ValueError(
@@ -124,22 +113,21 @@ def _check_deepspeed(settings: OptimizationRecipe) -> None:
 
 
 def _check_shared_settings(settings: OptimizationRecipe) -> None:
-    if is_set("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        raise ValueError(
-            "`parallelism_config` of the accelerate file must be absent: Heedful divides data, not layers."
-        )
-    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    if steps != "1":  # Accelerate would divide every loss by it
-        raise ValueError(
-            "`gradient_accumulation_steps` of the accelerate file must be absent or 1, because accumulation follows "
-            f"from `optimization.tokens_per_update` and `optimization.token_budget`, but is {steps} instead."
-        )
-    by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED")
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
-    # The recipe's wins over the file's in Accelerate, so that the file's would be ignored.
-    if by_accelerate and precision not in allowed:
-        raise ValueError(
-            f"`mixed_precision` of the accelerate file must be {' or '.join(allowed)}, because "
-            f"`optimization.mixed_precision` of the recipe decides, but is {precision} instead."
-        )
+    reason = ", because Heedful divides data, not layers"
+    _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
+    # Accelerate would divide every loss by it.
+    reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
+    _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
+    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored.
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
+        allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
+        reason = ", because `optimization.mixed_precision` of the recipe decides"
+        _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
+
+
+def _check_setting(field: str, variable: str, default: str, allowed: list[str], reason: str = "") -> None:
+    """Check a field of the accelerate file, which its processes find in an environment variable."""
+    value = os.environ.get(variable, default)
+    if value.lower() not in allowed:
+        must = " or ".join(allowed) + reason
+        raise ValueError(f"`{field}` of the accelerate file must be {must}, but is {value} instead.")

@@ -12,7 +12,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import LABEL_PADDING, divide_update
+from heedful.data.micro_batches import LABEL_PADDING, assign, by_length, sorted_lengths
 
 
 class MicroBatches(Dataset):
@@ -103,9 +103,26 @@ def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list
 
 
 def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, epoch: int) -> list[list[int]]:
-    """Cut every update of an epoch into `parts` micro-batches of similar lengths and about equal cost."""
-    source, target = lengths.T
-    return [part for update in updates.epoch(epoch) for part in divide_update(update, source, target, parts)]
+    """Cut every update of an epoch into `parts` micro-batches."""
+    return [part for update in updates.epoch(epoch) for part in divide_update(update, lengths, parts)]
+
+
+def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
+    """Divide one update into a number of micro-batches of similar lengths and about equal padded tokens.
+
+    Args:
+        update: The update's buckets of row numbers.
+        lengths: `(rows, 2)` tokens of every row's source and target.
+        parts: Number of micro-batches, at least 1.
+
+    Returns:
+        Lists of row numbers, the costliest first; where rows are too few, some are empty. Buckets stay apart where
+        there are enough parts for all of them.
+    """
+    buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
+    if len(buckets) > parts:
+        buckets = [sorted((row for bucket in buckets for row in bucket), key=by_length)]
+    return [[row for _, _, row in part] for (part,) in assign(buckets, [1] * len(buckets), 1, parts)]
 
 
 def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, HubStrategy, unwrap_peft_model
 from transformers.utils import logging
 
-from heedful.configuration_heed import HeedConfig
-from heedful.configuration_heed_rnn import HeedRNNConfig
+from heedful.configuration_base_heed import HeedBaseConfig
 from heedful.data.micro_batches import LABEL_PADDING
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
+from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.processes.collectives import any_rank, local_shard
 from heedful.training.trainer.batches import Epoch, MicroBatches, is_list, micro_batches, without_padding
 from heedful.training.trainer.settings import check_settings
@@ -79,7 +78,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
         tokenizers, model = given.get("processing_class"), given.get("model")
         config = getattr(model, "config", None)
-        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedConfig | HeedRNNConfig):
+        if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedBaseConfig):
             tokenizers.check_config(config)
         tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
         if given.get("data_collator") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -87,7 +86,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
-            # With several processes it is "cpu:0", to which transformers 5.17 cannot load an optimizer's state.
+            # With several processes it is "cpu:1" and so on; transformers 5.17 cannot load an optimizer's state there.
             # `device` has no setter, but the cached property behind it can be assigned.
             self.args._setup_devices = torch.device("cpu")
         self.tokens_per_update = tokens_per_update
@@ -171,13 +170,16 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         else:
             checks = model.training and not self._own_loss_is_checked
             outputs = model(**self._without_labels(inputs), **({"labels": labels} if checks else {}))
+            logits = outputs["logits"]
             if checks:
                 self._check_own_loss(outputs, labels)
-            smoothing = self.args.label_smoothing_factor if model.training else 0.0
-            losses = _loss_of_rows(outputs["logits"], labels, smoothing)
-            if not model.training:
+            if model.training:
+                total = smoothed_cross_entropy(logits, labels, self.args.label_smoothing_factor)
+            else:
+                losses = torch.stack([smoothed_cross_entropy(*row, 0.0) for row in zip(logits, labels, strict=True)])
                 self._note_losses(losses.detach(), labels)
-            loss = losses.sum() / num_items_in_batch
+                total = losses.sum()
+            loss = total / num_items_in_batch
         if model.training:
             # DDP averages the gradients of the processes, and the loss of the update is their sum.
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
@@ -240,7 +242,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         if count == 0:
             return
         logits, own = outputs["logits"], outputs["loss"].float()
-        ours = _loss_of_rows(logits, labels, 0.0).sum() / count
+        ours = smoothed_cross_entropy(logits, labels, 0.0) / count
         if own.isfinite() and not torch.allclose(ours, own, rtol=1e-5 if logits.dtype == torch.float32 else 1e-2):
             raise ValueError(
                 f"`model` must be trained with the cross-entropy of its labels alone, but {type(self.model).__name__} "
@@ -394,18 +396,6 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 def _counts_labels(model: Any) -> bool:
     """Return whether a model divides its loss by the number of labels that it is given, as Heed models do."""
     return "num_items_in_batch" in inspect.signature(model.forward).parameters
-
-
-def _loss_of_rows(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Return `(batch,)` summed cross-entropies of `(batch, length, vocabulary)` logits, in nats."""
-    losses = F.cross_entropy(
-        logits.flatten(0, 1).float(),
-        labels.to(logits.device).flatten(),
-        ignore_index=LABEL_PADDING,
-        label_smoothing=smoothing,
-        reduction="none",
-    )
-    return losses.view(labels.shape).sum(1)
 
 
 def _shifted(config: PreTrainedConfig, labels: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,7 @@
     python scripts/finetune.py runs/quickstart/model --train builtin:train:2000 --validation builtin:validation:200 \
         --source ko --target en --output runs/finetuned
 
-The recipe's loop (`heedful train`, `model.start_from`) does more for long runs; this is the road for those who have a
-Trainer set-up already, and a pattern to copy from. `--tokens-per-update` batches pairs of similar length.
+`heedful train` with `model.start_from` does more for long runs; this is for those who already use a Trainer.
 """
 
 from pathlib import Path
@@ -16,10 +15,13 @@ from transformers import Seq2SeqTrainingArguments, set_seed
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.cli.main import run
+from heedful.data.encoding import PairEncoder
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.loading import load_model
+
+METRICS = ("bleu", "chrf", "exact_match")
 
 
 def finetune(
@@ -41,21 +43,15 @@ def finetune(
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"`--output` must be an empty folder, but {output} is not.")
     set_seed(seed)
-    network = load_model(model)
     tokenizers = TokenizerPair.from_pretrained(model)
 
-    def encode(pairs):
-        inputs = tokenizers.encode_source(pairs["source"])
-        return {"input_ids": inputs, "labels": tokenizers.encode_target(pairs["target"])}
-
-    def read(location, split):
-        pairs = read_pairs(location, source=source, target=target, split=split)
-        return pairs.map(encode, batched=True, remove_columns=pairs.column_names)
+    def rows(location, split):  # a list of {"input_ids": […], "labels": […]}
+        return list(PairEncoder(tokenizers).rows(read_pairs(location, source=source, target=target, split=split)))
 
     def scores(results):
         texts, references = (tokenizers.decode_target(ids) for ids in (results.predictions, results.label_ids))
-        values = score_translations(texts, references, metrics=("bleu", "chrf", "exact_match"))
-        return {name: values[name] for name in ("bleu", "chrf", "exact_match")}
+        values = score_translations(texts, references, metrics=METRICS)
+        return {name: values[name] for name in METRICS}
 
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(output),
@@ -77,10 +73,10 @@ def finetune(
         seed=seed,
     )
     trainer = HeedSeq2SeqTrainer(
-        model=network,
+        model=load_model(model),
         args=arguments,
-        train_dataset=read(train, "train"),
-        eval_dataset=read(validation, "validation"),
+        train_dataset=rows(train, "train"),
+        eval_dataset=rows(validation, "validation"),
         processing_class=tokenizers,
         compute_metrics=scores,
         tokens_per_update=tokens_per_update,

@@ -2,17 +2,21 @@
 
 import ast
 import importlib.util
+import json
 import math
 import runpy
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.model_card import RunFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -25,15 +29,16 @@ def load(name: str):
     return module
 
 
-@pytest.fixture
-def model_folder(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scripts") / "model"
     pairs = list(korean_english_pairs("train", 300))
     tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
     sizes = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
     model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, d_model=32, **sizes))
-    model.save_pretrained(tmp_path / "model")
-    tokenizers.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder
 
 
 def finetune(model_folder: Path, output: Path, **changes):
@@ -63,6 +68,55 @@ def test_finetuning_refuses_a_folder_that_holds_something(model_folder, tmp_path
     with pytest.raises(ValueError, match="`--output` must be an empty folder"):
         finetune(model_folder, tmp_path / "full")
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generating_prints_what_the_model_translates(model_folder, num_beams, capsys):
+    texts = ["달걀은 신선해요?", "네."]
+    load("generate").generate(model_folder, texts, num_beams)
+    translator = Translator.from_pretrained(model_folder, engine="generate")
+    expected = [best.text for best, *_ in translator.translate(texts, num_beams=num_beams)]
+    assert capsys.readouterr().out == "\n".join(expected) + "\n"
+
+
+class RecordedHub:
+    """The part of HfApi that a push asks, which remembers what it was asked."""
+
+    def __init__(self, token=None):
+        RecordedHub.asked = []
+
+    def create_repo(self, name, **options):
+        self.asked.append((name, options["private"]))
+        return SimpleNamespace(repo_id=name)
+
+    def upload_folder(self, repo_id, folder_path, **options):
+        self.asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
+        return SimpleNamespace(oid="abc123", commit_url="https://hub/me/model/commit/abc123")
+
+
+def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", RecordedHub)
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    publish = load("publish").publish
+    with pytest.raises(FileNotFoundError, match=r"README\.md"):
+        publish(folder, "me/model", private=True)
+    facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
+    write_model_card(folder, RunFacts(**facts))
+    publish(folder, "me/model", private=True)
+    assert RecordedHub.asked[0] == ("me/model", True)
+    assert 'repository = "me/model"' in RecordedHub.asked[1][1]
+    printed = capsys.readouterr().out
+    assert "pipeline_tag: translation" in printed
+    assert "from_pretrained('me/model', revision='abc123')" in printed
+
+
+def test_examples_are_short_and_begin_with_the_command_to_type():
+    for path in sorted(SCRIPTS.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert f"python scripts/{path.name}" in text or "`make quickstart`" in text, path
+        assert f"`{path.name}`" in (SCRIPTS / "README.md").read_text(encoding="utf-8")
+    for name in ("train", "generate", "publish"):
+        assert len((SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60
 
 
 def test_the_train_script_is_the_train_command(monkeypatch, capsys):

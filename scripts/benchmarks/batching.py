@@ -37,9 +37,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from peers import make_heed, make_marian, write_rows
+from accelerate import Accelerator
+from harness import Json, Row, Threads, Vocabulary, begin, report
+from peers import check_losses, make_heed, make_marian
 from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
-from transformers.utils import logging
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
@@ -50,10 +51,12 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.recipe import OptimizationRecipe, Recipe
+from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
+# Of the timed updates of a slice: target tokens, seconds by the clock, seconds of the processor, those of waiting.
+FIGURES = ("tokens", "wall", "seconds", "waiting")
 WARM_UP = 1  # updates of a slice that are not timed
 EPOCHS = 3  # of the comparison of losses
 MEGA_BATCHES = 50  # as many batches are sorted together by transformers' LengthGroupedSampler
@@ -95,13 +98,18 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def recipe_of(folder: Path, options: dict[str, Any], **optimization) -> Recipe:
+def batching_of(options: dict[str, Any], seed: int = 0) -> BatchingSettings:
+    """Return how Heed makes batches."""
+    return BatchingSettings(tokens_per_update=options["tokens"], buckets_per_update=options["buckets"], seed=seed)
+
+
+def recipe_of(folder: Path, options: dict[str, Any], max_updates: int = 1) -> Recipe:
     """Make the recipe of Heed's own loop; nothing but its batches matters here."""
     locations = BUILT_IN
     if options["data"] is not None:
         locations = {name: str(options["data"] / f"{name}.jsonl.gz") for name in BUILT_IN}
     start_from = {"start_from": str(folder / "heed")} if (folder / "heed").is_dir() else {}
-    tokens = {"tokens_per_update": options["tokens"], "buckets_per_update": options["buckets"]}
+    rarely = {"every_updates": 10**6}
     recipe = make_recipe(
         {
             "name": "batching",
@@ -109,17 +117,25 @@ def recipe_of(folder: Path, options: dict[str, Any], **optimization) -> Recipe:
             "overwrite": True,
             "data": {
                 **locations,
-                **{name: options[name] for name in ("source", "target")},
-                **{f"max_{side}_tokens": options["max_length"] for side in ("source", "target")},
+                "source": options["source"],
+                "target": options["target"],
+                "max_source_tokens": options["max_length"],
+                "max_target_tokens": options["max_length"],
             },
             "tokenizer": {"vocab_size": options["vocabulary"]},
             "model": {**start_from, "attn_implementation": "eager"},
             "optimization": {
-                **{"optimizer": "adamw", "learning_rate": 1e-5, "schedule": "constant", "warmup_updates": 0},
-                **{"max_updates": 1, "device": "cpu", **tokens, **optimization},
+                "optimizer": "adamw",
+                "learning_rate": 1e-5,
+                "schedule": "constant",
+                "warmup_updates": 0,
+                "max_updates": max_updates,
+                "device": "cpu",
+                "tokens_per_update": options["tokens"],
+                "buckets_per_update": options["buckets"],
             },
-            "validation": {"every_updates": 10**6, "sentences": 0},
-            "checkpoints": {"every_updates": 10**6},
+            "validation": {**rarely, "sentences": 0},
+            "checkpoints": rarely,
             "logging": {"every_updates": 1},
         }
     )
@@ -157,25 +173,23 @@ def grouped_batches(lengths: np.ndarray, size: int, seed: int) -> list[list[int]
     return batches
 
 
-def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> dict[str, Any]:
+def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> Row:
     """Return the shares of padding in batches of equal capacity.
 
     Args:
         rows: Training rows.
         size: Rows of a random batch.
-        options: Of the command line.
+        options: Options of the command line.
     """
     lengths = rows.source_lengths, rows.target_lengths
-    tokens, buckets = options["tokens"], options["buckets"]
-    updates = UpdateBatches(*lengths, BatchingSettings(tokens_per_update=tokens, buckets_per_update=buckets)).epoch(0)
     batches = {
         "random": random_batches(len(rows), size, 0),
         "group_by_length": grouped_batches(lengths[0], size, 0),
-        "heed": [bucket for update in updates for bucket in update],
+        "heed": [bucket for update in UpdateBatches(*lengths, batching_of(options)).epoch(0) for bucket in update],
     }
     shares = {name: round(padding_share(each, *lengths), 4) for name, each in batches.items()}
-    row = {"measured": "padding", "pairs": len(rows), "tokens": tokens, "buckets": buckets, "random_rows": size}
-    return {**row, "heed_batches": len(batches["heed"]), **shares}
+    capacity = {"tokens": options["tokens"], "buckets": options["buckets"], "random_rows": size}
+    return {"measured": "padding", "pairs": len(rows), **capacity, "heed_batches": len(batches["heed"]), **shares}
 
 
 class Training:
@@ -201,22 +215,17 @@ class Training:
         self.heed.save_pretrained(folder / "heed")
         corpus.tokenizers.save_pretrained(folder / "heed")
         self.rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
-        self._check_losses()
-
-    def _check_losses(self) -> None:
-        batch = collate(self.rows[:4], self.corpus.tokenizers.source.pad_token_id)
+        batch = collate(self.rows[:4], tokenizer.pad_token_id)
         with torch.no_grad():
-            theirs, ours = (float(model.eval()(**batch).loss) for model in (self.marian, self.heed))
-        if abs(ours - theirs) > 1e-5 * theirs:
-            raise RuntimeError(f"Heed's loss must be Marian's, {theirs}, but is {ours}.")
+            check_losses(*(float(model.eval()(**batch).loss) for model in (self.marian, self.heed)))
 
-    def slice_of_trainer(self, is_ours: bool, number: int) -> dict[str, float]:
-        """Train for a slice with a trainer, and return tokens, seconds and seconds of waiting."""
+    def slice_of_trainer(self, is_ours: bool, number: int) -> np.ndarray:
+        """Train for a slice with a trainer, and return the `FIGURES`."""
         model = self.heed if is_ours else self.marian
-        buckets = self.options["buckets"]
-        how = {"per_device_train_batch_size": self.random_rows}
-        if is_ours:
-            how = {"gradient_accumulation_steps": buckets}
+        tokens, buckets = self.options["tokens"], self.options["buckets"]
+        how = (
+            {"gradient_accumulation_steps": buckets} if is_ours else {"per_device_train_batch_size": self.random_rows}
+        )
         arguments = Seq2SeqTrainingArguments(
             output_dir=str(self.folder / "trainer"),
             max_steps=self.options["updates"] + WARM_UP + 1,
@@ -230,33 +239,25 @@ class Training:
             disable_tqdm=True,
             **how,
         )
-        tokenizer = self.corpus.tokenizers.source
-        settings = {
-            "model": model,
-            "args": arguments,
-            "train_dataset": self.rows,
-            "data_collator": DataCollatorForSeq2Seq(tokenizer, model=model),
-        }
+        collator = DataCollatorForSeq2Seq(self.corpus.tokenizers.source, model=model)
+        settings = {"model": model, "args": arguments, "train_dataset": self.rows, "data_collator": collator}
         if is_ours:
-            tokens = self.options["tokens"]
             trainer = TimedHeedSeq2SeqTrainer(**settings, tokens_per_update=tokens, buckets_per_update=buckets)
         else:
             trainer = TimedSeq2SeqTrainer(**settings)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        timed = slice(WARM_UP, WARM_UP + self.options["updates"])
-        ends = trainer.beginnings[WARM_UP : timed.stop + 1]
-        return _figures(sum(trainer.tokens[timed]), ends, sum(trainer.waiting[timed]))
+        return self.figures(trainer.tokens, trainer.beginnings, trainer.waiting)
 
-    def slice_of_loop(self, number: int) -> dict[str, float]:
-        """Train for a slice with Heed's own loop, and return tokens, seconds and seconds of waiting."""
+    def slice_of_loop(self, number: int) -> np.ndarray:
+        """Train for a slice with Heed's own loop, and return the `FIGURES`."""
         recipe = recipe_of(self.folder, self.options, max_updates=self.options["updates"] + WARM_UP + 1)
         log = recipe.folder / "log.jsonl"
         log.unlink(missing_ok=True)
         beginnings, tokens = [now()], []
 
         def updates(epoch: int) -> Iterator[Any]:
-            # The loop asks for an update when it has done with the one before.
+            # The loop asks for an update when it has finished the one before.
             for update in self.corpus.updates(epoch + number):
                 tokens.append(sum(len(row["labels"]) for bucket in update for row in bucket))
                 yield update
@@ -265,59 +266,53 @@ class Training:
         corpus = copy(self.corpus)
         corpus.updates = updates  # type: ignore[method-assign]
         TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization)).run()
-        timed = slice(WARM_UP, WARM_UP + self.options["updates"])
-        ends = beginnings[WARM_UP : timed.stop + 1]
         lines = [json_module.loads(line) for line in log.read_text().splitlines()]
-        shares = [line["train/waiting_share"] for line in lines if "train/waiting_share" in line][timed]
-        seconds = [second[1] - first[1] for first, second in pairwise(ends)]
-        return _figures(sum(tokens[timed]), ends, float(np.dot(shares, seconds)))
+        shares = [line["train/waiting_share"] for line in lines if "train/waiting_share" in line]
+        seconds = [second[1] - first[1] for first, second in pairwise(beginnings)]
+        return self.figures(tokens, beginnings, [share * each for share, each in zip(shares, seconds, strict=False)])
+
+    def figures(self, tokens: list[int], beginnings: list[tuple[float, float]], waiting: list[float]) -> np.ndarray:
+        """Sum what was noted of the timed updates."""
+        timed = slice(WARM_UP, WARM_UP + self.options["updates"])
+        wall, seconds = np.subtract(beginnings[timed.stop], beginnings[timed.start])
+        return np.array([sum(tokens[timed]), wall, seconds, sum(waiting[timed])])
 
 
-def _figures(tokens: int, ends: list[tuple[float, float]], waiting: float) -> dict[str, float]:
-    wall, seconds = (last - first for first, last in zip(ends[0], ends[-1], strict=True))
-    return {"tokens": tokens, "wall": wall, "seconds": seconds, "waiting": waiting}
-
-
-def compare_training(training: Training, size: str) -> dict[str, Any]:
+def compare_training(training: Training, size: str) -> Row:
     """Return tokens per second, ratios to Marian and waiting, over all slices."""
     slices = {
         "marian": partial(training.slice_of_trainer, False),
         "heed_trainer": partial(training.slice_of_trainer, True),
         "heed_loop": training.slice_of_loop,
     }
-    sums = {name: dict.fromkeys(("tokens", "wall", "seconds", "waiting"), 0.0) for name in slices}
+    sums = {name: np.zeros(len(FIGURES)) for name in slices}
     for number in range(training.options["rounds"]):
         for name, run in slices.items():
-            for key, value in run(number).items():
-                sums[name][key] += value
-    row: dict[str, Any] = {"measured": "training", "size": size}
-    speeds = {name: values["tokens"] / values["seconds"] for name, values in sums.items()}
-    walls = {name: values["tokens"] / values["wall"] for name, values in sums.items()}
-    for name, values in sums.items():
-        row[f"{name}_tokens_per_s"] = round(speeds[name])
-        row[f"{name}_waiting"] = round(values["waiting"] / values["seconds"], 4)
-        if name != "marian":
-            row[f"{name}_ratio"] = round(speeds[name] / speeds["marian"], 2)
-            row[f"{name}_wall_ratio"] = round(walls[name] / walls["marian"], 2)
+            sums[name] += run(number)
+    found = {name: dict(zip(FIGURES, values.tolist(), strict=True)) for name, values in sums.items()}
+    row: Row = {"measured": "training", "size": size}
+    for name, figures in found.items():
+        row[f"{name}_tokens_per_s"] = round(figures["tokens"] / figures["seconds"])
+        row[f"{name}_waiting"] = round(figures["waiting"] / figures["seconds"], 4)
+        for clock, title in (("seconds", "ratio"), ("wall", "wall_ratio")) if name != "marian" else ():
+            speeds = [each["tokens"] / each[clock] for each in (figures, found["marian"])]
+            row[f"{name}_{title}"] = round(speeds[0] / speeds[1], 2)
     return row
 
 
-def compare_quality(
-    corpus: Corpus, rows: EncodedPairs, random_rows: int, options: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
+def compare_quality(corpus: Corpus, rows: EncodedPairs, random_rows: int, options: dict[str, Any]) -> Iterator[Row]:
     """Yield, for every seed, validation losses of a small model after three epochs with each way of making batches."""
     chosen = np.random.default_rng(0).permutation(len(rows))[: options["pairs"]]
     rows = EncodedPairs([rows[row] for row in chosen.tolist()])
     lengths = rows.source_lengths, rows.target_lengths
-    batching = {"tokens_per_update": options["tokens"], "buckets_per_update": options["buckets"]}
-    updates = len(UpdateBatches(*lengths, BatchingSettings(**batching)).epoch(0))
+    updates = len(UpdateBatches(*lengths, batching_of(options)).epoch(0))
     as_many = math.ceil(len(rows) / updates)
 
     def random_updates(size: int, seed: int, epoch: int) -> list[list[list[int]]]:
         return [[batch] for batch in random_batches(len(rows), size, 1000 * seed + epoch)]
 
     def own_updates(seed: int, epoch: int) -> list[list[list[int]]]:
-        return UpdateBatches(*lengths, BatchingSettings(**batching, seed=seed)).epoch(epoch)
+        return UpdateBatches(*lengths, batching_of(options, seed)).epoch(epoch)
 
     ways = {
         "heed": own_updates,
@@ -356,8 +351,21 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    accelerator = make_accelerator(OptimizationRecipe(max_updates=1, device="cpu"))
-    return validation_loss(model, corpus.validation, 4096, pad, accelerator)
+    return validation_loss(model, corpus.validation, 4096, pad, Accelerator(cpu=True))
+
+
+def measured(options: dict[str, Any]) -> Iterator[Row]:
+    """Yield one row per measurement."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = prepare_corpus(recipe_of(folder, options), folder / "tokenizer")
+        rows = EncodedPairs(row for update in corpus.updates(0) for bucket in update for row in bucket)
+        random_rows = rows_of_random_batches(rows.source_lengths, rows.target_lengths, options["tokens"])
+        yield compare_padding(rows, random_rows, options)
+        for size in [] if options["sizes"] == "none" else options["sizes"].split(","):
+            yield compare_training(Training(folder, corpus, size, random_rows, options), size)
+        if options["quality"]:
+            yield from compare_quality(corpus, rows, random_rows, options)
 
 
 def main(
@@ -369,37 +377,19 @@ def main(
     buckets: Annotated[int, typer.Option(help="Heed's batches of one update.")] = 4,
     updates: Annotated[int, typer.Option(help="Timed updates of a slice.")] = 8,
     rounds: Annotated[int, typer.Option(help="Slices of each.")] = 5,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.")] = 5000,
+    vocabulary: Vocabulary = 5000,
     max_length: Annotated[int, typer.Option(help="Longest source and target in tokens.")] = 100,
     quality: Annotated[bool, typer.Option(help="Also train for three epochs and compare losses.")] = False,
     pairs: Annotated[int, typer.Option(help="Training pairs for the losses.")] = 10_000,
     seeds: Annotated[int, typer.Option(help="Runs of each for the losses.")] = 2,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
+    threads: Threads = 1,
+    json: Json = None,
 ):
     """Print one line per measurement."""
     options = {key: value for key, value in locals().items() if key != "json"}
-    logging.set_verbosity_error()
-    torch.set_num_threads(threads)
+    begin(threads)
     keep_freed_memory()  # for all models, as Heed's training loop does
-    found: list[dict[str, Any]] = []
-
-    def tell(row: dict[str, Any]) -> None:
-        found.append(row)
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        corpus = prepare_corpus(recipe_of(folder, options), folder / "tokenizer")
-        rows = EncodedPairs(row for update in corpus.updates(0) for bucket in update for row in bucket)
-        random_rows = rows_of_random_batches(rows.source_lengths, rows.target_lengths, tokens)
-        tell(compare_padding(rows, random_rows, options))
-        for size in [] if sizes == "none" else sizes.split(","):
-            tell(compare_training(Training(folder, corpus, size, random_rows, options), size))
-        if quality:
-            for row in compare_quality(corpus, rows, random_rows, options):
-                tell(row)
-    write_rows(found, json)
+    report(measured(options), json)
 
 
 if __name__ == "__main__":

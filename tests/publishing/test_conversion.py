@@ -150,7 +150,11 @@ def test_texts_are_translated_to_the_same_texts(converted):
     assert found == expected
 
 
-@pytest.mark.parametrize("converted", ["marian_separate", "mbart50", "m2m100"], indirect=True)
+@pytest.mark.parametrize(
+    "converted",
+    ["marian_separate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mbart50", "m2m100"))],
+    indirect=True,
+)
 def test_the_folder_passes_heed_verify_without_heed_too(converted):
     result = verify(converted.result.folder, ENGLISH[-5:])
     assert not result.failed, result.table()
@@ -267,7 +271,7 @@ def test_positions_that_are_no_sinusoids_are_refused(tmp_path):
 
 
 def test_a_difference_in_the_logits_is_noticed_and_nothing_is_left(tmp_path, languages, monkeypatch):
-    monkeypatch.setitem(conversion.OPTIONS["m2m_100"], "sinusoid_layout", "concatenated")
+    monkeypatch.setitem(conversion.KINDS["m2m_100"][1], "sinusoid_layout", "concatenated")
     with pytest.raises(ValueError, match="logits differ by"):
         convert(languages, tmp_path / "heed")
     assert not list(tmp_path.iterdir())

@@ -116,11 +116,13 @@ def _one_thread():
 def make_model(tokenizers, seed: int = 1, **changes):
     """Return a tiny model whose outputs depend on everything it reads, and which ends at a token that it likes."""
     torch.manual_seed(seed)
+    # fmt: off
     sizes = {
-        **{"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32},
-        **{"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
-        **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64},
+        "vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target), "d_model": 32,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
     }
+    # fmt: on
     model = HeedForConditionalGeneration(HeedConfig(**{**sizes, **tokenizers.special_ids(), **changes})).eval()
     shake(model)
     # Larger embeddings would drown the positions, and repeat whatever was read last.

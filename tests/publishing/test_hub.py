@@ -171,8 +171,15 @@ def pushed(folders, tmp_path_factory):
             private += run(nobody, "-c", PRIVATE, answers, kind)[-1:]
     offline = receiver | {"HF_HUB_OFFLINE": "1"}
     return SimpleNamespace(
-        **{"hub": stand_in, "revisions": revisions, "told": told, "requests": requests, "answers": answers},
-        **{"loaded": loaded, "with_heed": with_heed, "offline": offline, "private": private},
+        hub=stand_in,
+        revisions=revisions,
+        told=told,
+        requests=requests,
+        answers=answers,
+        loaded=loaded,
+        with_heed=with_heed,
+        offline=offline,
+        private=private,
     )
 
 
@@ -185,10 +192,8 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
         "POST /api/models/me/tiny/commit/main"
     ]
     files = files_at(pushed, pushed.revisions[0])
-    assert set(files) == CODE | {
-        *(".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"),
-        *("tokenizer.json", "tokenizer_config.json"),
-    }
+    others = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert set(files) == CODE | others | {"tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()
 
@@ -250,11 +255,7 @@ def folder(folders, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("config.json", "README.md", *sorted(CODE)),
-        *("model-00002-of-*.safetensors", "tokenizer_config.json"),
-    ],
+    "name", [*sorted(CODE), "config.json", "README.md", "model-00002-of-*.safetensors", "tokenizer_config.json"]
 )
 def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder, name):
     check_folder(folder)

@@ -1,8 +1,8 @@
 """Model cards: every fact is in, nothing is left to fill in, the metadata is what the Hub reads, the code runs."""
 
 import dataclasses
+import json
 import re
-from importlib import resources
 from pathlib import Path
 
 import jinja2
@@ -12,7 +12,9 @@ from huggingface_hub import ModelCard
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
 from heedful.publishing.card_text import render, with_repository
+from heedful.publishing.hub import read_card
 from heedful.publishing.model_card import RunFacts, card_metadata, render_model_card, write_model_card
+from heedful.training.recipe_file import read_recipe
 from memorised import PAIRS, memorised_model
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +153,7 @@ def test_a_license_that_the_hub_does_not_know_keeps_its_name():
 
 
 def test_the_builtin_corpus_is_named_as_a_limit():
-    warning = "no translator of real text"
+    warning = "cannot translate real text"
     assert warning in render_model_card(changed())
     assert warning not in render_model_card(changed(datasets=["someone/pairs"]))
 
@@ -209,9 +211,56 @@ def test_a_missing_folder_is_named(tmp_path):
         write_model_card(tmp_path / "nowhere", changed())
 
 
-def test_the_template_at_the_top_of_the_repository_is_the_packages_own():
-    packaged = resources.files("heedful.publishing").joinpath("model_card_template.md").read_text(encoding="utf-8")
-    assert (ROOT / "model_card.md").read_text(encoding="utf-8") == packaged
+# The card of the project: that of the quickstart's model
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> RunFacts:
+    return RunFacts(**json.loads(Path(__file__).with_name("quickstart_facts.json").read_text(encoding="utf-8")))
+
+
+def test_the_card_of_the_project_is_rendered_from_the_facts_of_its_run(quickstart):
+    path = ROOT / "model_card.md"
+    assert path.read_text(encoding="utf-8") == render_model_card(quickstart)
+    assert not path.is_symlink()
+    data = read_card(path).data
+    assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
+    assert {result.metric_type for result in data.eval_results} == {"bleu", "chrf", "ter", "exact_match"}
+
+
+def test_the_facts_of_the_project_are_of_the_quickstarts_recipe(quickstart):
+    recipe = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml")
+    assert quickstart.name == recipe.name
+    assert quickstart.updates == recipe.optimization.max_updates
+    assert quickstart.recipe["optimization"]["learning_rate"] == recipe.optimization.learning_rate
+    assert quickstart.recipe["model"]["options"] == recipe.model.options
+    assert set(quickstart.scores) == set(recipe.data.test)
+
+
+def test_the_readme_shows_the_scores_of_the_card(quickstart):
+    """`heedful evaluate` prints what the card tells of the same pairs."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(
+        r"^\$ heedful evaluate .* --data builtin:compositional:1000 .*\n((?:.+\n)+)", readme, re.MULTILINE
+    )[1]
+    scores = quickstart.scores["compositional"]
+    lines = [f"{scores['count']} pairs"]
+    for name, title, unit in (
+        ("bleu", "BLEU        ", ""),
+        ("chrf", "chrF        ", ""),
+        ("ter", "TER         ", ""),
+        ("exact_match", "exact match ", " %"),
+    ):
+        low, high = scores[f"{name}_interval"]
+        signature = scores.get(f"{name}_signature", "")
+        lines.append(f"{title}{scores[name]:6.2f}{unit}  (95 %: {low:.2f} to {high:.2f})  {signature}".rstrip())
+    assert shown.splitlines() == lines
+
+
+def test_the_page_of_benchmarks_shows_the_exact_matches_of_the_card(quickstart):
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|.*\| (\w+), 1,000 \| exact match \*\*([\d.]+) %\*\* \|", page, re.MULTILINE)
+    assert dict(rows) == {name: f"{scores['exact_match']:.1f}" for name, scores in quickstart.scores.items()}
 
 
 def _code_blocks(card: str) -> list[str]:

@@ -52,22 +52,30 @@ def test_every_part_of_the_card_is_filled_from_the_run(result):
     parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     scores, progress = result.metrics["unseen"], result.progress
     low, high = scores["bleu_interval"]
+    versions = [f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")]
     expected = {
         "Model description": ["ko → en", f"| {result.parameters:,} |", "400 byte-level BPE", "apache-2.0"],
         "Intended use": ["Tests only."],
-        "Limits": ["It has seen 300 sentences.", "no translator of real text", "Biases of the training data"],
+        "Limits": ["It has seen 300 sentences.", "cannot translate real text", "biases of its training data"],
         "How to use": ["pipeline(model=repository", "trust_remote_code=True", "Translator.from_pretrained(repository"],
         "Training data": ["`builtin:train:300`", f"| train | {result.corpus.pairs:,} |", "| validation | 20 |"],
         "Training procedure": [
-            *(f"| Updates | {progress.update} |", f"| Target tokens seen | {progress.target_tokens:,} |"),
-            *(f"| Time | {round(progress.seconds)} s |", f"| Hardware | {result.hardware} |"),
+            f"| Updates | {progress.update} |",
+            f"| Target tokens seen | {progress.target_tokens:,} |",
+            f"| Time | {round(progress.seconds)} s |",
+            f"| Hardware | {result.hardware} |",
             f"{result.metrics['validation']['loss']:.4f} (perplexity",
-            *(f"{name} {version(name)}" for name in ("heedful", "transformers", "torch")),
-            *("| optimization.learning_rate | 0.003 |", "| model.options.d_model | 32 |"),
+            "| optimization.learning_rate | 0.003 |",
+            "| model.options.d_model | 32 |",
+            *versions,
         ],
         "Evaluation": [
-            *("| unseen | 6 |", f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]", f"`{scores['bleu_signature']}`"),
-            *(f"{scores['ter']:.2f}", f"`{scores['ter_signature']}`", f"`{scores['chrf_signature']}`"),
+            "| unseen | 6 |",
+            f"{scores['bleu']:.2f} [{low:.2f}, {high:.2f}]",
+            f"`{scores['bleu_signature']}`",
+            f"{scores['ter']:.2f}",
+            f"`{scores['ter_signature']}`",
+            f"`{scores['chrf_signature']}`",
         ],
         "Citation": ["vaswani2017attention"],
     }

@@ -1,12 +1,13 @@
 """HeedSeq2SeqTrainer and the loop: the same results for any batch size, accumulation and number of processes."""
 
 import re
-import sys
 from itertools import product
 from pathlib import Path
 
+import contract_measures as contract
 import pytest
 import torch
+import trainer_process
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -21,10 +22,6 @@ from transformers.utils import logging as transformers_logging
 
 from heedful.training.trainer.batches import without_padding
 from helpers import tiny_model
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-import contract
-import trainer_process
 
 TOLERANCE = 1e-5
 each_column = pytest.mark.parametrize("column", ["loop", "trainer"])

@@ -5,15 +5,13 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import contract_measures as contract
 import pytest
 import torch
 import torch.distributed
 from accelerate import Accelerator
 from torch.utils.data import IterableDataset
 from transformers import Seq2SeqTrainer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-import contract
 
 from heedful import HeedSeq2SeqTrainer
 

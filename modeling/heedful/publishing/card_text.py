@@ -51,14 +51,7 @@ def render(template: str, metadata: "ModelCardData", **facts: Any) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {
-        "cell": table_cell,
-        "count": lambda number: f"{number:,}",
-        "duration": duration,
-        "quoted": quoted,
-        "score": score,
-        "tojson_text": python_string,
-    }
+    environment.filters |= FILTERS
     source = (TEMPLATES / template).read_text(encoding="utf-8")
     text = environment.from_string(source).render(metadata=metadata.to_yaml(), **facts)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
@@ -68,29 +61,6 @@ def with_repository(card: str, repository: str) -> str:
     """Return a card whose code loads the model from this repository."""
     line = f"repository = {python_string(repository)}"
     return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def score(scores: Mapping[str, Any], metric: str) -> str:
-    """Write a score with its interval, if it has one."""
-    if metric not in scores:
-        return "–"
-    interval = scores.get(f"{metric}_interval")
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{scores[metric]:.2f}{brackets}"
-
-
-def table_cell(value: Any) -> str:
-    """Make a value fit for one cell of a Markdown table."""
-    return " ".join(without_folders(value).split()).replace("|", "\\|")
 
 
 def without_folders(value: Any) -> str:
@@ -104,7 +74,38 @@ def python_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def quoted(text: str) -> str:
-    """Put a text on one line in quotes."""
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _score(scores: Mapping[str, Any], metric: str) -> str:
+    if metric not in scores:
+        return "–"
+    interval = scores.get(f"{metric}_interval")
+    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    return f"{scores[metric]:.2f}{brackets}"
+
+
+def _cell(value: Any) -> str:
+    """Make a value fit for one cell of a Markdown table."""
+    return " ".join(without_folders(value).split()).replace("|", "\\|")
+
+
+def _quoted(text: str) -> str:
     line = " ".join(text.split())
     return f'"{line}"' if line else "(nothing)"
+
+
+# What templates write as `{{ value | count }}`.
+FILTERS = {
+    "cell": _cell,
+    "count": "{:,}".format,
+    "duration": _duration,
+    "quoted": _quoted,
+    "score": _score,
+    "tojson_text": python_string,
+}

@@ -26,7 +26,7 @@ TEMPLATE = "model_card_template.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
-
+# The identifiers that the Hub knows; any other license is published as "other" with its name.
 _LICENSE_WORDS = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
@@ -36,27 +36,22 @@ creativeml-openrail-m ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 gfdl 
 lgpl-3.0 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 pddl postgresql unknown
 unlicense wtfpl zlib
 """
-
-# The identifiers that the Hub knows; any other license is published as "other" with its name.
 HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
-
 INTENDED_USE = (
     "Translating single sentences of the kind it was trained on, for research, teaching, and as a starting point for"
     " fine-tuning. Measure it on your own sentences before you rely on it."
 )
-
 LIMITS = (
-    "It translates sentence by sentence: what the sentence before said is unknown to it.",
-    "It can leave out, add or mistranslate words, names and numbers without any sign of doubt; the score that comes"
-    " with a translation is no measure of its correctness.",
+    "It translates sentence by sentence, and does not know what the previous sentence said.",
+    "It can leave out, add or mistranslate words, names and numbers without any sign of doubt; the score of a"
+    " translation does not measure its correctness.",
     "Sentences unlike its training data (other topics, styles, lengths or languages) come out worse, often by far.",
-    "Biases of the training data are in the model.",
+    "The model has the biases of its training data.",
 )
-
 BUILTIN_LIMIT = (
     "Its training data are Heed's built-in Korean-English sentences, which are generated from a small vocabulary and a"
-    " set of patterns. It knows no words beyond them and is no translator of real text; its scores do not compare"
-    " with those of models that are."
+    " set of patterns. It knows no other words and cannot translate real text; its scores cannot be compared with"
+    " those of models that can."
 )
 
 
@@ -125,7 +120,7 @@ class RunFacts:
         for field in fields(self):
             value = getattr(self, field.name)
             # A model may translate its example into nothing.
-            empty = [None] if field.name == "example_translation" else [None, "", (), [], {}]
+            empty: list[Any] = [None] if field.name == "example_translation" else [None, "", (), [], {}]
             if field.default is MISSING and value in empty:
                 raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
         for name in ("source_language", "target_language"):

@@ -23,19 +23,15 @@ if TYPE_CHECKING:
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
 TRANSFORMERS_DEFAULT_LENGTH = 20
-# The classes whose weights are read.
-ARCHITECTURES = {
-    "bart": "BartForConditionalGeneration",
-    "m2m_100": "M2M100ForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "mbart": "MBartForConditionalGeneration",
-}
-# The options that make Heed compute what each of them does.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "bart": {"position_encoding": "learned", "embedding_norm": True},
-    "m2m_100": {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"},
-    "marian": {"sinusoid_layout": "concatenated"},
-    "mbart": {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
+# For each kind the class whose weights are read, and the options that make Heed compute what it does.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"}),
+    "marian": ("MarianMTModel", {"sinusoid_layout": "concatenated"}),
+    "mbart": (
+        "MBartForConditionalGeneration",
+        {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
+    ),
 }
 # fmt: off
 COPIED_FIELDS = (
@@ -123,7 +119,7 @@ def convert_config(config: "PreTrainedConfig") -> HeedConfig:
         ValueError: If the model cannot be expressed; the message names every field that prevents it.
     """
     _check_expressible(config)
-    options = {**OPTIONS[config.model_type], **{name: getattr(config, name) for name in COPIED_FIELDS}}
+    options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
     sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
@@ -182,11 +178,10 @@ def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGenera
 
 def _check_expressible(config: "PreTrainedConfig") -> None:
     """Raise one error that names all fields which prevent a conversion."""
-    if config.model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"`model_type` must be one of {known}, but is {config.model_type} instead.")
+    if config.model_type not in KINDS:
+        raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
     faults = []
-    expected = ARCHITECTURES[config.model_type]
+    expected, _ = KINDS[config.model_type]
     # A config that was made and not saved names none.
     for name in config.architectures or [expected]:
         if name != expected:

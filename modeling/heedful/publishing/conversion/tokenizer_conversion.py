@@ -1,16 +1,17 @@
 """The tokenizers of a converted model: the same ids for the same text, as `TokenizerPair` wants them.
 
-Tokenizers of the `tokenizers` library (BART, mBART, NLLB) become plain `PreTrainedTokenizerFast` files. Those that
-only sentencepiece gives exactly (Marian, M2M100) stay what they are.
+Tokenizers of the `tokenizers` library (BART, mBART, NLLB) become plain `PreTrainedTokenizerFast` files. Where only
+sentencepiece gives the exact ids (Marian, M2M100), the tokenizer stays what it is.
 
-Three things are Heed's own. The token with which the decoder starts is called `bos_token`. Rows of the embeddings
-without a token get one that no text can hold, for model and tokenizer must have one size. What looks like a special
-token inside a sentence is text.
+Three things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
+without a token gets one that no text can hold, because model and tokenizer must have one size. What looks like a
+special token inside a sentence is text.
 """
 
 import json
 import random
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +20,11 @@ from heedful.data.tokenization import TokenizerPair
 if TYPE_CHECKING:
     from heedful.configuration_heed import HeedConfig
 
-# With one of these, a folder has a tokenizer.
+# A folder with one of these has a tokenizer.
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "sentencepiece.bpe.model", "source.spm")
-# They name the target's language by the decoder's start token; the others by the first token after it.
+# These name the target language by the decoder's start token; the others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
-# Compared, together with sentences made of the vocabulary itself.
+# Texts to compare, together with random ones made of the vocabulary itself.
 TEXTS = (
     "",
     "Good morning!",
@@ -45,8 +46,7 @@ class ConvertedTokenizers(NamedTuple):
         pair: The tokenizers, or None where the source has none.
         settings: What the generation config must say.
         notes: What a user should know, a sentence each.
-        languages: Of source and target, as the tokenizer names them; empty where it names none.
-
+        languages: Source and target language, as the tokenizer names them; empty where it names none.
     """
 
     pair: TokenizerPair | None
@@ -62,15 +62,14 @@ def convert_tokenizers(
 
     Args:
         source: A folder, or the name of a repository on the Hub.
-        config: Of the converted model; its special ids and, where a language decides on it, the decoder's start are
-            set here.
-        source_language: As `heedful.publishing.conversion.convert` takes it.
+        config: Config of the converted model; its special ids are set here, and the decoder's start where a language
+            decides on it.
+        source_language: As `convert` takes it.
         target_language: Likewise.
 
     Raises:
         ValueError: If a language is unknown or missing, or the tokenizer does not fit the model.
         ImportError: If the tokenizer needs sentencepiece, which is not installed.
-
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -114,7 +113,7 @@ def _load(source: str) -> Any:
 def _choose_languages(
     tokenizer: Any, config: "HeedConfig", source_language: str | None, target_language: str | None
 ) -> dict[str, Any]:
-    """Set a tokenizer's languages; return what the generation config must say about the target's."""
+    """Set a tokenizer's languages; return what the generation config must say about the target language."""
     chosen = {"source_language": source_language, "target_language": target_language}
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
@@ -124,24 +123,24 @@ def _choose_languages(
                     f"sentence, but is {language!r} instead."
                 )
         return {}
-    chosen = {"source_language": source_language or tokenizer.src_lang, "target_language": target_language}
-    chosen["target_language"] = target_language or tokenizer.tgt_lang
+    source = source_language or tokenizer.src_lang
+    target = target_language or tokenizer.tgt_lang
     tokens = getattr(tokenizer, "lang_code_to_token", None)  # M2M100's "en" is `__en__`
     if tokens is None:
         special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
         tokens = {token: token for token in special if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)}
-    for name, language in chosen.items():
+    for name, language in (("source_language", source), ("target_language", target)):
         if language not in tokens:
             raise ValueError(
                 f"`{name}` must be one of {', '.join(sorted(tokens))}, but is {language!r} instead: the tokenizer "
                 "writes a language into each sentence, and a converted folder has one direction."
             )
-    tokenizer.src_lang, tokenizer.tgt_lang = chosen["source_language"], chosen["target_language"]
-    language_id = tokenizer.convert_tokens_to_ids(tokens[chosen["target_language"]])
+    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    language_id = tokenizer.convert_tokens_to_ids(tokens[target])
     if language_id >= config.vocab_size:
         raise ValueError(
-            f"The tokenizer's id of {chosen['target_language']} must be below {config.vocab_size}, the model's "
-            f"`vocab_size`, but is {language_id} instead."
+            f"The tokenizer's id of {target} must be below {config.vocab_size}, the model's `vocab_size`, but is "
+            f"{language_id} instead."
         )
     if type(tokenizer).__name__ in LANGUAGE_IN_START:
         config.decoder_start_token_id = language_id
@@ -187,7 +186,7 @@ def _plain_fast(tokenizer: Any, size: int, bos: str | None) -> Any:
 
 
 def _without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
-    """Return a pre-tokenizer that cuts what looks like a special token: Unigram has them among its pieces."""
+    """Return a pre-tokenizer that cuts special tokens in a text apart: Unigram has them among its pieces."""
     cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
     cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}
     steps = [pre_tokenizer] if pre_tokenizer else []
@@ -200,28 +199,26 @@ def _kept_pair(tokenizer: Any, source: str, config: "HeedConfig", bos: str | Non
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
     _add_special(tokenizer, [token for token in languages if token not in tokenizer.added_tokens_encoder])
     if not getattr(tokenizer, "separate_vocabs", False):
-        _settle(tokenizer, config.vocab_size, bos)
-        return TokenizerPair(tokenizer, tokenizer)
-    # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows one alone.
+        return TokenizerPair(*[_adapted(tokenizer, config.vocab_size, bos)] * 2)
+    # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows it alone.
     sides = []
-    sizes: Any = config.vocab_size, config.decoder_vocab_size
-    for vocabulary, pieces, size in (
-        (tokenizer.encoder, tokenizer.spm_files[0], sizes[0]),
-        (tokenizer.target_encoder, tokenizer.spm_files[1], sizes[1]),
+    for vocabulary, pieces, size in zip(
+        (tokenizer.encoder, tokenizer.target_encoder),
+        tokenizer.spm_files,
+        (config.vocab_size, config.decoder_vocab_size),
+        strict=True,
     ):
         side = _one_sided(tokenizer, vocabulary, pieces)
-        if len(side) > size:
+        if size is not None and len(side) > size:
             raise ValueError(
                 f"A tokenizer in {source} must have at most {size} tokens, as the model, but has {len(side)} instead."
             )
-        _settle(side, size, bos)
-        sides.append(side)
+        sides.append(_adapted(side, size, bos))
     return TokenizerPair(*sides)
 
 
 def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
-    import tempfile
-
+    """Return a tokenizer of the same class that knows one vocabulary."""
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "vocab.json"
         path.write_text(json.dumps(vocabulary), encoding="utf-8")
@@ -231,12 +228,13 @@ def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
         )
 
 
-def _settle(tokenizer: Any, size: int | None, bos: str | None) -> None:
-    tokenizer.bos_token = bos
-    tokenizer.init_kwargs["bos_token"] = bos
-    tokenizer.split_special_tokens = True
-    tokenizer.init_kwargs["split_special_tokens"] = True
+def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
+    """Give a tokenizer what Heedful needs, and return it; `init_kwargs` is what gets saved."""
+    for name, value in (("bos_token", bos), ("split_special_tokens", True)):
+        setattr(tokenizer, name, value)
+        tokenizer.init_kwargs[name] = value
     _fill_up(tokenizer, size or len(tokenizer))
+    return tokenizer
 
 
 def _fill_up(tokenizer: Any, size: int) -> None:

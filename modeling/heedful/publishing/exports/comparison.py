@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import NamedTuple
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.files import check_at_least
@@ -14,16 +15,8 @@ MORE_THAN_SOURCE = 50
 LEAST_LIKENESS = 0.5
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One sentence for which an engine gave other tokens than `generate()`.
-
-    Attributes:
-        number: The sentence's number, from 0.
-        sentence: The source.
-        expected: The tokens of `generate()`.
-        found: The tokens of the engine.
-    """
+class Difference(NamedTuple):
+    """One sentence for which an engine gave other tokens than `generate()`, and its number, from 0."""
 
     number: int
     sentence: str
@@ -47,25 +40,34 @@ class Comparison:
     def likeness(self) -> float:
         """Share of tokens that the outputs have in common, the mean over the sentences: 1 where none differs."""
         matchers = (SequenceMatcher(None, each.expected, each.found, autojunk=False) for each in self.differences)
-        return 1 - sum(1 - matcher.ratio() for matcher in matchers) / max(1, self.sentences)
+        return 1 - sum(1 - matcher.ratio() for matcher in matchers) / self.sentences
 
     def refuse_differences(self, engine: str) -> None:
         """Raise a `ValueError` that shows the first sentence that differs, if one does; `engine` is named in it."""
-        if not self.differences:
-            return
-        first = self.differences[0]
-        raise ValueError(
-            f"The exported model's output differs from generate()'s for {len(self.differences)} of {self.sentences} "
-            f"sentences, so that no folder is left. The first is sentence {first.number + 1}, {first.sentence!r}: "
-            f"generate() gives tokens {list(first.expected)}, {engine} tokens {list(first.found)}."
-        )
+        if self.differences:
+            number, sentence, expected, found = self.differences[0]
+            raise ValueError(
+                f"The exported model's output differs from generate()'s for {len(self.differences)} of "
+                f"{self.sentences} sentences, so that no folder is left. The first is sentence {number + 1}, "
+                f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} tokens {list(found)}."
+            )
 
-    def refuse_loss(self, quantization: str, search: str) -> None:
-        """Raise a `ValueError` if most tokens are others; `quantization` and `search` are named in it."""
-        if self.likeness < LEAST_LIKENESS:
+
+def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
+    """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model.
+
+    Args:
+        comparisons: What was compared, by the name of a search.
+        engine: Name of the engine, for the message.
+        quantization: Type of the weights.
+    """
+    for search, comparison in comparisons.items():
+        if quantization == "float32":
+            comparison.refuse_differences(f"{engine} ({search})")
+        if comparison.likeness < LEAST_LIKENESS:
             raise ValueError(
                 f"`quantization` {quantization} loses the model, so that no folder is left: its translations "
-                f"({search}) have {100 * self.likeness:.0f} % of their tokens in common with generate()'s."
+                f"({search}) have {100 * comparison.likeness:.0f} % of their tokens in common with generate()'s."
             )
 
 

@@ -15,15 +15,13 @@ from heedful.inference.ctranslate2.engine import FORMAT_VERSION, METADATA_FILE, 
 from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, positions_of_table, save_model
 from heedful.inference.loading import resolve_device
 from heedful.inference.translation import Translator
-from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare
+from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare, refuse
 from heedful.publishing.exports.export import Export, begun_export, check_quantization
 
 BEAMS = 5
-# The searches of the comparison. CTranslate2 only comes near the last, which is told and decides nothing.
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},
     f"{BEAMS} beams": {"num_beams": BEAMS, "early_stopping": True},
-    "early_stopping=False": {"num_beams": BEAMS, "early_stopping": False},
 }
 
 
@@ -56,23 +54,20 @@ def export_ctranslate2(
     check_quantization(quantization, get_args(ComputeType))
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved, "quantization")
-    with begun_export(model, target, sentences) as begun:
-        reason = obstacle(begun.model)
+    with begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+        reason = obstacle(loaded)
         if reason is not None:
             raise ValueError(reason)
-        save_model(begun.model, begun.tokenizers, begun.folder, quantization)
-        _write_metadata(begun.folder, begun.model, quantization)
-        expected = Translator(begun.model.to(resolved), begun.tokenizers, engine="generate")
-        translators = (expected, Translator.from_pretrained(begun.folder, str(resolved)))
+        save_model(loaded, tokenizers, folder, quantization)
+        _write_metadata(folder, loaded, quantization)
+        expected = Translator(loaded.to(resolved), tokenizers, engine="generate")
+        translators = (expected, Translator.from_pretrained(folder, str(resolved)))
         comparisons = {
-            name: compare(begun.sentences, *(_translated(each, begun.sentences, search) for each in translators))
-            for name, search in _searches(begun.model).items()
+            name: compare(compared, *(_translated(each, compared, search) for each in translators))
+            for name, search in _searches(loaded).items()
         }
-        if quantization == "float32":
-            for name in ("greedy", f"{BEAMS} beams"):
-                comparisons[name].refuse_differences(f"CTranslate2 ({name})")
-        comparisons["greedy"].refuse_loss(quantization, "greedy")
-        size = (begun.folder / "model.bin").stat().st_size
+        refuse(comparisons, "CTranslate2", quantization)
+        size = (folder / "model.bin").stat().st_size
     return Export(Path(target), quantization, size, comparisons)
 
 
@@ -95,7 +90,7 @@ def _translated(translator: Translator, sentences: list[str], search: Any) -> li
     translator.model.generation_config = search
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they tell of translations that were cut off, and of inexact searches
+            warnings.simplefilter("ignore")  # they tell of translations that were cut off
             for first, language in enumerate(languages):
                 part = sentences[first :: len(languages)]
                 longest = max(map(len, tokenizers.encode_source(part, language)), default=0)

@@ -31,31 +31,20 @@ class Export:
     difference: float | None = None
 
 
-@dataclass(frozen=True)
-class BegunExport:
-    """What an exporter is given.
-
-    Attributes:
-        model: The Heed model, on the CPU and in evaluation mode.
-        tokenizers: Its tokenizers, which are in the folder already.
-        sentences: Those to compare on, without blank ones.
-        folder: Where to write; it gets its name when all is in it.
-    """
-
-    model: Any
-    tokenizers: TokenizerPair
-    sentences: list[str]
-    folder: Path
-
-
 @contextmanager
-def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str]) -> Iterator[BegunExport]:
+def begun_export(
+    model: str | Path, target: str | Path, sentences: Sequence[str]
+) -> Iterator[tuple[Any, TokenizerPair, list[str], Path]]:
     """Check and load what is to be exported, and yield it with a folder that goes away if the exporter fails.
 
     Args:
         model: A folder or an id on the Hub, of a model or of an adapter, which is merged into its model.
         target: The folder to write; it must not exist.
         sentences: Sources to compare on.
+
+    Yields:
+        The model, on the CPU and in evaluation mode; its tokenizers; the sentences without blank ones; and the folder
+        to write to, which holds the tokenizers already and gets its name when all is in it.
 
     Raises:
         ValueError: If `target` exists, there is no sentence, or the model cannot be used.
@@ -68,7 +57,7 @@ def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str]
     loaded, tokenizers = _load(model)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)
-        yield BegunExport(loaded, tokenizers, sentences, folder)
+        yield loaded, tokenizers, sentences, folder
 
 
 def check_quantization(quantization: str, known: Sequence[str]) -> None:

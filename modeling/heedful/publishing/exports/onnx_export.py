@@ -15,7 +15,7 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.engines import pad_sources, token_batches
 from heedful.inference.strategies.steps import end_tokens
-from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare
+from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare, refuse
 from heedful.publishing.exports.export import Export, begun_export, check_quantization
 from heedful.publishing.exports.onnx_graphs import quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel, onnxruntime_module
@@ -52,25 +52,21 @@ def export_onnx(
     """
     check_quantization(quantization, get_args(Quantization))
     _check_installed()
-    with begun_export(model, target, sentences) as begun:
-        write_onnx(begun.model, begun.folder)
+    with begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+        write_onnx(loaded, folder)
         if quantization == "int8":
             for name in ONNX_FILES:
-                quantize_file(begun.folder / name)
-        models = (begun.model, OnnxModel.from_pretrained(begun.folder))
-        sources = _encoded(begun.tokenizers, begun.sentences, position_limit(begun.model.config))
+                quantize_file(folder / name)
+        models = (loaded, OnnxModel.from_pretrained(folder))
+        sources = _encoded(tokenizers, compared, position_limit(loaded.config))
         comparisons = {
-            name: compare(begun.sentences, *(_generated(each, sources, search) for each in models))
-            for name, search in _searches(begun.model).items()
+            name: compare(compared, *(_generated(each, sources, search) for each in models))
+            for name, search in _searches(loaded).items()
         }
-        difference = None
-        for name, comparison in comparisons.items():
-            if quantization == "float32":
-                comparison.refuse_differences(f"onnxruntime ({name})")
-            comparison.refuse_loss(quantization, name)
-        if quantization == "float32":
-            difference = logits_difference(*models, sources[:LOGITS_SENTENCES])
-        size = sum(path.stat().st_size for path in begun.folder.glob("*.onnx*"))
+        refuse(comparisons, "onnxruntime", quantization)
+        is_exact = quantization == "float32"
+        difference = logits_difference(*models, sources[:LOGITS_SENTENCES]) if is_exact else None
+        size = sum(path.stat().st_size for path in folder.glob("*.onnx*"))
     return Export(Path(target), quantization, size, comparisons, difference)
 
 
@@ -110,13 +106,12 @@ def _searches(model: Any) -> dict[str, Any]:
     return searches
 
 
-def _encoded(tokenizers: TokenizerPair, sentences: Sequence[str], limit: int | None) -> list[list[int]]:
+def _encoded(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -> list[list[int]]:
     """Encode the sentences, into the target languages in turn where there are several."""
     languages = tokenizers.languages if len(tokenizers.languages) > 1 else (None,)
-    sources = [
-        tokenizers.encode_source([sentence], languages[number % len(languages)])[0]
-        for number, sentence in enumerate(sentences)
-    ]
+    sources: list[list[int]] = [[] for _ in sentences]
+    for first, language in enumerate(languages):
+        sources[first :: len(languages)] = tokenizers.encode_source(sentences[first :: len(languages)], language)
     for number, source in enumerate(sources, start=1):
         if limit is not None and len(source) > limit:
             raise ValueError(
@@ -129,9 +124,8 @@ def _encoded(tokenizers: TokenizerPair, sentences: Sequence[str], limit: int | N
 def _outputs(model: Any, sources: list[list[int]], search: Any) -> Iterator[tuple[list[int], Any]]:
     """Yield what `generate()` makes of batches of sources of similar length, with their numbers."""
     own, limit = model.generation_config, position_limit(model.config)
-    for numbers in token_batches(
-        {number: len(source) * search.num_beams for number, source in enumerate(sources)}, TOKEN_BUDGET
-    ):
+    lengths = {number: len(source) * search.num_beams for number, source in enumerate(sources)}
+    for numbers in token_batches(lengths, TOKEN_BUDGET):
         longest = max(len(sources[number]) for number in numbers) + MORE_THAN_SOURCE
         inputs = pad_sources([sources[number] for number in numbers], model.config.pad_token_id, model.device)
         model.generation_config = search

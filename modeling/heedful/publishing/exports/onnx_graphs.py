@@ -25,6 +25,8 @@ from heedful.publishing.exports.onnx_model import (
     DECODER_WITH_PAST_FILE,
     ENCODER_FILE,
     cache_names,
+    cached_tensors,
+    fill_cache,
 )
 
 # The oldest set of operators that torch's exporter writes: the most runtimes read it.
@@ -142,8 +144,7 @@ class _FirstStep(_Decoder):
         input_ids, states, mask = inputs
         cache = self.empty_cache()
         logits = self.decode(input_ids, states, mask, cache)
-        pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
-        return logits, *(part for pair in pairs for layer in pair for part in (layer.keys, layer.values))
+        return logits, *cached_tensors(cache)
 
 
 class _NextStep(_Decoder):
@@ -152,10 +153,7 @@ class _NextStep(_Decoder):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         input_ids, mask, *past = inputs
         cache = self.empty_cache()
-        for layer, start in enumerate(range(0, len(past), 4)):
-            cache.self_attention_cache.update(past[start], past[start + 1], layer)
-            cache.cross_attention_cache.update(past[start + 2], past[start + 3], layer)
-            cache.is_updated[layer] = True
+        fill_cache(cache, past)
         # With keys and values in the cache, only the shape of the source's states is read.
         logits = self.decode(input_ids, past[2][:, 0], mask, cache)
         return logits, *(part for layer in cache.self_attention_cache.layers for part in (layer.keys, layer.values))

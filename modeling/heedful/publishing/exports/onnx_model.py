@@ -6,6 +6,7 @@ An export is compared this way with the model that it was made of, whose weights
     tokens = model.generate(**inputs, num_beams=4)
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +39,20 @@ def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool =
     return [
         f"{prefix}.{layer}.{side}.{part}" for layer in range(layers) for side in sides for part in ("key", "value")
     ]
+
+
+def cached_tensors(cache: Any) -> list[torch.Tensor]:
+    """Return all keys and values of a cache, the source's among them, in the order of `cache_names`."""
+    pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    return [part for pair in pairs for layer in pair for part in (layer.keys, layer.values)]
+
+
+def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Put keys and values, as `cached_tensors` returns them, into an empty cache."""
+    for layer, start in enumerate(range(0, len(tensors), 4)):
+        cache.self_attention_cache.update(tensors[start], tensors[start + 1], layer)
+        cache.cross_attention_cache.update(tensors[start + 2], tensors[start + 3], layer)
+        cache.is_updated[layer] = True
 
 
 class OnnxModel(PreTrainedModel, GenerationMixin):
@@ -144,10 +159,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         inputs = {"input_ids": tokens, "encoder_hidden_states": states, "encoder_attention_mask": mask}
         logits, *present = _run(self.first_step, inputs)
         if cache is not None:
-            for layer, start in enumerate(range(0, len(present), 4)):
-                cache.self_attention_cache.update(*present[start : start + 2], layer)
-                cache.cross_attention_cache.update(*present[start + 2 : start + 4], layer)
-                cache.is_updated[layer] = True
+            fill_cache(cache, present)
         return logits
 
     def _extend(self, tokens, mask, cache) -> torch.Tensor:
@@ -155,9 +167,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
             )
-        pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
-        past = [states for own, source in pairs for states in (own.keys, own.values, source.keys, source.values)]
-        inputs = dict(zip(cache_names(self.config.decoder_layers), past, strict=True))
+        inputs = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, {"input_ids": tokens, "encoder_attention_mask": mask, **inputs})
         for layer, own in enumerate(cache.self_attention_cache.layers):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]

@@ -1,0 +1,33 @@
+"""Translate with a saved Heed model, as with any encoder-decoder of transformers.
+
+    python scripts/generate.py runs/quickstart/model "고양이가 잔다." "네." --num-beams 4
+
+`heedful translate` does more: it sorts and batches, reads files, returns scores, and decodes several times as fast.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers import AutoModelForSeq2SeqLM
+
+from heedful import TokenizerPair
+from heedful.cli.main import run
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
+    texts: Annotated[list[str], typer.Argument(help="Sentences of the source language.")],
+    num_beams: Annotated[int, typer.Option(help="Width of beam search; 1 is greedy.")] = 1,
+):
+    """Print the translation of each sentence."""
+    # The Auto class knows Heed's models once heedful is imported; without it, pass trust_remote_code=True.
+    network = AutoModelForSeq2SeqLM.from_pretrained(model)
+    tokenizers = TokenizerPair.from_pretrained(model)
+    inputs = tokenizers.source(texts, padding=True, return_tensors="pt")  # input_ids, attention_mask: (batch, length)
+    tokens = network.generate(**inputs, num_beams=num_beams)
+    print("\n".join(tokenizers.decode_target(tokens)))
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(generate))

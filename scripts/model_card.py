@@ -1,0 +1,33 @@
+"""Train the quickstart's model and write its card to model_card.md, with the facts that it was rendered from.
+
+    python scripts/model_card.py runs/card                                # four minutes; the folder must be new
+    python scripts/model_card.py runs/card optimization.max_minutes=60    # where other work slows it down
+
+A test renders the card from the facts again, and compares the README's scores with it.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from heedful.publishing.model_card import render_model_card
+from heedful.publishing.run_card import facts_of
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+
+ROOT = Path(__file__).parents[1]
+CARD = ROOT / "model_card.md"
+FACTS = ROOT / "tests" / "publishing" / "quickstart_facts.json"
+
+
+def main(output: str, *overrides: str) -> None:
+    """Train, and write the card and the facts."""
+    recipe = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml", [f"output={output}", *overrides])
+    facts = facts_of(train(recipe))
+    FACTS.write_text(json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    CARD.write_text(render_model_card(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

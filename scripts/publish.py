@@ -1,0 +1,30 @@
+"""Check a trained model's folder and push it to the Hub, weights, code, tokenizers and card in one commit.
+
+    python scripts/publish.py runs/quickstart/model me/model --private
+
+Log in first with `hf auth login`, or set HF_TOKEN. `heedful push` does the same.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heedful.cli.main import run
+from heedful.publishing.hub import check_folder, push, read_card
+
+
+def publish(
+    model: Annotated[Path, typer.Argument(help="Folder of a model, as a run leaves it.")],
+    repository: Annotated[str, typer.Argument(help="Its id on the Hub, such as name/model.")],
+    private: Annotated[bool, typer.Option(help="Whether a repository that is made is private.")] = False,
+):
+    """Print what the card tells the Hub, push, and print the revision to load."""
+    check_folder(model)
+    print(read_card(model / "README.md").data)
+    pushed = push(model, repository, private=private)
+    print(f"{pushed.url}\nfrom_pretrained({pushed.repository!r}, revision={pushed.commit!r}) loads it.")
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(publish))

@@ -5,6 +5,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Products of a thousand shapes, of which oneDNN keeps code and memory otherwise, are of no use to the next test.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 import pytest
 import torch

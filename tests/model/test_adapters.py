@@ -29,8 +29,19 @@ from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
 from heedful.inference.translation import Translator
-from heedful.training.trainer.trainer import HeedSeq2SeqTrainer
-from helpers import CODE, PAD, SHARINGS, VARIANTS, assert_near, each_once, matrices_of, padded, sentences, tiny_model
+from helpers import (
+    CODE,
+    PAD,
+    SHARINGS,
+    VARIANTS,
+    assert_near,
+    each_once,
+    matrices_of,
+    padded,
+    sentences,
+    slow_but,
+    tiny_model,
+)
 from memorised import PAIRS, memorised_model
 
 torch.manual_seed(0)
@@ -77,7 +88,7 @@ def trained(model, updates=6):
     return losses
 
 
-def adapted(config, updates=6, **changes):
+def adapted(config, updates=3, **changes):
     """Return a trained adapter on a tiny model."""
     torch.manual_seed(1)
     model = get_peft_model(tiny_model(**changes), copy.deepcopy(config))  # peft fills in the sizes of the model
@@ -135,7 +146,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_an_adapter():
     assert_near(gradient_of(model, [BATCH], 7), plain, 1e-6)
 
 
-@pytest.mark.parametrize("trainer", [Seq2SeqTrainer, HeedSeq2SeqTrainer])
+@pytest.mark.parametrize("trainer", slow_but([HeedSeq2SeqTrainer], [Seq2SeqTrainer, HeedSeq2SeqTrainer]))
 def test_a_trainer_makes_the_same_update_of_two_micro_batches_as_of_one_batch(trainer, tmp_path):
     rows = [
         {"input_ids": source.tolist(), "labels": [label for label in labels.tolist() if label != -100]}

@@ -60,7 +60,7 @@ def test_greedy_search(variant, side):
     assert without_padding(model.generate(**batch, do_sample=False)) == greedy_all(model, rows)
 
 
-@pytest.mark.parametrize(("variant", "length_penalty"), each_once(VARIANTS, [0.0, 0.6, 2.0], ["default"]))
+@pytest.mark.parametrize(("variant", "length_penalty"), each_once(VARIANTS, [0.0, 0.6, 2.0]))
 def test_beam_search_and_its_n_best(variant, length_penalty):
     model, rows, batch = model_and_batch(variant)
     found = model.generate(
@@ -283,7 +283,7 @@ def test_every_cache_implementation_that_a_cpu_has(implementation):
     assert without_padding(found) == greedy_all(model, rows)
 
 
-@pytest.mark.parametrize(("variant", "beams"), each_once(VARIANTS, [1, 4], ["default", "learned"]))
+@pytest.mark.parametrize(("variant", "beams"), each_once(VARIANTS, [1, 4], ["learned"]))
 def test_a_prefix_is_kept_and_gone_on_with(variant, beams):
     model, rows, batch = model_and_batch(variant)
     prompt = [START, 30, 31, 32]
@@ -454,7 +454,7 @@ def test_assisted_decoding_gives_what_greedy_search_gives(variant):
     model, rows, _ = model_and_batch(variant)
     assistant = tiny_model(**(changes | sizes), seed=1)
     for helper in (assistant, model) if variant in POSITIONS else (assistant,):
-        for row in rows[:2]:
+        for row in rows[: 2 if variant in POSITIONS else 1]:
             found = model.generate(row[None], do_sample=False, max_new_tokens=LIMIT, assistant_model=helper)
             assert found[0].tolist() == greedy(model, row)
 

@@ -14,7 +14,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_special_ids
 from heedful.inference.translation import Translator
-from helpers import FAMILIES, SHARINGS, assert_near, each_once, matrices_of, tiny_config, tiny_model
+from helpers import FAMILIES, SHARINGS, assert_near, each_once, matrices_of, slow_but, tiny_config, tiny_model
 from memorised import PAIRS, memorised_model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 13, 14]])
@@ -293,7 +293,7 @@ def trained_with_new_tokens(model, tokenizers, pairs):
     return model.eval()
 
 
-@pytest.mark.parametrize("joint", [True, False], ids=["joint", "separate"])
+@pytest.mark.parametrize("joint", slow_but([False], [True, False]), ids=["joint", "separate"])
 def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     sizes = {"vocab_size": 272} if joint else {"vocab_size": 267, "target_vocab_size": 267, "joint": False}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), **sizes)

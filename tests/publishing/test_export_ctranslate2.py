@@ -397,7 +397,6 @@ def test_an_exported_folder_translates_as_the_model_does(memorised, exported, mo
         monkeypatch.setattr(model.generation_config, "early_stopping", True)
         translator = Translator.from_pretrained(exported, device="cpu")
         assert translator.engine == "ctranslate2"
-        translator.model.generation_config.early_stopping = True
         settings = {"num_beams": beams, "num_return_sequences": returned}
         expected = Translator(model, pair, "generate").translate(list(PAIRS), **settings)
         assert_equal(expected, translator.translate(list(PAIRS), **settings))
@@ -421,8 +420,8 @@ def test_an_exported_folder_runs_in_the_command(exported):
     assert result.stdout.splitlines() == list(PAIRS.values())
     words = ["translate", str(exported), *PAIRS, "--num-beams", "3", "--device", "cpu"]
     with pytest.raises(ValueError, match="heedful translate --early-stopping"):
-        CliRunner().invoke(app, words, catch_exceptions=False)
-    result = CliRunner().invoke(app, [*words, "--early-stopping"], catch_exceptions=False)
+        CliRunner().invoke(app, [*words, "--no-early-stopping"], catch_exceptions=False)
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
     translator = Translator.from_pretrained(exported, device="cpu")
     found = translator.translate(list(PAIRS), num_beams=3, early_stopping=True)
     assert result.stdout.splitlines() == [best.text for best, *_ in found]

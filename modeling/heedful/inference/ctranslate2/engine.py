@@ -68,7 +68,7 @@ class ExportedModel:
 
     Attributes:
         config: The model's config.
-        generation_config: The model's generation config.
+        generation_config: The model's generation config, with the only end of beam search that CTranslate2 has.
         quantization: The type of weights that it was exported with.
 
     Raises:
@@ -84,6 +84,7 @@ class ExportedModel:
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])
+            self.generation_config.early_stopping = True
             self.quantization: ComputeType = metadata["quantization"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.folder / METADATA_FILE} cannot be used: {first_line(error)}") from error

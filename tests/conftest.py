@@ -2,8 +2,12 @@
 
 import gc
 import os
+import shutil
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Caches of this process alone: processes of one cache wait for each other, and read what the other half wrote.
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="heedful-tests-")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Products of a thousand shapes, of which oneDNN keeps code and memory otherwise, are of no use to the next test.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -11,8 +15,13 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import pytest
 import torch
 
+CACHES = os.environ["HF_HOME"]
 # Here too, for fixtures of whole modules, which come before those of functions: sums over two threads differ in bits.
 torch.set_num_threads(1)
+
+
+def pytest_unconfigure():
+    shutil.rmtree(CACHES, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,7 +7,12 @@ import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Caches of this process alone: processes of one cache wait for each other, and read what the other half wrote.
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="heedful-tests-")
+# A worker of pytest-xdist begins with the environment of the process that started it.
+os.environ["HF_HOME"] = (
+    f"{os.environ['HF_HOME']}/{os.environ['PYTEST_XDIST_WORKER']}"
+    if "PYTEST_XDIST_WORKER" in os.environ
+    else tempfile.mkdtemp(prefix="heedful-tests-")
+)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Products of a thousand shapes, of which oneDNN keeps code and memory otherwise, are of no use to the next test.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")

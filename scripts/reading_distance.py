@@ -28,7 +28,8 @@ TO_THE_DOOR = {
     "training/loop/schedule.py": "the optimizer and its learning rate",
 }
 BEHIND_THE_DOOR = {
-    "modeling_heed.py": "the model, from embeddings to the loss",
+    "loss_heed.py": "the model's `forward` with labels, and the loss",
+    "modeling_heed.py": "the model, from embeddings to states",
     "attention_heed.py": "attention and its masks",
     "configuration_heed.py": "what each size and option means",
 }
@@ -52,6 +53,7 @@ SIDE_DOORS = {
     "configuration_base_heed.py": "what the configurations of both model families share",
     "pretrained_heed.py": "loading and saving",
     "generation_heed.py": "`generate()`",
+    "positions_heed.py": "sinusoids, relative and rotary positions",
     "fast_paths_heed.py": "what only makes the CPU faster",
 }
 LIMITS = {"to the model's door": 1900, "behind it": 1400}

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import heedful
 from heedful.training.recipe_file import to_yaml
 from tiny_runs import tiny_recipe
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "reading_distance.py"
 COUNTED = runpy.run_path(str(SCRIPT))
-PACKAGE = COUNTED["PACKAGE"]
+PACKAGE = Path(heedful.__file__).resolve().parent
 
 
 def own_files() -> set[str]:

@@ -479,7 +479,7 @@ def test_code_elsewhere_that_the_config_points_to_is_not_run(folder):
 
 
 def test_code_that_computes_something_else_is_caught(folder):
-    path = folder / "modeling_heed.py"
+    path = folder / "positions_heed.py"
     code = path.read_text()
     assert code.count("math.log(10000.0)") == 1
     path.write_text(code.replace("math.log(10000.0)", "math.log(1000.0)"))

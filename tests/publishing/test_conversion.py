@@ -16,8 +16,8 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Tra
 from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
+from heedful.publishing.conversion import model_conversion as conversion
 from heedful.publishing.conversion.model_conversion import Conversion, convert, convert_config, convert_model
-from heedful.publishing.conversion.model_conversion import model_conversion as conversion
 from heedful.publishing.conversion.tokenizer_conversion import TEXTS
 from heedful.publishing.hub import check_folder, read_card
 from heedful.training.run import train

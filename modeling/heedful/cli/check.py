@@ -94,15 +94,8 @@ def complexity(
     """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
     from heedful.complexity.settings import ComplexitySettings, numbers_of
 
-    sizes = {"d_model": d_model, "heads": heads, "neighbourhood": neighbourhood, "kernel_width": kernel_width}
-    settings = ComplexitySettings(
-        **sizes,
-        cell=cell,
-        lengths=numbers_of("lengths", lengths),
-        reach_lengths=numbers_of("reach_lengths", reach_lengths),
-        rounds=rounds,
-        seed=seed,
-    )
+    spans = numbers_of("lengths", lengths), numbers_of("reach_lengths", reach_lengths)
+    settings = ComplexitySettings(d_model, heads, neighbourhood, kernel_width, cell, *spans, rounds, seed)
     from heedful.complexity.report import as_json as written
     from heedful.complexity.report import make_report, tables, write_report
 

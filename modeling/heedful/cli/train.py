@@ -17,13 +17,12 @@ def train(
     from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
-    prints = rank() == 0
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 
         quieten()
         estimated = estimate(settings)
-        if prints:
+        if rank() == 0:
             print(estimated)
         return
     from heedful.publishing.run_card import write_run_card
@@ -31,14 +30,12 @@ def train(
 
     quieten()
     result = run_recipe(settings)
-    if not prints:
+    if rank() != 0:
         return
     card = write_run_card(result)
     for name, values in result.metrics.items():
-        print(
-            f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
-        )
-    progress = result.progress
-    minutes = progress.seconds / 60
-    print(f"{progress.update:,} updates, {progress.target_tokens:,} target tokens, {minutes:.1f} min")
+        scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
+        print(f"{name}: {scores}")
+    done = result.progress
+    print(f"{done.update:,} updates, {done.target_tokens:,} target tokens, {done.seconds / 60:.1f} min")
     print(f"model: {result.folder}\ncard: {card}")

@@ -9,7 +9,7 @@ the corpus does not fit in memory. `micro_batches.py` then divides each among ra
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, zip_longest
+from itertools import count, islice, pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -147,8 +147,7 @@ def stream_updates(
     _check_whole_number("pool_size", pool_size, 1)
     stream = iter(rows)
     waiting: list[Row] = []
-    pool_number = 0
-    while True:
+    for pool_number in count():
         arrived = list(islice(stream, pool_size))
         pool = waiting + arrived
         lengths = [len(row["input_ids"]) for row in pool], [len(row["labels"]) for row in pool]
@@ -160,7 +159,6 @@ def stream_updates(
         *complete, last = updates
         yield from complete
         waiting = [row for bucket in last for row in bucket]
-        pool_number += 1
 
 
 def _check_whole_number(name: str, value: int, minimum: int) -> None:
@@ -235,16 +233,16 @@ class _Cells:
         ends: list[int] = []
         columns = (self.source[order].tolist(), self.target[order].tolist(), self.counts[order].tolist())
         for source, target, left in zip(*columns, strict=True):
-            count = left
-            while count:
+            remaining = left
+            while remaining:
                 new_source, new_target = max(longest_source, source), max(longest_target, target)
                 # An empty bucket takes at least one row, however long.
                 room = max(limit // max(new_source + new_target, 1) - rows, 0 if rows else 1)
-                taken = min(room, count)
+                taken = min(room, remaining)
                 if taken:
                     rows, longest_source, longest_target = rows + taken, new_source, new_target
-                    count -= taken
-                if count:
+                    remaining -= taken
+                if remaining:
                     end += rows
                     ends.append(end)
                     total += rows * (longest_source + longest_target)

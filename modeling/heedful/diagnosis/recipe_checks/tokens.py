@@ -1,7 +1,7 @@
 """Checks of tokenizers, of what they make of the pairs, and of the model's config that has to agree with them."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,61 +148,70 @@ def check_special_ids(
         generation_config: The model's generation config.
         key: The recipe's key that names the model.
     """
-    findings = []
+    problems = _special_id_problems(tokenizers, config, generation_config)
+    return [Finding("special_ids", level, told, key, advice) for level, told, advice in problems]
+
+
+def _special_id_problems(
+    tokenizers: TokenizerPair, config: "PreTrainedConfig", generation_config: Any
+) -> Iterator[tuple[Level, str, str]]:
+    """Yield level, message and advice of each problem."""
     try:
         tokenizers.check_config(config)
     except ValueError as error:
-        advice = "Training refuses them: give the model the tokenizer it was made with."
-        findings.append(Finding("special_ids", "error", str(error), key, advice))
-    ours, theirs = (lambda name: getattr(config, name, None)), (lambda name: getattr(generation_config, name, None))
-    if set(_as_list(ours("eos_token_id"))) - set(_as_list(theirs("eos_token_id"))):
-        told = f"The generation config's `eos_token_id` is {theirs('eos_token_id')}, without the config's "
-        told += f"{ours('eos_token_id')}: sentences would never end."
-        advice = f"Set `eos_token_id` to {ours('eos_token_id')} in generation_config.json."
-        findings.append(Finding("special_ids", "error", told, key, advice))
+        yield "error", str(error), "Training refuses them: give the model the tokenizer it was made with."
+    ours, theirs = config.eos_token_id, generation_config.eos_token_id
+    if set(_as_list(ours)) - set(_as_list(theirs)):
+        told = (
+            f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would never "
+        )
+        yield "error", told + "end.", f"Set `eos_token_id` to {ours} in generation_config.json."
     levels: dict[str, Level] = {
         "pad_token_id": "warning",
         "bos_token_id": "warning",
         "decoder_start_token_id": "error",
     }
     for name, level in levels.items():
-        if None not in (ours(name), theirs(name)) and ours(name) != theirs(name):
-            told = f"`{name}` is {ours(name)} in the config and {theirs(name)} in the generation config."
-            findings.append(
-                Finding("special_ids", level, told, key, f"Set it to {ours(name)} in generation_config.json.")
-            )
-    if theirs("decoder_start_token_id") is None and theirs("bos_token_id") is None:
-        told = "The generation config has no `decoder_start_token_id`: it cannot start."
-        findings.append(Finding("special_ids", "error", told, key, "Add it."))
+        ours, theirs = getattr(config, name, None), getattr(generation_config, name, None)
+        if None not in (ours, theirs) and ours != theirs:
+            told = f"`{name}` is {ours} in the config and {theirs} in the generation config."
+            yield level, told, f"Set it to {ours} in generation_config.json."
+    if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
+        yield "error", "The generation config has no `decoder_start_token_id`: it cannot start.", "Add it."
     size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        if any(not 0 <= id_ < size for id_ in _as_list(theirs(name))):
-            told = f"The generation config's `{name}` is {theirs(name)}, outside the {size} target tokens."
-            findings.append(Finding("special_ids", "error", told, key, "Mend it."))
-    return findings
+        forced = getattr(generation_config, name, None)
+        if any(not 0 <= id_ < size for id_ in _as_list(forced)):
+            told = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
+            yield "error", told, "Set it to an id of the target vocabulary."
 
 
 def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> list[Finding]:
     """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
-    findings = []
-    for side, tokenizer in _sides(tokenizers):
-        vocabulary = tokenizer.get_vocab()
-        counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
-        doubled = np.flatnonzero(counts > 1)
-        if len(doubled):
-            names = [token for token, id_ in vocabulary.items() if id_ == doubled[0]]
-            told = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} "
-            told += f"to {' and '.join(map(repr, names))}."
-            findings.append(Finding("tokenizer_ids", "warning", told, key, "Train the tokenizer anew."))
-        if len(counts) > len(tokenizer):
-            told = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
-            told += "embedding of its size lacks the last ones."
-            findings.append(Finding("tokenizer_ids", "error", told, key, "Fill the holes in its vocabulary."))
-        for name in ("pad_token_id", "unk_token_id"):
-            if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
-                told = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
-                findings.append(Finding("tokenizer_ids", "warning", told, key, "Give each a token of its own."))
-    return findings
+    problems = (problem for sided in _sides(tokenizers) for problem in _tokenizer_id_problems(*sided))
+    return [Finding("tokenizer_ids", level, told, key, advice) for level, told, advice in problems]
+
+
+def _tokenizer_id_problems(side: str, tokenizer: "PreTrainedTokenizerFast") -> Iterator[tuple[Level, str, str]]:
+    """Yield level, message and advice of each problem."""
+    vocabulary = tokenizer.get_vocab()
+    counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
+    doubled = np.flatnonzero(counts > 1)
+    if len(doubled):
+        names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
+        told = (
+            f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to {names}."
+        )
+        yield "warning", told, "Train the tokenizer anew."
+    if len(counts) > len(tokenizer):
+        told = (
+            f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an embedding of "
+        )
+        yield "error", told + "its size lacks the last ones.", "Fill the holes in its vocabulary."
+    for name in ("pad_token_id", "unk_token_id"):
+        if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
+            told = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
+            yield "warning", told, "Give each a token of its own."
 
 
 def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> list[Finding]:

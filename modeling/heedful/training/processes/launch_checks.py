@@ -4,6 +4,7 @@ They come before the processes meet: an error afterwards leaves some of them wai
 """
 
 import os
+from collections.abc import Sequence
 
 import torch
 from accelerate.utils import is_deepspeed_available
@@ -125,7 +126,7 @@ def _check_shared_settings(settings: OptimizationRecipe) -> None:
         _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
 
 
-def _check_setting(field: str, variable: str, default: str, allowed: list[str], reason: str = "") -> None:
+def _check_setting(field: str, variable: str, default: str, allowed: Sequence[str], reason: str = "") -> None:
     """Check a field of the accelerate file, which its processes find in an environment variable."""
     value = os.environ.get(variable, default)
     if value.lower() not in allowed:

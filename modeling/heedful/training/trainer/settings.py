@@ -30,7 +30,7 @@ RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("of pairs", "train_sampling_strategy", ("random", "sequential"), f"random or sequential {BY_LENGTH}"),
     ("of pairs", "buckets_per_update", (None,), "None without `tokens_per_update`"),
     ("of tokens", "train_sampling_strategy", ("random",), f"random {BY_LENGTH}"),
-    ("of tokens", "per_device_train_batch_size", (8,), "left out (it is 8) with `tokens_per_update`"),
+    ("of tokens", "per_device_train_batch_size", (8,), "left out: `tokens_per_update` replaces it"),  # 8: its default
 )
 
 

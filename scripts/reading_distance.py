@@ -28,8 +28,10 @@ TO_THE_DOOR = {
     "training/loop/schedule.py": "the optimizer and its learning rate",
 }
 BEHIND_THE_DOOR = {
-    "modeling_heed.py": "the model, from embeddings to the loss",
-    "attention_heed.py": "attention and its masks",
+    "modeling_heed.py": "the model, from embeddings to its output",
+    "positions_heed.py": "sinusoids and rotations",
+    "attention_heed.py": "attention",
+    "loss_heed.py": "the output layer and the loss, in both forms",
     "configuration_heed.py": "what each size and option means",
 }
 # What the name says is all that the way needs.
@@ -51,6 +53,8 @@ SIDE_DOORS = {
     "training/processes/": "devices, launchers, collectives",
     "configuration_base_heed.py": "what the configurations of both model families share",
     "pretrained_heed.py": "loading and saving",
+    "masks_heed.py": "which keys a query sees",
+    "kernels_heed.py": "which function computes attention",
     "generation_heed.py": "`generate()`",
     "fast_paths_heed.py": "what only makes the CPU faster",
 }

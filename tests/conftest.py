@@ -2,8 +2,17 @@
 
 import gc
 import os
+import shutil
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Caches of this process alone: processes of one cache wait for each other, and read what the other half wrote.
+# A worker of pytest-xdist begins with the environment of the process that started it.
+os.environ["HF_HOME"] = (
+    f"{os.environ['HF_HOME']}/{os.environ['PYTEST_XDIST_WORKER']}"
+    if "PYTEST_XDIST_WORKER" in os.environ
+    else tempfile.mkdtemp(prefix="heedful-tests-")
+)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Products of a thousand shapes, of which oneDNN keeps code and memory otherwise, are of no use to the next test.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -11,8 +20,13 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import pytest
 import torch
 
+CACHES = os.environ["HF_HOME"]
 # Here too, for fixtures of whole modules, which come before those of functions: sums over two threads differ in bits.
 torch.set_num_threads(1)
+
+
+def pytest_unconfigure():
+    shutil.rmtree(CACHES, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -108,8 +108,6 @@ def tiny_model(config=None, seed: int = 0, attention: str | None = None, family:
     if family == "recurrent" and attention is not None:
         changes["attention"] = attention
     torch.manual_seed(seed)
-    if family == "recurrent" and attention is not None:
-        changes["attention"] = attention  # no kernel, but how its config says that it attends
     config = config or tiny_config(family, **changes)
     if isinstance(config, HeedRNNConfig):
         model = HeedRNNForConditionalGeneration(config)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -398,7 +399,7 @@ def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatc
     def step_and_be_told(loop):
         step(loop)
         if loop.progress.update == 1:
-            loop._note_signal(2, None)
+            signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(TrainingLoop, "_step", step_and_be_told)
     code, output, errors = heedful("train", write_recipe(tmp_path))

@@ -20,6 +20,8 @@ ORDER = [
     "fast",
     "generation",
     "loss",
+    "masks",
+    "kernels",
     "attention",
     "pipeline",
     "pretrained",

@@ -308,9 +308,9 @@ def test_what_was_one_of_two_tokenizers_can_be_saved_as_the_only_one(tmp_path):
 # Ways of decoding
 
 
-@pytest.fixture(scope="module")
-def decoding(tokenizers):
-    model = tiny_model(vocab_size=272)
+@pytest.fixture(scope="module", params=FAMILIES)
+def decoding(request, tokenizers):
+    model = tiny_model(family=request.param, vocab_size=272)
     model.generation_config.eos_token_id = 2
     ids, mask = padded(sentences(5, 3))
     return model, {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 5}

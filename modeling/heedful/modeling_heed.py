@@ -29,11 +29,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_heed import AdditiveScore, HeedAttention, KernelChoice, self_attention_mask, source_mask
+from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .fast_paths_heed import HeedDropout, HeedLinear, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of
-from .generation_heed import HeedGenerationMixin
+from .generation_heed import CachedGenerationMixin
+from .kernels_heed import KernelChoice
 from .loss_heed import OutputLayer
+from .masks_heed import self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import EncoderDecoder, HeedBaseModel
 
@@ -292,7 +294,7 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc2": "rowwise",
     }
 
-    # What encodes instead of the layers, see `HeedForConditionalGeneration.prepared`.
+    # What encodes instead of the layers, see `CachedGenerationMixin.prepared`.
     prepared = None
 
     def __init__(self, config: HeedConfig):
@@ -526,7 +528,7 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
         )
 
 
-class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerationMixin):
+class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGenerationMixin):
     """The whole of figure 1: encoder, decoder, final linear layer, and the training loss (section 5.4).
 
     `forward` is that of `OutputLayer`, in `loss_heed.py`.
@@ -538,8 +540,6 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
     _tp_plan = {"lm_head": "colwise_gather_output"}
     lm_head_class = HeedLinear
     skips_logits_in_training = True
-    # What encodes and searches in place of the modules, as long as `heedful.prepare_for_inference` holds.
-    prepared = None
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)
@@ -572,71 +572,6 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, HeedGenerat
         if not is_own or is_watched(self, [*layers, *(stack.norm for stack in stacks)]):
             return {}
         return {"packing": packing_of(labels, attention_mask, decoder_attention_mask)}
-
-    # Generation
-
-    def _expand_inputs_for_generation(
-        self,
-        expand_size: int = 1,
-        is_encoder_decoder: bool = False,
-        input_ids: Any = None,
-        **model_kwargs: Any,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
-        kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
-        mask = kept.get("attention_mask")
-        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            kept["attention_mask"] = None  # or it would be looked through at each step
-        input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
-        return input_ids, expanded | kept
-
-    @staticmethod
-    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
-        """Let each hypothesis go on from another of its sentence, which has the same source."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
-
-    @staticmethod
-    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's `(batch, length)` mask as it is.
-
-        With a static cache `generate()` would hand the decoder a finished mask, which knows of no neighbourhood,
-        leaves no padding to count positions by, and may not be of the kind that the attention function takes.
-        """
-        return attention_mask
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Any,
-        next_sequence_length: int | None = None,
-        past_key_values: Any = None,
-        attention_mask: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return what one step of `generate()` hands to `forward`.
-
-        transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
-        whose output layer is on another device than the tokens.
-        """
-        is_ordinary = past_key_values is not None and not past_key_values.is_compileable
-        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
-            return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
-            )
-        newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
-        given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
-        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
-        return own | given
-
-    def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Search greedily or sample, as transformers does."""
-        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
-        return super()._sample(*args, **kwargs) if found is None else found
-
-    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Search with beams, as transformers does."""
-        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
-        return super()._beam_search(*args, **kwargs) if found is None else found
 
 
 __all__ = [

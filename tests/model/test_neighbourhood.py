@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful import NativeDecoder, attention_heed
-from heedful.attention_heed import WindowedMask
+from heedful import NativeDecoder, masks_heed
+from heedful.masks_heed import WindowedMask
 from helpers import PAD, VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
@@ -22,7 +22,7 @@ def masked(monkeypatch):
 
     def call(function):
         with monkeypatch.context() as patch:
-            patch.setattr(attention_heed, "FEWEST_BLOCKS", math.inf)
+            patch.setattr(masks_heed, "FEWEST_BLOCKS", math.inf)
             return function()
 
     return call
@@ -127,10 +127,10 @@ def test_every_token_gets_what_the_mask_of_all_positions_gives(radius, length, h
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
 
     for dtype in (torch.bool, torch.float32):
-        mask = attention_heed.windowed_mask(tokens, radius, is_causal, dtype)
+        mask = masks_heed.windowed_mask(tokens, radius, is_causal, dtype)
         # Some kernels give NaN to a row that sees nothing.
         assert (mask.windows == (True if dtype == torch.bool else 0)).any(-1).all()
-        output, weights = attention_heed.neighbourhood_attention(attend, None, query, key, value, mask)
+        output, weights = masks_heed.neighbourhood_attention(attend, None, query, key, value, mask)
         assert weights is None
         assert output.isfinite().all()
         expected, _ = attend(None, query, key, value, seen)

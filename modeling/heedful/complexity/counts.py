@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.attention_heed import NARROWEST_BLOCK
 from heedful.complexity.settings import ComplexitySettings
+from heedful.masks_heed import NARROWEST_BLOCK
 
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.convolution}
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}

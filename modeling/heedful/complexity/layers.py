@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.masking_utils import create_bidirectional_mask
 
-from heedful.attention_heed import HeedAttention, neighbourhood_mask, windowed_mask
+from heedful.attention_heed import HeedAttention
 from heedful.complexity.settings import Cell, ComplexitySettings
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_at_least
+from heedful.masks_heed import neighbourhood_mask, windowed_mask
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
 HALF_VARIANCE = math.sqrt(0.5)

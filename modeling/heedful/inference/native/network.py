@@ -18,15 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heedful.attention_heed import (
-    HeedAttention,
-    WindowedMask,
-    neighbourhood_attention,
-    pays_in_windows,
-    windowed_mask,
-)
+from heedful.attention_heed import HeedAttention
 from heedful.inference.fingerprint import foreign_part
 from heedful.inference.native.weights import Precision, packed_linear
+from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 

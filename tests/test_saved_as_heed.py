@@ -1,4 +1,4 @@
-"""Folders that version 0.1.0 saved, when the package had another name, load as before: the same logits to the bit."""
+"""Folders that were saved when the package was called heed load as before: the same logits to the bit."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from heedful import HeedForConditionalGeneration, HeedRNNForConditionalGeneration, Translator
 from hub_stand_in import HubStandIn
 
-FOLDERS = {name: Path(__file__).parent / "saved_by_0.1.0" / name for name in ("transformer", "recurrent")}
+FOLDERS = {name: Path(__file__).parent / "saved_as_heed" / name for name in ("transformer", "recurrent")}
 CLASSES = {"transformer": HeedForConditionalGeneration, "recurrent": HeedRNNForConditionalGeneration}
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]]), torch.tensor([[1, 13, 14], [1, 15, 16]])
 # The code that lies in the folders says what the logits were.

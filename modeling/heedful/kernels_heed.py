@@ -1,0 +1,109 @@
+"""The choice among the functions that compute attention: which of them compute what a config says."""
+
+import copy
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+from .configuration_heed import HeedConfig, check_one_kernel
+from .fast_paths_heed import computing_dtype
+
+# The attention functions that take any mask and values of another width than the keys.
+GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
+
+
+def has_uneven_heads(config: HeedConfig) -> bool:
+    """Tell whether the keys of a head are wider or narrower than its values."""
+    widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
+    return any((config.d_k or width) != (config.d_v or width) for width in widths)
+
+
+def check_kernel(config: HeedConfig, name: str | None) -> None:
+    """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
+    # First what every step of decoding asks: to read a config takes microseconds.
+    if name in (None, "eager") or (name in GENERAL_KERNELS and config.attention_scoring != "additive"):
+        return
+    choices: tuple[str, ...] = GENERAL_KERNELS
+    reason = None
+    if config.attention_scoring == "additive":
+        choices, reason = ("eager",), "`attention_scoring` is additive"
+    elif config.encoder_neighbourhood or config.decoder_neighbourhood:
+        reason = "self-attention is restricted to a neighbourhood"
+    elif has_uneven_heads(config):
+        reason = "`d_k` differs from `d_v`"
+    if reason is not None:
+        raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
+
+
+def check_flex_attention(query: torch.Tensor, dropout: float) -> None:
+    """Raise a `ValueError` where flex_attention cannot do what is asked of it."""
+    if dropout > 0:
+        raise ValueError(
+            f"`attention_dropout` must be 0 to train with flex_attention, which cannot drop weights, but is {dropout} "
+            "instead; eager and sdpa can."
+        )
+    if query.requires_grad and query.device.type == "cpu":
+        raise ValueError(
+            "`attn_implementation` must be eager or sdpa to compute gradients on the CPU, but is flex_attention "
+            "instead. Where none are needed, call the model within `torch.no_grad()`."
+        )
+
+
+class KernelChoice(PreTrainedModel):
+    """A model whose attention function can be chosen by name, if it computes what the config says."""
+
+    config: HeedConfig
+
+    def __init__(self, config: HeedConfig):
+        # Read by transformers before it picks an attention function for a model that was given none.
+        if config.attention_scoring == "additive":
+            self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
+        if config.encoder_neighbourhood or config.decoder_neighbourhood or has_uneven_heads(config):
+            self._supports_flash_attn = False
+        super().__init__(config)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        """Refuse what transformers would let pass: it looks at some names only, and does not know the config."""
+        check_kernel(self.config, attn_implementation)
+        known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
+        name = attn_implementation or "eager"
+        if name not in known and ("/" not in name or name.startswith("paged|")):
+            raise ValueError(
+                f'Specified `attn_implementation="{name}"` is not supported: `attn_implementation` must be one of '
+                f"{', '.join(known)}, or a kernel of the Hub (`owner/name`), but is {name} instead."
+            )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
+        """Choose the attention function, as transformers does; encoder and decoder share one config, and so one name.
+
+        Raises:
+            ValueError: If it is unknown, would compute something else, or is given for a part of the model.
+        """
+        check_one_kernel(attn_implementation)
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
+        """Return the config whose attention function one forward call uses.
+
+        Only the `eager` function returns attention weights, so a call that asks for them runs under it. So does
+        training in bfloat16 on the CPU, where `sdpa` is slow to differentiate.
+        """
+        kernel = self.config._attn_implementation
+        check_kernel(self.config, kernel)  # it may have been assigned
+        if kernel == "eager":
+            return self.config
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if not output_attentions and not (kernel == "sdpa" and self._trains_in_bfloat16_on_the_cpu()):
+            return self.config
+        settings = copy.copy(self.config)
+        settings._attn_implementation = "eager"
+        return settings
+
+    def _trains_in_bfloat16_on_the_cpu(self) -> bool:
+        if not (torch.is_grad_enabled() and self.training):
+            return False
+        weight = self.get_input_embeddings().weight
+        return weight.device.type == "cpu" and computing_dtype(weight) == torch.bfloat16

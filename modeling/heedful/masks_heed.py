@@ -1,0 +1,195 @@
+"""What a query sees: masks of self-attention and of the source, and restricted self-attention (section 4)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+
+from .configuration_heed import HeedConfig
+
+
+def neighbourhood_mask(radius: int | None) -> Callable | None:
+    """Return the mask function of restricted self-attention (section 4): at most `radius` positions away."""
+    if radius is None:
+        return None
+    return lambda batch, head, query, key: (query - key).abs() <= radius
+
+
+def self_attention_mask(
+    config: HeedConfig,
+    embeddings: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    radius: int | None,
+    is_causal: bool,
+    output_attentions: bool | None = None,
+    cache: Cache | None = None,
+) -> Any:
+    """Return what masks self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
+
+    Args:
+        config: Of the call, with the name of its attention function.
+        embeddings: `(batch, length, d_model)`, of which only shape, dtype and device count.
+        attention_mask: `(batch, past_length + length)`, 0 at padding, or a finished mask.
+        radius: How many positions away a query sees (section 4); `None` is any number.
+        is_causal: Whether it sees only itself and earlier ones (section 3.2.3).
+        output_attentions: Whether attention weights are returned, of all positions and not of a window's; by default
+            as the config has it.
+        cache: Of the self-attention of earlier steps.
+    """
+    is_plain_kernel = config._attn_implementation in ("eager", "sdpa")
+    has_spare_room = cache is not None and cache.is_compileable
+    if (
+        is_causal
+        and is_plain_kernel
+        and attention_mask is None
+        and not torch.compiler.is_compiling()  # before sizes, which what is traced must not ask for
+        and embeddings.shape[1] == 1
+        and radius is None
+        and not has_spare_room
+    ):
+        # A single token sees all before it. To find that out by making a mask would take longer than a layer norm.
+        return None
+    records = config.output_attentions if output_attentions is None else output_attentions
+    if radius is not None and cache is None and is_plain_kernel and not records:
+        windows = _windows_if_faster(config, embeddings, attention_mask, radius, is_causal)
+        if windows is not None:
+            return windows
+    given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
+    given["and_mask_function"] = neighbourhood_mask(radius)
+    return create_causal_mask(past_key_values=cache, **given) if is_causal else create_bidirectional_mask(**given)
+
+
+def _windows_if_faster(
+    config: HeedConfig,
+    embeddings: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    radius: int,
+    is_causal: bool,
+) -> "WindowedMask | None":
+    if attention_mask is not None and attention_mask.dim() != 2:
+        return None
+    # An exported program must not depend on the length.
+    if torch.compiler.is_exporting() or not pays_in_windows(embeddings.shape[1], radius):
+        return None
+    if attention_mask is None:
+        attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+    dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
+    return windowed_mask(attention_mask, radius, is_causal, dtype)
+
+
+def source_mask(
+    config: HeedConfig, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, source: torch.Tensor | None
+) -> Any:
+    """Return what masks attention to the source, as the attention function takes it; `None` masks nothing.
+
+    Args:
+        config: Of the call, with the name of its attention function.
+        embeddings: `(batch, target_length, d_model)`, of which only shape, dtype and device count.
+        attention_mask: `(sources, source_length)`, 0 at padding.
+        source: `(sources, source_length, d_model)`, each of which serves as many consecutive targets.
+
+    Raises:
+        ValueError: If the targets cannot be shared out evenly among the sources.
+    """
+    if source is not None and source.shape[0] != embeddings.shape[0]:
+        if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
+            raise ValueError(
+                f"The number of targets must be a multiple of that of the sources, {source.shape[0]}, "
+                f"but is {embeddings.shape[0]} instead."
+            )
+        embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # the targets of a source as one
+    if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
+        return None
+    return create_bidirectional_mask(
+        config=config, inputs_embeds=embeddings, attention_mask=attention_mask, encoder_hidden_states=source
+    )
+
+
+# Restricted self-attention: time and memory grow with the length, not with its square
+
+# A block of fewer positions costs more than it saves.
+NARROWEST_BLOCK = 16
+# Shorter sequences than so many blocks are masked instead.
+FEWEST_BLOCKS = 4
+
+
+class WindowedMask(NamedTuple):
+    """Which of the keys around it each query sees, by blocks of consecutive queries.
+
+    A block is as wide as the neighbourhood, so its keys lie in one window: the block before it, itself and, where
+    later positions are seen, the block behind it.
+
+    Attributes:
+        windows: `(batch · blocks, 1, block, window)`, as the attention function takes its mask.
+    """
+
+    windows: torch.Tensor
+
+
+def pays_in_windows(length: int, radius: int) -> bool:
+    """Tell whether restricted self-attention is computed by windows at that length."""
+    return length > FEWEST_BLOCKS * max(radius, NARROWEST_BLOCK)
+
+
+def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
+    """Lay out `(batch, heads, length, d)` as `(batch · blocks, heads, window, d)`, beyond both ends zeros."""
+    length = states.shape[2]
+    behind = -length % block + window - 2 * block
+    padded = F.pad(states, (0, 0, block, behind))
+    return padded.unfold(2, window, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+def windowed_mask(tokens: torch.Tensor, radius: int, is_causal: bool, dtype: torch.dtype) -> WindowedMask:
+    """Make the mask of restricted self-attention, in blocks.
+
+    Args:
+        tokens: `(batch, length)`, 0 at padding.
+        radius: How many positions away a query sees, r.
+        is_causal: Whether it sees only itself and earlier ones.
+        dtype: `torch.bool` for a mask that says what is seen, or that of one which is added to the scores.
+    """
+    block = max(radius, NARROWEST_BLOCK)
+    window = block * (2 if is_causal else 3)
+    offsets = torch.arange(window, device=tokens.device)
+    distance = offsets[:block, None] + block - offsets  # from key to query, (block, window)
+    near = (distance <= radius) & (distance >= (0 if is_causal else -radius))
+    seen = near & windows_of(tokens.bool()[:, None, :, None], block, window).transpose(2, 3)
+    seen = seen | (distance == 0)  # or padding would see nothing, and be NaN
+    if dtype != torch.bool:
+        seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+    return WindowedMask(seen)
+
+
+def neighbourhood_attention(
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    module: nn.Module | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: WindowedMask,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend to the positions around, block by block, with what masking all others gives (section 4).
+
+    Args:
+        attend: An attention function, as `eager_attention` is one.
+        module: Its first argument.
+        query: `(batch, heads, length, d_k)`.
+        key: `(batch, key_value_heads, length, d_k)`.
+        value: `(batch, key_value_heads, length, d_v)`.
+        mask: As `windowed_mask` makes it.
+        kwargs: What else it takes.
+
+    Returns:
+        The output `(batch, length, heads, d_v)`, and no weights.
+    """
+    batch, _, length, _ = query.shape
+    block, window = mask.windows.shape[2:]
+    blocks = F.pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
+    key, value = windows_of(key, block, window), windows_of(value, block, window)
+    output, _ = attend(module, blocks, key, value, mask.windows, **kwargs)  # (B · blocks, block, H, d_v)
+    return output.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length], None

@@ -57,7 +57,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_like_one_that_is_not(tmp_pa
     assert sum(not end["finished"] for end in ends) >= kills - 2
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_that_is_killed_twenty_times_ends_like_one_that_is_not(tmp_path, seed):
@@ -350,7 +350,7 @@ def test_a_process_that_stops_right_after_work_does_not_seem_paused_for_ever():
     assert words == {"alive-1": "0"}
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
     recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5})

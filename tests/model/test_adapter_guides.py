@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -14,8 +13,6 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 GUIDE = (GUIDES / "lora.md").read_text(encoding="utf-8")
 # A block of Python and, right behind it, what it prints.
 BLOCKS = re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", GUIDE, re.DOTALL)
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_guide_prints_what_it_says_it_prints(tmp_path, monkeypatch, capsys):

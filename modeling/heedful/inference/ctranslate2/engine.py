@@ -14,16 +14,18 @@ import torch
 
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.ctranslate2.specification import (
-    import_ctranslate2,
-    obstacle,
-    save_model,
-    vocabulary,
-)
+from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
 from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.loading import first_line, read_object
-from heedful.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, active_settings, end_tokens
+from heedful.inference.strategies.steps import (
+    BEAM_MODES,
+    SEARCH_SETTINGS,
+    UNSET,
+    Settings,
+    active_settings,
+    end_tokens,
+)
 
 ComputeType = Literal[
     "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
@@ -35,10 +37,10 @@ FORMAT_VERSION = 1
 # scores are divided by 1 with this number too.
 ALMOST_ZERO = 1e-30
 # Settings that change the next token's scores or the search, and the values that change nothing.
-IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys((*BEAM_MODES, "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), (None, 0, 0.0)),
+IDLE_SETTINGS: Settings = {
+    **BEAM_MODES,
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), UNSET),
     **SEARCH_SETTINGS,
-    "num_beam_groups": (None, 0, 1),
     **dict.fromkeys(("max_time", "stop_strings", "sequence_bias", "exponential_decay_length_penalty"), (None,)),
     **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids"), (None,)),
     **dict.fromkeys(("begin_suppress_tokens", "watermarking_config", "constraints"), (None, [])),
@@ -48,7 +50,7 @@ IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     "remove_invalid_values": (None, False),
 }
 # Settings that greedy search takes; in beam search CTranslate2 changes logits, but `generate()` log-probabilities.
-GREEDY_SETTINGS: dict[str, tuple[Any, ...]] = {
+GREEDY_SETTINGS: Settings = {
     "min_length": (None, 0, 1),  # the decoder's start token is counted
     "min_new_tokens": (None, 0),
     "no_repeat_ngram_size": (None, 0),

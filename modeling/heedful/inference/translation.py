@@ -298,16 +298,15 @@ class Translator:
         if engine is None or not engine.is_current:
             self._engines.pop(name, None)
             del engine  # and with it its copy of the weights, before a new one is made
-            engine = self._engines[name] = self._made(name)
+            precision: Any = self.precision  # each engine checks its name
+            if name == "native":
+                engine = NativeEngine(self.model, precision)
+            elif name == "ctranslate2":
+                engine = CTranslate2Engine(self.model, self.tokenizers, precision)
+            else:
+                engine = GenerateEngine(self.model)
+            self._engines[name] = engine
         return engine
-
-    def _made(self, name: str) -> Engine:
-        precision: Any = self.precision  # each engine checks its name
-        if name == "native":
-            return NativeEngine(self.model, precision)
-        if name == "ctranslate2":
-            return CTranslate2Engine(self.model, self.tokenizers, precision)
-        return GenerateEngine(self.model)
 
     def _translate(self, texts: list[str], request: _Request, first_number: int) -> list[list[Translation]]:
         config = request.generation_config

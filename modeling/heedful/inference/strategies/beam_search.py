@@ -21,12 +21,14 @@ from heedful.inference.strategies.steps import (
     ModelSteps,
     Records,
     average,
+    check_found,
     check_members,
     check_request,
     end_tokens,
     filler,
     member_steps,
     once_per_sentence,
+    picked,
     source_attention,
 )
 
@@ -168,15 +170,11 @@ class _Hypotheses:
 
     def pick(self, places: torch.Tensor) -> "_Hypotheses":
         """Return the hypotheses at `(B, n)` places."""
-
-        def picked(states: torch.Tensor) -> torch.Tensor:
-            return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-
         return _Hypotheses(
-            picked(self.tokens),
-            picked(self.parents),
+            picked(self.tokens, places),
+            picked(self.parents, places),
             self.scores.gather(1, places),
-            None if self.coverage is None else picked(self.coverage),
+            None if self.coverage is None else picked(self.coverage, places),
             self.progress
             and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
         )
@@ -414,15 +412,10 @@ class _Search:
 
     def _check_found(self, scores: torch.Tensor) -> None:
         missing = (scores == NEVER).any(1).nonzero().flatten().tolist()
-        if not missing:
-            return
-        if self.words is not None:
+        if missing and self.words is not None:
             raise ValueError(
                 f"`force_words_ids` of sentence {missing[0]} must be possible within {int(self.limits[missing[0]])}"
                 f" tokens, but fewer than {self.settings.returned} hypotheses that contain them were found: other"
                 " settings forbid tokens, or length and beams are too small."
             )
-        raise ValueError(
-            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than"
-            f" {self.settings.returned} were found for sentence {missing[0]}."
-        )
+        check_found(scores)

@@ -19,7 +19,7 @@ OTHER_MODES: Settings = dict.fromkeys((
 ), UNSET)  # fmt: skip
 # Those that some strategies of ours read.
 BEAM_MODES: Settings = {"num_beam_groups": (*UNSET, 1), "diversity_penalty": UNSET, "force_words_ids": UNSET}
-# Settings that a recipe writes into a generation config for `BeamSearch`.
+# Those that only `BeamSearch` reads; a recipe writes them into a generation config.
 SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
 
 
@@ -108,11 +108,6 @@ def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
         where = type(strategy).__name__
         raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
     return own
-
-
-def asks_for_beam_search(generation_config: Any) -> bool:
-    """Return whether a generation config has settings that only `BeamSearch` reads."""
-    return bool(active_settings(generation_config, SEARCH_SETTINGS))
 
 
 def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any]:
@@ -231,6 +226,28 @@ class Records:
 def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
     """Return the first row of each sentence, of states with one or several rows per sentence."""
     return states[:: len(states) // sentences]
+
+
+def picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return those of `(B, K, …)` states that stand at `(B, n)` places: `(B, n, …)`."""
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def check_found(scores: torch.Tensor) -> None:
+    """Check that a search has found all hypotheses that it is to return.
+
+    Args:
+        scores: `(B, returned)`, -inf where there is none.
+
+    Raises:
+        ValueError: If one is missing; the message names the sentence.
+    """
+    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
+    if missing:
+        raise ValueError(
+            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
+            f"{scores.shape[1]} were found for sentence {missing[0]}."
+        )
 
 
 def check_members(model: Any, members: Sequence[Any]) -> None:

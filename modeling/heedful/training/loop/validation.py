@@ -79,8 +79,7 @@ def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Ite
         yield engine.network
         return
     plain = engine.plain_network(engine.accelerator.device)
-    average = moving_average
-    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
+    weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
     plain.load_state_dict(weights, strict=False)
     with engine.accelerator.autocast():
         yield plain

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from heedful.files import write_text
 from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import read_recipe, to_yaml
+from heedful.training.recipe_file import read_recipe
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
 # What a run may leave that ended before its first update.
@@ -140,11 +139,6 @@ def _lock(descriptor: int, folder: Path) -> None:
             raise ValueError(
                 f"`output` must be a folder of its own, but another run is writing into {folder}."
             ) from None
-
-
-def write_recipe(recipe: Recipe) -> None:
-    """Write the recipe into its run's folder, in place of an earlier one."""
-    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
 
 
 @contextlib.contextmanager

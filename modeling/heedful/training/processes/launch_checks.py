@@ -23,7 +23,8 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     Raises:
         ValueError: If there are more processes than GPUs or fewer than asked for; if the accelerate file asks for
             GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would silently do something else; if it asks for a
-            precision, clipping or accumulation other than the recipe's; or for a variant that Heed does not support.
+            precision, clipping or accumulation other than the recipe's, or for a variant that Heed does not support;
+            or if the recipe asks for what is not supported with DeepSpeed.
     """
     check_processes(on_cpu)
     kind = _distributed_type()

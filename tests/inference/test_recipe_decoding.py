@@ -74,13 +74,14 @@ def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers,
         native.translate(list(pairs))
 
 
-def test_ctranslate2_refuses_the_settings():
-    from heedful.inference.ctranslate2.engine import settings_obstacle
+def test_ctranslate2_refuses_the_settings(paper):
+    from heedful.inference.ctranslate2.engine import check_settings
 
     config = GenerationConfig(eos_token_id=2, num_beams=4, early_stopping=True)
-    assert settings_obstacle(config) is None
+    check_settings(config, paper.model.config)
     config.tokens_beyond_source = 50
-    assert settings_obstacle(config) == "`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead."
+    with pytest.raises(ValueError, match="`tokens_beyond_source` must not be set with CTranslate2, but is 50 instead"):
+        check_settings(config, paper.model.config)
 
 
 def test_generate_warns_of_settings_that_it_does_not_read_and_beam_search_reads_them(paper):

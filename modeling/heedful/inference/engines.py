@@ -16,7 +16,7 @@ from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
 from heedful.inference.strategies.beam_search import BeamSearch
-from heedful.inference.strategies.steps import asks_for_beam_search
+from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class GenerateEngine:
 
     def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
-        search = {"custom_generate": BeamSearch()} if asks_for_beam_search(settings) else {}
+        search = {"custom_generate": BeamSearch()} if active_settings(settings, SEARCH_SETTINGS) else {}
         return self.model.generate(**inputs, **search, generation_config=settings), None
 
     def _settings(self, config: Any) -> Any:

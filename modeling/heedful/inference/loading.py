@@ -157,10 +157,7 @@ def adapted_model(folder: Path) -> Path:
         ValueError: If its settings are not JSON.
     """
     path = folder / ADAPTER_FILE
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    settings = read_object(path)
     name = settings.get("base_model_name_or_path")
     try:
         return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)

@@ -184,12 +184,7 @@ class Translator:
             ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions.
         """
         request = self._request(
-            num_beams=num_beams,
-            num_return_sequences=num_return_sequences,
-            target_language=target_language,
-            max_new_tokens=max_new_tokens,
-            early_stopping=early_stopping,
-            token_budget=token_budget,
+            num_beams, num_return_sequences, target_language, max_new_tokens, early_stopping, token_budget
         )
         results = self._translate(_checked_texts(texts), request, first_number=1)
         self._warn_of_unfinished(sum(map(_is_unfinished, results)), request)
@@ -213,10 +208,11 @@ class Translator:
             ValueError: As `translate` does; sentences are numbered through the whole stream.
         """
         check_at_least(1, chunk_size=chunk_size)
+        defaults: dict[str, Any] = self.translate.__kwdefaults__ or {}
         for name in settings:
-            if name not in (self._request.__kwdefaults__ or {}):
+            if name not in defaults:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
-        return self._stream(lines, chunk_size, self._request(**settings))
+        return self._stream(lines, chunk_size, self._request(**defaults | settings))
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
@@ -235,13 +231,12 @@ class Translator:
 
     def _request(
         self,
-        *,
-        num_beams: int | None = None,
-        num_return_sequences: int = 1,
-        target_language: str | None = None,
-        max_new_tokens: int | None = None,
-        early_stopping: bool | None = None,
-        token_budget: int = 8192,
+        num_beams: int | None,
+        num_return_sequences: int,
+        target_language: str | None,
+        max_new_tokens: int | None,
+        early_stopping: bool | None,
+        token_budget: int,
     ) -> _Request:
         """Check the settings of a call, and put them into a copy of the model's generation config."""
         config = copy.deepcopy(self.model.generation_config)
@@ -303,16 +298,15 @@ class Translator:
         if engine is None or not engine.is_current:
             self._engines.pop(name, None)
             del engine  # and with it its copy of the weights, before a new one is made
-            engine = self._engines[name] = self._made(name)
+            precision: Any = self.precision  # each engine checks its name
+            if name == "native":
+                engine = NativeEngine(self.model, precision)
+            elif name == "ctranslate2":
+                engine = CTranslate2Engine(self.model, self.tokenizers, precision)
+            else:
+                engine = GenerateEngine(self.model)
+            self._engines[name] = engine
         return engine
-
-    def _made(self, name: str) -> Engine:
-        precision: Any = self.precision  # each engine checks its name
-        if name == "native":
-            return NativeEngine(self.model, precision)
-        if name == "ctranslate2":
-            return CTranslate2Engine(self.model, self.tokenizers, precision)
-        return GenerateEngine(self.model)
 
     def _translate(self, texts: list[str], request: _Request, first_number: int) -> list[list[Translation]]:
         config = request.generation_config

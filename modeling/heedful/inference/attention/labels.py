@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
+from tokenizers import decoders, models
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -12,6 +15,8 @@ CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
 # Letters without width that join others, in Persian and Indian scripts and in emoji made of several.
 JOINERS = "\u200c\u200d"
+# GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā.
+BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -29,13 +34,14 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     control |= {id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None}
-    is_byte_level = _is_byte_level(tokenizer)
+    is_byte_level = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
     labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
     run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
     for index, (id_, piece) in enumerate(zip(ids, labels, strict=True)):
         fallback = FALLBACK_BYTE.fullmatch(piece)
         if id_ not in control and (is_byte_level or fallback):
-            run.append((index, bytes.fromhex(fallback[1]) if fallback else _piece_bytes(piece)))
+            own = bytes.fromhex(fallback[1]) if fallback else bytes(BYTE_OF_LETTER[letter] for letter in piece)
+            run.append((index, own))
             continue
         _label_run(run, labels)
         run = []
@@ -56,7 +62,7 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         ids: Token ids of one sequence.
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
-    is_word = _has_words_for_tokens(tokenizer)
+    is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
     words: list[int | None] = []
     kept: list[int] = []
     before: list[str] = []
@@ -78,32 +84,6 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         words.append(len(longer) - 1 if is_inside else None)
         before = longer
     return words
-
-
-def _has_words_for_tokens(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    from tokenizers import models
-
-    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
-
-
-def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    from tokenizers import decoders
-
-    return tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
-
-
-def _byte_of_letter() -> dict[str, int]:
-    """Return GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF_LETTER = _byte_of_letter()
-
-
-def _piece_bytes(piece: str) -> bytes:
-    return bytes(BYTE_OF_LETTER[letter] for letter in piece)
 
 
 def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:

@@ -160,14 +160,33 @@ def attention_maps_of_ids(
         layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
     """
     model = _plain_model(model)
-    found = _recorded(model, source_ids, target_ids, KINDS if kinds is None else _checked_kinds(kinds), layer)
-    if kinds is not None:
-        for kind in kinds:
-            _check_has(model, found, kind)
-    source, target, fed = _labels(model, tokenizers, source_ids, target_ids)
-    weights = {kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found}
-    words = token_words(tokenizers.source, source_ids), token_words(tokenizers.target, target_ids)
-    return AttentionMaps(source, target, fed, *words, weights, _neighbourhoods(model))
+    asked = KINDS if kinds is None else _checked_kinds(kinds)
+    _check_lengths(model, source_ids, target_ids)
+    if getattr(model.config, "attention", None) == "none":
+        raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
+    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
+    found = record_attention(model, source_ids, fed_ids, asked, layer)
+    if not found and len(asked) == len(KINDS):
+        raise ValueError("`model` must give its attention weights, but gives none.")
+    for kind in kinds or ():
+        if kind not in found:
+            raise ValueError(
+                f"`kind` must be one that the model has, but is {kind!r} instead: a {type(model).__name__} of this "
+                f"config gives no {kind} attention."
+            )
+    radii: dict[Kind, int | None] = {
+        "encoder": getattr(model.config, "encoder_neighbourhood", None),
+        "decoder": getattr(model.config, "decoder_neighbourhood", None),
+    }
+    return AttentionMaps(
+        source_tokens=token_labels(tokenizers.source, source_ids),
+        target_tokens=token_labels(tokenizers.target, target_ids),
+        fed_tokens=token_labels(tokenizers.target, fed_ids),
+        source_words=token_words(tokenizers.source, source_ids),
+        target_words=token_words(tokenizers.target, target_ids),
+        weights={kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found},
+        neighbourhoods={kind: radius for kind, radius in radii.items() if radius is not None},
+    )
 
 
 def attention_map(
@@ -212,32 +231,6 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
     return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
 
 
-def _recorded(model: Any, source_ids, target_ids, kinds: Collection[Kind], layer: int | None):
-    _check_lengths(model, source_ids, target_ids)
-    if getattr(model.config, "attention", None) == "none":
-        raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
-    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
-    found = record_attention(model, source_ids, fed_ids, kinds, layer)
-    if not found and len(kinds) == len(KINDS):
-        raise ValueError("`model` must give its attention weights, but gives none.")
-    return found
-
-
-def _check_has(model: Any, found: dict[Kind, list[torch.Tensor]], kind: Kind) -> None:
-    if kind not in found:
-        raise ValueError(
-            f"`kind` must be one that the model has, but is {kind!r} instead: a {type(model).__name__} of this config "
-            f"gives no {kind} attention."
-        )
-
-
-def _labels(model: Any, tokenizers: TokenizerPair, source_ids, target_ids) -> tuple[list[str], list[str], list[str]]:
-    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
-    sequences = (tokenizers.source, source_ids), (tokenizers.target, target_ids), (tokenizers.target, fed_ids)
-    source, target, fed = (token_labels(tokenizer, ids) for tokenizer, ids in sequences)
-    return source, target, fed
-
-
 def _plain_model(model: Any) -> Any:
     """Return the model of transformers behind what translates."""
     if isinstance(model, Translator | NativeDecoder):
@@ -248,13 +241,6 @@ def _plain_model(model: Any) -> Any:
             "instead."
         )
     return model
-
-
-def _neighbourhoods(model: Any) -> dict[Kind, int]:
-    """Return how far the self-attention of a Heed model looks, if that is restricted."""
-    kinds: tuple[Kind, Kind] = "encoder", "decoder"
-    radii = {kind: getattr(model.config, f"{kind}_neighbourhood", None) for kind in kinds}
-    return {kind: radius for kind, radius in radii.items() if radius is not None}
 
 
 def _checked_kinds(kinds: Collection[Kind]) -> list[Kind]:

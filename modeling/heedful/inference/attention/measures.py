@@ -27,10 +27,10 @@ class Entropy(NamedTuple):
 
 
 class AlignmentErrors(NamedTuple):
-    """How found links compare with given ones (Och and Ney, 2003).
+    """How found links A compare with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003).
 
     Attributes:
-        error_rate: AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|).
+        error_rate: AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best.
         precision: |A∩P| / |A|.
         recall: |A∩S| / |S|.
         links: |A|.
@@ -193,9 +193,7 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
 
 
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare alignments with given ones over all sentences together: AER, precision, recall (Och and Ney, 2003).
-
-    AER = 1 − (|A∩S| + |A∩P|) / (|A| + |S|), A the links found, S the sure and P ⊇ S the possible ones; 0 is best.
+    """Compare alignments with given ones over all sentences together.
 
     Args:
         found: Links of each sentence, (source word, target word).

@@ -73,12 +73,9 @@ def write_attention_report(
 
 
 def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
-    return {"tokens": list(tokens), "direction": _direction("".join(tokens[i] for i in _readable(tokens)))}
-
-
-def _readable(tokens: Sequence[str]) -> list[int]:
-    """Leave out control tokens, whose Latin letters say nothing about the script."""
-    return [number for number, token in enumerate(tokens) if not CONTROL.fullmatch(token)]
+    # The Latin letters of control tokens say nothing about the script.
+    text = "".join(token for token in tokens if not CONTROL.fullmatch(token))
+    return {"tokens": list(tokens), "direction": _direction(text)}
 
 
 def _direction(text: str) -> str:

@@ -14,16 +14,19 @@ import torch
 
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.ctranslate2.specification import (
-    import_ctranslate2,
-    obstacle,
-    save_model,
-    vocabulary,
-)
+from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
 from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.loading import first_line, read_object
-from heedful.inference.strategies.steps import BEAM_MODES, SEARCH_SETTINGS, active_settings, end_tokens
+from heedful.inference.strategies.steps import (
+    BEAM_MODES,
+    SEARCH_SETTINGS,
+    UNSET,
+    Settings,
+    active_settings,
+    end_tokens,
+    require,
+)
 
 ComputeType = Literal[
     "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
@@ -35,10 +38,10 @@ FORMAT_VERSION = 1
 # scores are divided by 1 with this number too.
 ALMOST_ZERO = 1e-30
 # Settings that change the next token's scores or the search, and the values that change nothing.
-IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys((*BEAM_MODES, "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), (None, 0, 0.0)),
+IDLE_SETTINGS: Settings = {
+    **BEAM_MODES,
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), UNSET),
     **SEARCH_SETTINGS,
-    "num_beam_groups": (None, 0, 1),
     **dict.fromkeys(("max_time", "stop_strings", "sequence_bias", "exponential_decay_length_penalty"), (None,)),
     **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids"), (None,)),
     **dict.fromkeys(("begin_suppress_tokens", "watermarking_config", "constraints"), (None, [])),
@@ -48,7 +51,7 @@ IDLE_SETTINGS: dict[str, tuple[Any, ...]] = {
     "remove_invalid_values": (None, False),
 }
 # Settings that greedy search takes; in beam search CTranslate2 changes logits, but `generate()` log-probabilities.
-GREEDY_SETTINGS: dict[str, tuple[Any, ...]] = {
+GREEDY_SETTINGS: Settings = {
     "min_length": (None, 0, 1),  # the decoder's start token is counted
     "min_new_tokens": (None, 0),
     "no_repeat_ngram_size": (None, 0),
@@ -198,39 +201,6 @@ def is_exported_folder(folder: Path) -> bool:
     return (folder / MODEL_FILE).is_file() and not read_object(folder / "config.json").get("model_type")
 
 
-def settings_obstacle(config: Any) -> str | None:
-    """Return why CTranslate2 cannot follow a generation config, or `None` if it can."""
-    if config.do_sample:
-        return "`do_sample` must be False with CTranslate2, but is True instead."
-    for name, value in active_settings(config, IDLE_SETTINGS).items():
-        return f"`{name}` must not be set with CTranslate2, but is {value!r} instead."
-    ends, beams = end_tokens(config), config.num_beams or 1
-    if not ends:
-        return "`eos_token_id` must be set with CTranslate2, but is None instead."
-    if beams == 1:
-        return None
-    if len(ends) > 1:
-        return f"`eos_token_id` must be one token in CTranslate2's beam search, but is {ends} instead."
-    for name, value in active_settings(config, GREEDY_SETTINGS).items():
-        return f"`{name}` must not be set in CTranslate2's beam search, but is {value!r} instead."
-    if config.early_stopping is not True and not _any_rule_ends_alike(config):
-        return (
-            "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "
-            f"`num_beams`-th finished hypothesis, but is {config.early_stopping!r} instead: ask for it "
-            "(`translate(…, early_stopping=True)`, `heedful translate --early-stopping`), or take another engine."
-        )
-    return None
-
-
-def _first(token: int | list[int]) -> int:
-    return token[0] if isinstance(token, list) else token
-
-
-def _any_rule_ends_alike(config: Any) -> bool:
-    """Return whether the best hypothesis is the same by every rule of ending: without a length penalty it is."""
-    return config.length_penalty == 0.0 and config.num_return_sequences in (None, 1)
-
-
 def check_settings(config: Any, model_config: Any) -> None:
     """Check that CTranslate2 can follow a generation config.
 
@@ -241,15 +211,34 @@ def check_settings(config: Any, model_config: Any) -> None:
     Raises:
         ValueError: If it cannot; the message names the setting.
     """
-    reason = settings_obstacle(config)
-    if reason is not None:
-        raise ValueError(reason)
+    ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
-    if start not in (None, own):
+    require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
+    for name, value in active_settings(config, IDLE_SETTINGS).items():
+        raise ValueError(f"`{name}` must not be set with CTranslate2, but is {value!r} instead.")
+    require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
+    if beams > 1:
+        require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
+        for name, value in active_settings(config, GREEDY_SETTINGS).items():
+            raise ValueError(f"`{name}` must not be set in CTranslate2's beam search, but is {value!r} instead.")
+    if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
         raise ValueError(
-            f"`decoder_start_token_id` must be {own} with CTranslate2, as in the model's config, but is {start} "
-            "instead."
+            "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "
+            f"`num_beams`-th finished hypothesis, but is {config.early_stopping!r} instead: ask for it "
+            "(`translate(…, early_stopping=True)`, `heedful translate --early-stopping`), or take another engine."
         )
+    require(
+        start in (None, own), "decoder_start_token_id", f"be {own} with CTranslate2, as in the model's config", start
+    )
+
+
+def _first(token: int | list[int]) -> int:
+    return token[0] if isinstance(token, list) else token
+
+
+def _any_rule_ends_alike(config: Any) -> bool:
+    """Return whether the best hypothesis is the same by every rule of ending: without a length penalty it is."""
+    return config.length_penalty == 0.0 and config.num_return_sequences in (None, 1)
 
 
 def check_compute_type(name: str, device: torch.device, field: str) -> None:

@@ -201,7 +201,7 @@ def _position_table(ours: Any, config: HeedConfig) -> Any:
     """Return `(positions, d_model)` encodings of the first positions."""
     if config.position_encoding == "learned":
         return _copied(ours.embed_positions.weight)
-    rows = max(TABLE_ROWS, config.max_position_embeddings)
+    rows: Any = positions_of_table(config)
     if config.position_encoding == "none":
         return torch.zeros(rows, config.d_model).numpy()
     return sinusoids(torch.arange(rows) + config.position_offset, config.d_model, config.sinusoid_layout).numpy()

@@ -15,6 +15,7 @@ from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
 from heedful.inference.strategies.steps import (
     BEAM_MODES,
     SEARCH_SETTINGS,
+    UNSET,
     active_settings,
     check_request,
     end_tokens,
@@ -22,7 +23,11 @@ from heedful.inference.strategies.steps import (
 )
 
 # Settings of other ways of decoding.
-OTHER_MODES = (*BEAM_MODES, "penalty_alpha", "max_time", "stop_strings")
+OTHER_MODES = {
+    **BEAM_MODES,
+    **dict.fromkeys(("penalty_alpha", "max_time", "stop_strings"), UNSET),
+    **SEARCH_SETTINGS,
+}
 # Settings that read the source's tokens, of which only the encoding is left, and the values that change nothing.
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 # The logits processors of transformers that tell the rows of a batch apart by their number.
@@ -219,9 +224,7 @@ def _may_number_rows(processor: Any) -> bool:
 
 def settings_obstacle(config: Any) -> str | None:
     """Return why the native decoder cannot follow a generation config, or `None` if it can."""
-    others = {name: getattr(config, name, None) for name in OTHER_MODES}
-    others = {name: value for name, value in others.items() if value and (name, value) != ("num_beam_groups", 1)}
-    for name, value in (others | active_settings(config, SEARCH_SETTINGS)).items():
+    for name, value in active_settings(config, OTHER_MODES).items():
         return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
     if config.do_sample:
         return "`do_sample` must be False with NativeDecoder, but is True instead."

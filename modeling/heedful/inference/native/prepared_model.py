@@ -142,14 +142,13 @@ class PreparedModel:
 
     def _current_decoder(self) -> NativeDecoder | None:
         """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
-        if self._decoder.is_current:
-            self._is_blocked = False
-            return self._decoder
-        reason = obstacle(self.model)
-        if reason is None:
-            self._decoder, self._is_blocked = NativeDecoder(self.model, self.precision), False
-            return self._decoder
-        if not self._is_blocked:
-            warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
-        self._is_blocked = True
-        return None
+        if not self._decoder.is_current:
+            reason = obstacle(self.model)
+            if reason is not None:
+                if not self._is_blocked:
+                    warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
+                self._is_blocked = True
+                return None
+            self._decoder = NativeDecoder(self.model, self.precision)
+        self._is_blocked = False
+        return self._decoder

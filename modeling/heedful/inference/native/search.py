@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from heedful.inference.native.network import NEVER, DecodingState, NativeNetwork
+from heedful.inference.strategies.steps import check_found, picked
 
 # The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
 # leave, the cache of the others is copied.
@@ -175,7 +176,7 @@ class _BeamSearch:
         else:
             scores, parents, tokens = (each[:, :beams] for each in (scores, parents, tokens))
         self.scores = scores
-        self.tokens[:, :, : self.length] = _picked(self.tokens[:, :, : self.length], parents)
+        self.tokens[:, :, : self.length] = picked(self.tokens[:, :, : self.length], parents)
         self.tokens[:, :, self.length] = tokens
         self.state.follow(parents)
         self.length += 1
@@ -187,11 +188,11 @@ class _BeamSearch:
         scores, parents, tokens, ended = (each[:, :beams] for each in (scores, parents, tokens, ended))
         length = self.length + 1 - self.start
         final = (scores / length**self.settings.length_penalty).masked_fill(~ended | self.done[:, None], NEVER)
-        ending = _picked(self.tokens, parents)
+        ending = picked(self.tokens, parents)
         ending[:, :, self.length] = tokens
         merged = torch.cat([self.finished_scores, final], dim=1)
         self.finished_scores, best = merged.topk(beams)
-        self.finished = _picked(torch.cat([self.finished, ending], dim=1), best)
+        self.finished = picked(torch.cat([self.finished, ending], dim=1), best)
 
     def _leave(self) -> None:
         """Mark the sentences whose stored hypotheses cannot get better, and let them go once they are enough."""
@@ -221,12 +222,7 @@ class _BeamSearch:
 
     def result(self) -> Result:
         """Return the best hypotheses of every sentence, in the order and with the padding of `generate()`."""
-        missing = (self.best_scores == NEVER).any(1).nonzero()[:, 0].tolist()
-        if missing:
-            raise ValueError(
-                f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
-                f"{self.settings.returned} were found for sentence {missing[0]}."
-            )
+        check_found(self.best_scores)
         tokens = self.best.flatten(0, 1)
         return tokens[:, : self._longest(tokens)], self.best_scores.flatten()
 
@@ -270,8 +266,3 @@ def best_tokens(
     found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
     totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
     return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)
-
-
-def _picked(tokens: torch.Tensor, hypotheses: torch.Tensor) -> torch.Tensor:
-    """Return the `(N, K, length)` tokens of `(N, K)` hypotheses."""
-    return tokens.gather(1, hypotheses[..., None].expand(-1, -1, tokens.shape[-1]))

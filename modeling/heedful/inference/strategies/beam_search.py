@@ -21,12 +21,14 @@ from heedful.inference.strategies.steps import (
     ModelSteps,
     Records,
     average,
+    check_found,
     check_members,
     check_request,
     end_tokens,
     filler,
     member_steps,
     once_per_sentence,
+    picked,
     source_attention,
 )
 
@@ -168,15 +170,11 @@ class _Hypotheses:
 
     def pick(self, places: torch.Tensor) -> "_Hypotheses":
         """Return the hypotheses at `(B, n)` places."""
-
-        def picked(states: torch.Tensor) -> torch.Tensor:
-            return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-
         return _Hypotheses(
-            picked(self.tokens),
-            picked(self.parents),
+            picked(self.tokens, places),
+            picked(self.parents, places),
             self.scores.gather(1, places),
-            None if self.coverage is None else picked(self.coverage),
+            None if self.coverage is None else picked(self.coverage, places),
             self.progress
             and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
         )
@@ -217,12 +215,12 @@ class _Search:
         self.criteria = criteria
         self.ends, self.fill = end_tokens(settings.config), filler(settings.config)
         self.prompt_length = prompt.shape[1]
-        self.size = settings.beams // settings.groups  # k
+        self.size = settings.beams // settings.strategy.num_beam_groups  # k
         tokens = prompt.view(-1, settings.beams, self.prompt_length)  # (B, K, L)
         self.batch = len(tokens)
         self.limits = self._limits(tokens)
         self.words = self._read_words()
-        self.groups = [self._new_group(part, tokens) for part in range(settings.groups)]
+        self.groups = [self._new_group(part, tokens) for part in range(settings.strategy.num_beam_groups)]
         self.records = Records(settings.config)
 
     @property
@@ -233,13 +231,14 @@ class _Search:
     def _limits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the most tokens that each sentence may have, `(B)`."""
         limits = tokens.new_full((self.batch,), self.settings.config.max_length - self.prompt_length)
-        beyond = self.settings.tokens_beyond_source
+        beyond = self.settings.strategy.tokens_beyond_source
         if beyond is None:
             return limits
         return torch.minimum(limits, self.voters.source_mask.sum(1).to(limits) + beyond)
 
     def _read_words(self) -> list[ForcedWords] | None:
-        shared, each = self.settings.force_words_ids, self.settings.strategy.sentence_force_words_ids
+        strategy = self.settings.strategy
+        shared, each = strategy.force_words_ids, strategy.sentence_force_words_ids
         if shared is None and each is None:
             return None
         if each is None:
@@ -332,7 +331,7 @@ class _Search:
         count = max(2, 1 + len(self.ends)) * self.size
         vocabulary = totals.shape[-1]
         if self.words is None or group.running.progress is None:
-            ranking = totals - self.settings.diversity * counts[:, None]
+            ranking = totals - self.settings.strategy.diversity_penalty * counts[:, None]
             best = ranking.flatten(1).topk(min(count, ranking[0].numel())).indices
             return best // vocabulary, best % vocabulary, None
         room = (self.limits - group.running.parents.shape[-1] - 1).tolist()
@@ -413,15 +412,10 @@ class _Search:
 
     def _check_found(self, scores: torch.Tensor) -> None:
         missing = (scores == NEVER).any(1).nonzero().flatten().tolist()
-        if not missing:
-            return
-        if self.words is not None:
+        if missing and self.words is not None:
             raise ValueError(
                 f"`force_words_ids` of sentence {missing[0]} must be possible within {int(self.limits[missing[0]])}"
                 f" tokens, but fewer than {self.settings.returned} hypotheses that contain them were found: other"
                 " settings forbid tokens, or length and beams are too small."
             )
-        raise ValueError(
-            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than"
-            f" {self.settings.returned} were found for sentence {missing[0]}."
-        )
+        check_found(scores)

@@ -16,6 +16,7 @@ from heedful.inference.strategies.steps import (
     check_request,
     end_tokens,
     filler,
+    given_once,
     require,
 )
 
@@ -99,13 +100,7 @@ class ContrastiveSearch:
         )
 
     def _resolve(self, config: Any, vocabulary: int) -> tuple[float, int]:
-        given = getattr(config, "penalty_alpha", None)
-        if given is not None and self.penalty_alpha not in (None, given):
-            raise ValueError(
-                f"`penalty_alpha` must be given once, but is {self.penalty_alpha} in ContrastiveSearch and {given} in"
-                " generate()."
-            )
-        alpha: Any = given if self.penalty_alpha is None else self.penalty_alpha
+        alpha: Any = given_once(self, config, "penalty_alpha")
         require(alpha is not None and 0 <= alpha <= 1, "penalty_alpha", "be between 0 and 1", alpha)
         k: Any = config.top_k if self.top_k is None else self.top_k
         require(bool(k) and 1 <= k <= vocabulary, "top_k", f"be between 1 and the {vocabulary} target tokens", k)

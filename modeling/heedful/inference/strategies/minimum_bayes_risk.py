@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.strategies.steps import BEAM_MODES, check_request, filler, require
+from heedful.inference.strategies.steps import BEAM_MODES, UNSET, check_request, filler, require
 
 Utility = Callable[[str, str], float]
 
@@ -78,7 +78,7 @@ class MinimumBayesRisk:
         count = generation_config.num_return_sequences or 1
         self._check(count)
         # Another strategy checks these itself.
-        unread = (*BEAM_MODES, "penalty_alpha") if self.candidates is None else ()
+        unread = BEAM_MODES | {"penalty_alpha": UNSET} if self.candidates is None else {}
         check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
@@ -145,13 +145,11 @@ def character_f_score() -> Utility:
 def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
     """Return the places of the best candidates: of each text its first, then, if too few, the others."""
     order = sorted(range(len(texts)), key=lambda place: -utilities[place])
-    seen: set[str] = set()
-    first: list[int] = []
-    others: list[int] = []
+    first: dict[str, int] = {}
     for place in order:
-        (others if texts[place] in seen else first).append(place)
-        seen.add(texts[place])
-    return (first + others)[:keep]
+        first.setdefault(texts[place], place)
+    others = [place for place in order if first[texts[place]] != place]
+    return [*first.values(), *others][:keep]
 
 
 def _cropped(sequences: torch.Tensor, prompt_length: int, fill: int) -> torch.Tensor:

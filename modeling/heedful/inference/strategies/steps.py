@@ -3,28 +3,24 @@
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
+Settings = dict[str, tuple[Any, ...]]  # names of generate()'s settings, with the values that change nothing
+UNSET: tuple[Any, ...] = (None, False, 0, "", [], {})
 # Settings of other ways of decoding, which no strategy of ours reads.
-OTHER_MODES = (
-    "constraints",
-    "dola_layers",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-    "low_memory",
-    "use_mtp",
-    "speculation_type",
-    "continuous_batching_config",
-)
+OTHER_MODES: Settings = dict.fromkeys((
+    "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
+    "speculation_type", "continuous_batching_config",
+), UNSET)  # fmt: skip
 # Those that some strategies of ours read.
-BEAM_MODES = ("num_beam_groups", "diversity_penalty", "force_words_ids")
-# Settings that a recipe writes into a generation config for `BeamSearch`, with the values that change nothing.
-SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
+BEAM_MODES: Settings = {"num_beam_groups": (*UNSET, 1), "diversity_penalty": UNSET, "force_words_ids": UNSET}
+# Those that only `BeamSearch` reads; a recipe writes them into a generation config.
+SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
 
 
 class Strategy(Protocol):
@@ -60,7 +56,7 @@ class Strategy(Protocol):
 
 
 def check_request(
-    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Sequence[str] = ()
+    strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Settings | None = None
 ) -> None:
     """Check that no setting asks for what a strategy of ours cannot do.
 
@@ -77,11 +73,8 @@ def check_request(
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name in (*OTHER_MODES, *unread):
-        value = getattr(generation_config, name, None)
-        is_default = name == "num_beam_groups" and value == 1
-        if value and not is_default:
-            raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
+    for name, value in active_settings(generation_config, {**OTHER_MODES, **(unread or {})}).items():
+        raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
         raise ValueError(
@@ -95,17 +88,34 @@ def require(is_right: bool, field: str, must: str, value: Any) -> None:
         raise ValueError(f"`{field}` must {must}, but is {value} instead.")
 
 
-def asks_for_beam_search(generation_config: Any) -> bool:
-    """Return whether a generation config has settings that only `BeamSearch` reads."""
-    return bool(active_settings(generation_config, SEARCH_SETTINGS))
+def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
+    """Return a setting that may stand in a strategy or in generate()'s config.
+
+    Args:
+        strategy: With an attribute of that name, `None` to take the config's.
+        config: generate()'s.
+        name: Of the setting.
+        unset: What it is where neither has it.
+
+    Raises:
+        ValueError: If both have one, and they differ.
+    """
+    own, given = getattr(strategy, name), getattr(config, name, None)
+    given = unset if given is None else given
+    if own is None:
+        return given
+    if given not in (unset, own):
+        where = type(strategy).__name__
+        raise ValueError(f"`{name}` must be given once, but is {own!r} in {where} and {given!r} in generate().")
+    return own
 
 
-def active_settings(generation_config: Any, settings: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any]:
     """Return those of some settings that change something, with their values.
 
     Args:
-        generation_config: Where they are set.
-        settings: By name, the values that change nothing.
+        generation_config: Where they may be set.
+        settings: Which.
     """
     values = {name: getattr(generation_config, name, None) for name in settings}
     return {name: value for name, value in values.items() if value not in settings[name]}
@@ -218,6 +228,28 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
     return states[:: len(states) // sentences]
 
 
+def picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return those of `(B, K, …)` states that stand at `(B, n)` places: `(B, n, …)`."""
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def check_found(scores: torch.Tensor) -> None:
+    """Check that a search has found all hypotheses that it is to return.
+
+    Args:
+        scores: `(B, returned)`, -inf where there is none.
+
+    Raises:
+        ValueError: If one is missing; the message names the sentence.
+    """
+    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
+    if missing:
+        raise ValueError(
+            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
+            f"{scores.shape[1]} were found for sentence {missing[0]}."
+        )
+
+
 def check_members(model: Any, members: Sequence[Any]) -> None:
     """Check that models can vote on the next token together.
 
@@ -233,26 +265,23 @@ def check_members(model: Any, members: Sequence[Any]) -> None:
             raise ValueError(f"{name} must be an encoder-decoder, but is {type(member).__name__} instead.")
         if member.training and not model.training:
             raise ValueError(f"{name} must be in evaluation mode, but is in training mode instead: call its eval().")
-        for what, (ours, theirs) in _vocabularies(model, member).items():
-            if ours != theirs:
+        theirs = _vocabulary(member)
+        for what, ours in _vocabulary(model).items():
+            if ours != theirs[what]:
                 raise ValueError(
                     f"{name} must have the vocabulary of the model that generates, with {what} {ours}, "
-                    f"but it is {theirs} instead."
+                    f"but it is {theirs[what]} instead."
                 )
 
 
-def _vocabularies(model: Any, member: Any) -> dict[str, tuple[Any, Any]]:
-    def described(one: Any) -> dict[str, Any]:
-        return {
-            "target size": one.get_output_embeddings().weight.shape[0],
-            "source size": one.get_input_embeddings().weight.shape[0],
-            "end tokens": sorted(end_tokens(one.generation_config)),
-            "start token": one.generation_config.decoder_start_token_id,
-            "padding": one.generation_config.pad_token_id,
-        }
-
-    theirs = described(member)
-    return {what: (ours, theirs[what]) for what, ours in described(model).items()}
+def _vocabulary(model: Any) -> dict[str, Any]:
+    return {
+        "target size": model.get_output_embeddings().weight.shape[0],
+        "source size": model.get_input_embeddings().weight.shape[0],
+        "end tokens": sorted(end_tokens(model.generation_config)),
+        "start token": model.generation_config.decoder_start_token_id,
+        "padding": model.generation_config.pad_token_id,
+    }
 
 
 def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from heedful.diagnosis.memory import MIB
 from heedful.files import check_matplotlib
 
-MEBIBYTE = 2**20
 # Label, colour, line; the last two are no layers of Table 1.
 STYLES = {
     "self_attention": ("self-attention", "tab:blue", "-"),
@@ -48,7 +48,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         power = layer["exponents"]
         style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 3}
         time.plot(lengths, layer["milliseconds"], label=f"{label}: n^{power['time']:.2f}", **style)
-        mebibytes = [value / MEBIBYTE for value in layer["bytes"]]
+        mebibytes = [value / MIB for value in layer["bytes"]]
         memory.plot(lengths, mebibytes, label=f"{label}: n^{power['memory']:.2f}", **style)
     for kind, (label, colour, marker) in REACH_STYLES.items():
         rows = [row for row in report["reach"] if row["kind"] == kind]

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from heedful.complexity.counts import count, operations, path_length, sequential_steps, term_of_table_1
-from heedful.complexity.figure import MEBIBYTE, REACH_STYLES, STYLES, draw
+from heedful.complexity.figure import REACH_STYLES, STYLES, draw
 from heedful.complexity.layers import make_layer
 from heedful.complexity.measurement import KINDS, exponent, machine, measure
 from heedful.complexity.reach import measure_reach
 from heedful.complexity.settings import ComplexitySettings
+from heedful.diagnosis.memory import MIB
 from heedful.files import check_is_new, check_matplotlib, new_folder
 
 # Of Table 1: complexity per layer, sequential operations, maximum path length, and the power of n in the first.
@@ -132,7 +133,7 @@ def _times_table(report: dict[str, Any]) -> str:
     for kind in KINDS:
         layer = report["layers"][kind]
         times = [f"{value:,.1f}" for value in layer["milliseconds"]]
-        rows.append([STYLES[kind][0], *times, f"{layer['bytes'][-1] / MEBIBYTE:,.1f}"])
+        rows.append([STYLES[kind][0], *times, f"{layer['bytes'][-1] / MIB:,.1f}"])
     return _table(header, rows)
 
 

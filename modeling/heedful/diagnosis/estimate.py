@@ -23,7 +23,7 @@ from heedful.data.batching import Row
 from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent, shortened
-from heedful.diagnosis.memory import HeldBytes, available_memory, count_parameters, process_memory, state_memory
+from heedful.diagnosis.memory import MIB, HeldBytes, available_memory, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunPlan
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
@@ -45,7 +45,6 @@ PROBE_TOKENS = 512
 SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed stands for it
 SHOWN_ROWS = 3
 SHOWN_TEXT = 200
-MIB = 2**20
 
 Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
 
@@ -121,7 +120,7 @@ class DryRun:
         if end is None:
             return [*lines, "updates of the run   unknown"]
         lines.append(f"updates of the run   {end.updates:,.0f} ({end})")
-        epochs = "unknown, because the data are streamed" if not per_epoch else f"{end.updates / per_epoch:,.1f}"
+        epochs = f"{end.updates / per_epoch:,.1f}" if per_epoch else _count(None)
         return [*lines, f"epochs of the run    {epochs}"]
 
     def _first_lines(self) -> Iterator[str]:
@@ -142,13 +141,12 @@ class DryRun:
             yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
 
     def _memory_lines(self) -> list[str]:
-        lines = [f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in self.memory.items()]
-        total = sum(self.memory.values())
-        lines.append(f"{'together':<38}{total / MIB:>10,.0f} MiB")
+        sizes = {**self.memory, "together": sum(self.memory.values())}
         if self.available is not None:
-            lines.append(f"{'there are here':<38}{self.available / MIB:>10,.0f} MiB")
-            if total > self.available:
-                lines.append("More than there is: set `optimization.token_budget` lower.")
+            sizes["there are here"] = self.available
+        lines = [f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items()]
+        if self.available is not None and sizes["together"] > self.available:
+            lines.append("More than there is: set `optimization.token_budget` lower.")
         lines.append("Validation may add to it.")
         if "freed, but kept by the allocator" in self.memory:
             lines.append("Long runs on the CPU were seen to take up to five times as much, above all in bf16.")

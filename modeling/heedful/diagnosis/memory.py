@@ -17,6 +17,8 @@ from heedful.training.recipe import OptimizationRecipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MIB = 2**20  # bytes
+
 
 class HeldBytes(TorchDispatchMode):
     """Counts the bytes of all tensors that are made while it is entered and not freed yet.

@@ -15,20 +15,7 @@ import torch
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Measured, SkippedError, check
-from heedful.diagnosis.trials import (
-    EXTRA_PADDING,
-    IGNORED_LABEL,
-    Sample,
-    Way,
-    difference,
-    dtype_name,
-    generated,
-    labels_of,
-    logits_of,
-    loss_of,
-    make_sample,
-    tolerance_of,
-)
+from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
 from heedful.files import listed
 
 BEAMS = 4
@@ -47,14 +34,14 @@ def _compared(model: Any, sample: Sample | None, way: Way, beams: tuple[int, ...
         if model.dtype in (torch.float32, torch.float64):
             distance = max(distance, differing)
         else:
-            told += f" (not judged in {dtype_name(model.dtype)})"
+            told += f" (not judged in {trials.dtype_name(model.dtype)})"
     elif beams:
         told += "; same tokens generated"
     return distance, tolerance_of(model), told
 
 
 def _count_differing(model: Any, sample: Sample, way: Way, num_beams: int) -> int:
-    outputs = generated(model, sample, num_beams, way), generated(model, sample, num_beams)
+    outputs = trials.generated(model, sample, num_beams, way), trials.generated(model, sample, num_beams)
     return sum(ours != theirs for ours, theirs in zip(*outputs, strict=True))
 
 
@@ -75,15 +62,15 @@ def check_order(model: Any, sample: Sample | None = None) -> Measured:
 @check("right padding")
 def check_right_padding(model: Any, sample: Sample | None = None) -> Measured:
     """Check that more padding behind the sources changes no logits."""
-    told = f"{EXTRA_PADDING} more padding tokens on the source's right"
-    return _compared(model, sample, Way(padding=EXTRA_PADDING), (), told)
+    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's right"
+    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING), (), told)
 
 
 @check("left padding")
 def check_left_padding(model: Any, sample: Sample | None = None) -> Measured:
     """Check that padding before the sources changes neither logits nor greedy outputs."""
-    told = f"{EXTRA_PADDING} more padding tokens on the source's left"
-    return _compared(model, sample, Way(padding=EXTRA_PADDING, side="left"), (1,), told)
+    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's left"
+    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING, side="left"), (1,), told)
 
 
 @check("cache")
@@ -128,7 +115,7 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     if missing:
         return len(missing), 0.0, f"{', '.join(missing)}: nothing is returned under {kernel}"
     source_mask = inputs["attention_mask"].bool()
-    target_mask = labels_of(model, sample.targets) != IGNORED_LABEL
+    target_mask = labels_of(model, sample.targets) != trials.IGNORED_LABEL
     worst = difference([outputs.logits[target_mask]], [plain[target_mask]])
     for kind in kinds:
         queries = source_mask if kind == "encoder_attentions" else target_mask
@@ -181,9 +168,9 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
     whole = loss_of(model, sample)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
     weighted = sum(single.label_count * loss_of(model, single) for single in singles) / sample.label_count
-    more = loss_of(model, sample, labels_of(model, sample.targets, EXTRA_PADDING))
+    more = loss_of(model, sample, labels_of(model, sample.targets, trials.EXTRA_PADDING))
     blanked = labels_of(model, sample.targets)
-    blanked[:, 1::2] = IGNORED_LABEL
+    blanked[:, 1::2] = trials.IGNORED_LABEL
     of_the_others = loss_of(model, sample, blanked, decoder_input_ids=trials.decoder_inputs(model, sample.targets))
     logits = torch.cat([row[::2].float() for row in logits_of(model, sample)])
     labels = torch.tensor([token for row in sample.targets for token in row[::2]], device=logits.device)

@@ -131,7 +131,7 @@ def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[lis
     for settings in (model.config, model.generation_config):
         for name, value in settings.to_dict().items():
             if name.endswith("token_id"):
-                special |= set(value if isinstance(value, list) else [value])
+                special |= id_set(value)
     if tokenizers is not None:
         special |= {*tokenizers.source.all_special_ids, *tokenizers.target.all_special_ids}
     generator = torch.Generator().manual_seed(0)
@@ -146,6 +146,11 @@ def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[lis
 def vocabulary_sizes(model: Any) -> tuple[int, int]:
     """Return the number of rows of the source's embeddings and of the output's."""
     return model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0]
+
+
+def id_set(ids: int | list[int] | None) -> set[int]:
+    """Return the ids of a setting that holds one, several or none."""
+    return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
 def special_token(model: Any, name: str) -> Any:
@@ -253,8 +258,7 @@ def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> l
         pad_token_id=pad_token(model),
         decoder_start_token_id=start_token(model),
     )
-    end = special_token(model, "eos_token_id")
-    ends = set(end if isinstance(end, list) else [end])
+    ends = id_set(special_token(model, "eos_token_id"))
 
     def generate(batch: Sample) -> list[list[int]]:
         rows = model.generate(**source_inputs(model, batch.sources, way), generation_config=settings).tolist()

@@ -198,7 +198,7 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
             "tokenizer": getattr(tokenizers.target, name, None) if tokenizers else None,
         }
         ids = {where: id_ for where, id_ in ids.items() if id_ is not None}
-        given = [set(id_ if isinstance(id_, list) else [id_]) for id_ in ids.values()]
+        given = [trials.id_set(id_) for id_ in ids.values()]
         # A model may end at more tokens than its tokenizer's one.
         if not given or not set.intersection(*given):
             told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items())

@@ -11,6 +11,7 @@ from heedful.data.encoding import PairEncoder
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, collected, graded, percent, shortened
 from heedful.diagnosis.recipe_checks.pairs import Pairs
+from heedful.diagnosis.trials import id_set
 from heedful.inference.translation import position_limit
 from heedful.training.recipe import Recipe
 
@@ -158,7 +159,7 @@ def check_special_ids(
     except ValueError as error:
         yield problem("error", str(error), "Training refuses them: give the model the tokenizer it was made with.")
     ours, theirs = config.eos_token_id, generation_config.eos_token_id
-    if set(_as_list(ours)) - set(_as_list(theirs)):
+    if id_set(ours) - id_set(theirs):
         told = f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would "
         yield problem("error", told + "never end.", f"Set `eos_token_id` to {ours} in generation_config.json.")
     for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
@@ -172,7 +173,7 @@ def check_special_ids(
     size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         forced = getattr(generation_config, name, None)
-        if any(not 0 <= id_ < size for id_ in _as_list(forced)):
+        if any(not 0 <= id_ < size for id_ in id_set(forced)):
             told = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
             yield problem("error", told, "Set it to an id of the target vocabulary.")
 
@@ -362,7 +363,3 @@ def _sides(tokenizers: TokenizerPair) -> "list[tuple[str, PreTrainedTokenizerFas
     if tokenizers.is_joint:
         return [("joint", tokenizers.source)]
     return [("source", tokenizers.source), ("target", tokenizers.target)]
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]

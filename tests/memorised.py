@@ -31,7 +31,7 @@ def memorised_model(tokenizers: TokenizerPair, pairs: dict[str, str], language: 
     sharing = {"share_encoder_decoder_embeddings": tokenizers.is_joint}
     config = HeedConfig(**{**sizes, **sharing, **tokenizers.special_ids(), **options})
     model = HeedForConditionalGeneration(config)
-    weights = KNOWN.get(key := repr([config, pairs, language, tokenizers.source.get_vocab()]))
+    weights = KNOWN.get(key := repr([config, pairs, language, sorted(tokenizers.source.get_vocab().items())]))
     if weights is not None:
         model.load_state_dict(weights)
         return model.eval()

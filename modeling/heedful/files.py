@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and lists and numbers in messages."""
+"""Files and folders that appear whole or not at all, lists and numbers in messages, and what drawing needs."""
 
 import os
 import shutil
@@ -54,10 +54,10 @@ def new_folder(target: str | Path) -> Iterator[Path]:
         yield partial
 
 
-def check_is_new(target: Path) -> None:
-    """Raise a `ValueError` if there is something where a folder is to be made."""
+def check_is_new(target: Path, name: str = "target") -> None:
+    """Raise a `ValueError` that names the argument if there is something where a folder is to be made."""
     if target.exists() or target.is_symlink():
-        raise ValueError(f"`target` must be a folder that does not exist yet, but {target} does.")
+        raise ValueError(f"`{name}` must be a folder that does not exist yet, but {target} does.")
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str]) -> Path:
@@ -99,6 +99,14 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
     for name, number in numbers.items():
         if number is not None and not number >= minimum:
             raise ValueError(f"`{name}` must be at least {minimum}, but is {number} instead.")
+
+
+def check_matplotlib() -> None:
+    """Raise an `ImportError` that names the extra if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Drawing needs matplotlib: pip install 'heedful[plots]'") from error
 
 
 def _remove(path: Path) -> None:

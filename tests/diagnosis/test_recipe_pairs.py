@@ -136,7 +136,7 @@ DEFECTIVE = {
 }
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("name", [check.name for check in DEFECTS])
 def test_every_defect_of_a_text_is_found_and_named_with_its_row(name):
     finding = only(check_text(with_pairs((CLEAN[0][0], DEFECTIVE[name]))), name)
     assert "0 sources and 1 targets of 401" in finding.told

@@ -19,7 +19,7 @@ from heedful.data.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
-from helpers import each_once, matrices_of, tiny_model
+from helpers import each_once, matrices_of, slow_but, tiny_model
 from memorised import PAIRS, memorised_model
 
 SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
@@ -32,7 +32,7 @@ SAVED = {
 IN_MEMORY = {"int4": (PrototypeInt4WeightOnlyConfig(group_size=32), 0.5)}
 
 
-@pytest.fixture(scope="module", params=["joint", "separate"])
+@pytest.fixture(scope="module", params=slow_but(["joint"], ["joint", "separate"]))
 def folder(request, tmp_path_factory):
     """A model that knows the pairs, its three matrices one or its target's and output's one."""
     path = tmp_path_factory.mktemp(request.param)

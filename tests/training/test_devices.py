@@ -120,6 +120,18 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
             "`fsdp_cpu_ram_efficient_loading` .*must be false",
         ),
         ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 2, {}, "`zero_stage` .* must be 2 .*but is 3"),
+        (
+            DEEPSPEED,
+            2,
+            {"optimization.mixed_precision": "fp16"},
+            "`optimization.mixed_precision` must be no or bf16 under DeepSpeed, but is fp16",
+        ),
+        (
+            DEEPSPEED,
+            2,
+            {"optimization.mixed_precision": "bf16", "optimization.ema_decay": 0.9, "checkpoints.publish": "ema"},
+            "`optimization.ema_decay` must be null under DeepSpeed .* but is 0.9",
+        ),
         ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "a.json"}, 2, {}, "`deepspeed_config_file` .*absent"),
         (
             {**DEEPSPEED, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},

@@ -186,7 +186,7 @@ def test_changed_rows_are_not_trained_on_as_if_they_were_the_same(make_loop, cor
 
 
 def changed(changes, before=None):
-    return changed_keys(tiny_tree("run", before), tiny_tree("run", {**(before or {}), **changes}))
+    return list(changed_keys(tiny_tree("run", before), tiny_tree("run", {**(before or {}), **changes})))
 
 
 @pytest.mark.parametrize(

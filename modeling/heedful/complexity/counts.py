@@ -64,17 +64,16 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
     k-fold from layer to layer (`dilated`).
     """
     far, k = length - 1, settings.kernel_width
-    if kind == "recurrent":
-        return length
-    if kind in ("restricted", "masked"):
-        return max(1, math.ceil(far / settings.neighbourhood))
-    if kind == "convolutional":
-        return max(1, math.ceil(2 * far / (k - 1)))
-    if kind == "causal":
-        return max(1, math.ceil(far / (k - 1)))
-    if kind == "dilated":
-        return least_power(k, length)
-    return 1
+    restricted = math.ceil(far / settings.neighbourhood)
+    lengths = {
+        "restricted": restricted,
+        "masked": restricted,
+        "recurrent": length,
+        "convolutional": math.ceil(2 * far / (k - 1)),
+        "causal": math.ceil(far / (k - 1)),
+        "dilated": least_power(k, length),
+    }
+    return lengths.get(kind, 1)
 
 
 def least_power(base: int, number: int) -> int:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from heedful.files import check_matplotlib
+
 MEBIBYTE = 2**20
 # Label, colour, line; the last two are no layers of Table 1.
 STYLES = {
@@ -21,14 +23,6 @@ REACH_STYLES = {
     "causal": ("convolutional, causal", "tab:orange", "^"),
     "dilated": ("convolutional, causal, dilated", "tab:brown", "^"),
 }
-
-
-def check_matplotlib() -> None:
-    """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Drawing the figure needs matplotlib: pip install 'heedful[plots]'") from error
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 
 from heedful.complexity.counts import count, operations, path_length, sequential_steps, term_of_table_1
-from heedful.complexity.figure import REACH_STYLES, STYLES, check_matplotlib, draw
+from heedful.complexity.figure import MEBIBYTE, REACH_STYLES, STYLES, draw
 from heedful.complexity.layers import make_layer
 from heedful.complexity.measurement import KINDS, exponent, machine, measure
 from heedful.complexity.reach import measure_reach
 from heedful.complexity.settings import ComplexitySettings
-from heedful.files import new_folder
+from heedful.files import check_is_new, check_matplotlib, new_folder
 
-MEBIBYTE = 2**20
-JSON_FILE, TABLES_FILE, FIGURE_FILE = "complexity.json", "complexity.md", "complexity.png"
 # Of Table 1: complexity per layer, sequential operations, maximum path length, and the power of n in the first.
 PAPER = {
     "self_attention": ("O(n²·d)", "O(1)", "O(1)", 2),
@@ -156,17 +154,11 @@ def write_report(settings: ComplexitySettings, output: Path) -> dict[str, Any]:
         ValueError: If the folder exists or cannot be made.
         ImportError: If matplotlib is not installed.
     """
-    if output.exists() or output.is_symlink():
-        raise ValueError(f"`output` must be a folder that does not exist yet, but {output} does.")
+    check_is_new(output, "output")
     check_matplotlib()
     with new_folder(output) as folder:
         report = make_report(settings)
-        write_files(report, folder)
+        (folder / "complexity.json").write_text(as_json(report) + "\n", encoding="utf-8")
+        (folder / "complexity.md").write_text(tables(report) + "\n", encoding="utf-8")
+        draw(report, folder / "complexity.png")
     return report
-
-
-def write_files(report: dict[str, Any], folder: Path) -> None:
-    """Write the files of a report into a folder that is there."""
-    (folder / JSON_FILE).write_text(as_json(report) + "\n", encoding="utf-8")
-    (folder / TABLES_FILE).write_text(tables(report) + "\n", encoding="utf-8")
-    draw(report, folder / FIGURE_FILE)

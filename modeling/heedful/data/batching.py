@@ -41,7 +41,6 @@ class BatchingSettings:
     seed: int = 0
 
     def __post_init__(self):
-        """Check the numbers."""
         _check_whole_number("buckets_per_update", self.buckets_per_update, 1)
         _check_whole_number("tokens_per_update", self.tokens_per_update, self.buckets_per_update)
         _check_whole_number("seed", self.seed, 0)

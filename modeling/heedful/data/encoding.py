@@ -37,11 +37,8 @@ class PairEncoder:
         """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
         stream = iter(pairs)
         while chunk := list(islice(stream, CHUNK)):
-            sources = [pair["source"] for pair in chunk]
-            targets = [pair["target"] for pair in chunk]
-            directions = [(sources, targets), (targets, sources)][: max(1, len(self.languages))]
-            for number, (texts, references) in enumerate(directions):
-                language = self.languages[number] if self.languages else None
+            sides = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
+            for language, (texts, references) in zip(self.languages or (None,), (sides, sides[::-1]), strict=False):
                 inputs = self.tokenizers.encode_source(texts, target_language=language)
                 labels = self.tokenizers.encode_target(references)
                 for row in zip(inputs, labels, strict=True):
@@ -66,17 +63,13 @@ class EncodedPairs:
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]]]):
-        sources: list[np.ndarray] = []
-        targets: list[np.ndarray] = []
+        sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for row in rows:
-            sources.append(np.asarray(row["input_ids"], dtype=np.int32))
-            targets.append(np.asarray(row["labels"], dtype=np.int32))
-        self.source_lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
-        self.target_lengths = np.array([len(ids) for ids in targets], dtype=np.int64)
-        self._sources = np.concatenate(sources) if sources else np.empty(0, np.int32)
-        self._targets = np.concatenate(targets) if targets else np.empty(0, np.int32)
-        self._source_ends = self.source_lengths.cumsum()
-        self._target_ends = self.target_lengths.cumsum()
+            sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
+            sides[1].append(np.asarray(row["labels"], dtype=np.int32))
+        self._sources, self._targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
+        self._source_bounds, self._target_bounds = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in sides)
+        self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -91,8 +84,7 @@ class EncodedPairs:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
-        source_end, target_end = self._source_ends[index], self._target_ends[index]
         return {
-            "input_ids": self._sources[source_end - self.source_lengths[index] : source_end].tolist(),
-            "labels": self._targets[target_end - self.target_lengths[index] : target_end].tolist(),
+            "input_ids": self._sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
+            "labels": self._targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
         }

@@ -123,10 +123,8 @@ class _PairChecker:
         file, number, cells = row
         texts = []
         for name in self.names:
-            column: Any = cells
             translation = cells.get("translation")
-            if isinstance(translation, Mapping) and name not in cells:
-                column = translation
+            column = translation if isinstance(translation, Mapping) and name not in cells else cells
             text = column.get(name)
             if name in column:
                 self.found.add(name)

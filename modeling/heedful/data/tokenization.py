@@ -29,8 +29,6 @@ class TokenizerPair:
         target: The tokenizer of the target; the same object if they are joint.
 
     Attributes:
-        source: As given.
-        target: As given.
         languages: The languages that have a tag `<2xx>` in the source vocabulary, in the order of their ids.
 
     Raises:

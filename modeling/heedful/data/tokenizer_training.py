@@ -167,9 +167,8 @@ def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tok
     pieces = [(piece, round(score, 6)) for piece, score in vocabulary[control_tokens:]]
     lowest = min(score for _, score in pieces)
     unseen = lowest + UNSEEN_BYTES_BAND
-    pieces = [
-        (piece, round(lowest - 1, 6) if len(piece) == 1 and score <= unseen else score) for piece, score in pieces
-    ]
+    same = round(lowest - 1, 6)
+    pieces = [(piece, same if len(piece) == 1 and score <= unseen else score) for piece, score in pieces]
     pieces.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = [*vocabulary[:control_tokens], *pieces]
     return Tokenizer.from_str(json.dumps(state))

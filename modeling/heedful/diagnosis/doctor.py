@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import load_or_train_tokenizers
 from heedful.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 PAIRS = 100_000
 TIMED = 3  # updates
@@ -177,7 +174,11 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
     """Run the checks of the model, and of the length of its run."""
     key = "model" if recipe.model.start_from is None else "model.start_from"
     try:
-        model = _model_of_shapes(recipe, tokenizers)
+        if recipe.model.start_from is not None:
+            model = load_model(recipe.model.start_from)  # without the checks of ids, which stop at the first error
+        else:
+            with torch.device("meta"):  # the weights take no memory
+                model = make_model(recipe.model, tokenizers)
     except ValueError as error:
         return [Finding("model", "error", str(error), key)]
     findings = tokens.check_special_ids(tokenizers, model.config, model.generation_config, key)
@@ -195,14 +196,6 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
     if rows.pairs.total is not None:  # the rest is taken to be like what was looked at
         per_epoch = len(updates) * rows.pairs.total / rows.pairs.looked_at
     return findings + check_run_length(recipe, RunPlan(per_epoch, seconds), model.config.d_model)
-
-
-def _model_of_shapes(recipe: Recipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
-    """Make a fresh model without memory for its weights, or load the one that training starts from."""
-    if recipe.model.start_from is not None:
-        return load_model(recipe.model.start_from)  # without the checks of ids, which stop at the first error
-    with torch.device("meta"):
-        return make_model(recipe.model, tokenizers)
 
 
 def _seconds_per_update(

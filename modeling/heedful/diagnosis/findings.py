@@ -1,7 +1,7 @@
 """What a check finds, in a recipe or in a model, and what all checks find together."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Self
 
@@ -106,6 +106,16 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
         return judge
 
     return decorate
+
+
+def collected(find: Callable[Settings, Iterator[Finding]]) -> Callable[Settings, list[Finding]]:
+    """Make a check of a function that looks through a recipe: one that returns a list of the findings it yields."""
+
+    @functools.wraps(find)
+    def look(*args: Settings.args, **kwargs: Settings.kwargs) -> list[Finding]:
+        return list(find(*args, **kwargs))
+
+    return look
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,11 @@ class HeldBytes(TorchDispatchMode):
         given = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(result):
             if storage._cdata not in given and storage._cdata not in self._held:
-                self._hold(storage._cdata, storage)
+                self._held.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._let_go, storage._cdata, storage.nbytes())
         return result
-
-    def _hold(self, address: int, storage: torch.UntypedStorage) -> None:
-        self._held.add(address)
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._let_go, address, storage.nbytes())
 
     def _let_go(self, address: int, size: int) -> None:
         self._held.discard(address)

@@ -83,13 +83,13 @@ class Verification(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON can hold it."""
-        names = ("folder", "model", "parameters", "dtype", "saved_dtype", "device")
+        conditions = {name: value for name, value in vars(self).items() if name != "findings"}
         verdicts = self.rows(check="check", result="level", figure="figure", limit="limit", told="told")
         for verdict in verdicts:
             for key in ("figure", "limit"):
                 if verdict[key] is not None and not math.isfinite(verdict[key]):
                     verdict[key] = str(verdict[key])
-        return {name: getattr(self, name) for name in names} | {"verdicts": verdicts, "passed": not self.failed}
+        return {**conditions, "verdicts": verdicts, "passed": not self.failed}
 
     def table(self) -> str:
         """Return the findings as lines of text, with the conditions above them and a summary below."""

@@ -9,14 +9,6 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
-def check_matplotlib() -> None:
-    """Raise an `ImportError` that names the extra if figures cannot be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("A study draws figures with matplotlib: pip install 'heedful[plots]'") from error
-
-
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
     """Draw panels from left to right into an SVG file: text stays text, and the same panels give the same bytes.
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Literal
 
-from heedful.files import check_at_least, new_folder
-from heedful.studies.figures import check_matplotlib, save_figure
+from heedful.files import check_at_least, check_is_new, check_matplotlib, new_folder
+from heedful.studies.figures import save_figure
 from heedful.studies.pairs import Pair, write_pairs
 from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model
@@ -177,8 +177,7 @@ def run_study(lab: Lab, output: Path) -> Path:
         ImportError: If matplotlib is missing.
         TrainingInterrupted: After Ctrl-C or SIGTERM in a training; the same call goes on with it.
     """
-    if output.exists() or output.is_symlink():
-        raise ValueError(f"`--output` must be a folder that does not exist yet, but {output} does.")
+    check_is_new(output, "--output")
     check_matplotlib()
     outcome = lab.study.run(lab)
     results = results_of(lab, outcome)

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from heedful.files import write_text
 from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import read_recipe, to_yaml
+from heedful.training.recipe_file import read_recipe
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
 # What a run may leave that ended before its first update.
@@ -74,44 +73,37 @@ def check_output_folder(recipe: Recipe) -> None:
     if not written.is_file():
         raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
     earlier, now = asdict(read_recipe(written)), asdict(recipe)
-    for name in changed_keys(earlier, now):
+    for name, (then, value) in changed_keys(earlier, now).items():
         if recipe.allow_changes and not name.startswith("tokenizer."):
             continue
-        then, value = (_look_up(tree, name) for tree in (earlier, now))
         raise ValueError(
             f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: "
             + ("the weights know no other tokenizer." if name.startswith("tokenizer.") else OTHER_RUN)
         )
 
 
-def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the keys, with dots, that differ and make it another run; those of logging, for example, do not."""
+def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each key, with dots, that makes it another run; those of logging, for example, do not."""
     changeable = set(CHANGEABLE_KEYS)
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
         changeable.discard("optimization.max_updates")  # the learning rate follows from it
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
-    return [
-        name
-        for name in _leaves(now) | _leaves(earlier)
-        if not any(name == key or name.startswith(key + ".") for key in changeable)
-        and _look_up(earlier, name) != _look_up(now, name)
-    ]
+    then, values = _leaves(earlier), _leaves(now)
+    return {
+        name: (then.get(name), values.get(name))
+        for name in values | then
+        if then.get(name) != values.get(name)
+        and not any(name == key or name.startswith(key + ".") for key in changeable)
+    }
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, None]:
-    """Return the dotted names of all values, in their order."""
-    names: dict[str, None] = {}
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return all values by their dotted names, in their order."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        names |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": None}
-    return names
-
-
-def _look_up(tree: dict[str, Any], name: str) -> Any:
-    value: Any = tree
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
 
 
 @contextlib.contextmanager
@@ -147,11 +139,6 @@ def _lock(descriptor: int, folder: Path) -> None:
             raise ValueError(
                 f"`output` must be a folder of its own, but another run is writing into {folder}."
             ) from None
-
-
-def write_recipe(recipe: Recipe) -> None:
-    """Write the recipe into its run's folder, in place of an earlier one."""
-    write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
 
 
 @contextlib.contextmanager

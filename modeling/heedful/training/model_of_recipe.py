@@ -1,7 +1,7 @@
 """The model that a recipe describes, and the engine that trains it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -33,7 +33,15 @@ def make_model(
         ValueError: If the config is not one, contradicts the tokenizers, or has other sizes than the checkpoint.
     """
     start = recipe.start_from
-    model = _new_model(recipe, tokenizers) if start is None else _start_model(start, recipe, tokenizers)
+    if start is None:
+        model = _new_model(recipe, tokenizers)
+    else:
+        from heedful.inference.loading import load_model
+
+        model = load_model(start)
+        tokenizers.check_config(model.config)
+    if recipe.attn_implementation is not None:
+        model.set_attn_implementation(recipe.attn_implementation)
     if checkpoint is not None:
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config)
@@ -66,22 +74,9 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
         )
     if kind != DistributedType.DEEPSPEED:
         return Engine(accelerator, model, make_optimizer(model, settings))
-    from heedful.training.processes.zero import ZeroEngine, check_settings, keep_gradients_exact
+    from heedful.training.processes.zero import ZeroEngine
 
-    check_settings(settings)
-    keep_gradients_exact(accelerator.state.deepspeed_plugin.deepspeed_config)
     return ZeroEngine(accelerator, model, make_optimizer(model, settings))
-
-
-def _start_model(start_from: str, recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
-    """Load the model that the run starts from."""
-    from heedful.inference.loading import load_model
-
-    model = load_model(start_from)
-    tokenizers.check_config(model.config)
-    if recipe.attn_implementation is not None:
-        model.set_attn_implementation(recipe.attn_implementation)
-    return model
 
 
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
@@ -103,19 +98,11 @@ def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedMod
     kind = options.pop("model_type", "heed")
     if kind not in MODEL_TYPES:
         raise ValueError(f"`model.options.model_type` must be {' or '.join(MODEL_TYPES)}, but is {kind} instead.")
-    if kind == "heed_rnn":
-        return _new_recurrent_model(recipe, options | vocabularies)
-    from heedful.configuration_heed import HeedConfig
-    from heedful.modeling_heed import HeedForConditionalGeneration
+    if kind == "heed":
+        from heedful.configuration_heed import HeedConfig
+        from heedful.modeling_heed import HeedForConditionalGeneration
 
-    config = HeedConfig(**options | vocabularies)
-    if recipe.attn_implementation is not None:
-        config._attn_implementation = recipe.attn_implementation
-    return HeedForConditionalGeneration(config)
-
-
-def _new_recurrent_model(recipe: ModelRecipe, options: dict[str, Any]) -> "PreTrainedModel":
-    """Make a recurrent model of a config's fields, for which some of the recipe's settings mean nothing."""
+        return HeedForConditionalGeneration(HeedConfig(**options | vocabularies))
     from heedful.configuration_heed_rnn import HeedRNNConfig
     from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
@@ -126,4 +113,4 @@ def _new_recurrent_model(recipe: ModelRecipe, options: dict[str, Any]) -> "PreTr
         )
     if recipe.gradient_checkpointing:
         raise ValueError("`model.gradient_checkpointing` must be false for a recurrent model, but is true instead.")
-    return HeedRNNForConditionalGeneration(HeedRNNConfig(**options))
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(**options | vocabularies))

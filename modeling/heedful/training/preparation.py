@@ -75,7 +75,6 @@ class StoredCorpus(Corpus):
     rows: EncodedPairs
 
     def __post_init__(self):
-        """Count the rows and plan their updates."""
         self._note_pairs(len(self.rows))
         self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
 

@@ -42,7 +42,6 @@ class DataRecipe:
     cleaning: CleaningRules = field(default_factory=CleaningRules)
 
     def __post_init__(self):
-        """Check the numbers and the names of the test sets."""
         _at_least(1, "data", self, "pool_size", "max_source_tokens", "max_target_tokens")
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
@@ -78,7 +77,6 @@ class TokenizerRecipe:
     sentences: int | None = None
 
     def __post_init__(self):
-        """Check the numbers."""
         _at_least(1, "tokenizer", self, "vocab_size", "target_vocab_size", "sentences")
 
 
@@ -93,7 +91,6 @@ class ModelRecipe:
     gradient_checkpointing: bool = False
 
     def __post_init__(self):
-        """Check that the model is described once."""
         if self.start_from is not None and (self.config is not None or self.options):
             where = "`model.config` or `model.options` are given"
             raise _mistake("model.start_from", f"empty where {where}", repr(self.start_from))
@@ -125,7 +122,6 @@ class OptimizationRecipe:
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self):
-        """Check the numbers, and that the run ends."""
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
@@ -164,7 +160,6 @@ class ValidationRecipe:
     patience: int | None = None
 
     def __post_init__(self):
-        """Check the numbers."""
         _at_least(1, "validation", self, "every_updates", "num_beams", "max_new_tokens", "patience")
         _at_least(0, "validation", self, "sentences")
         if self.sentences == 0 and self.select != "loss":
@@ -182,7 +177,6 @@ class CheckpointRecipe:
     publish: Literal["average", "average_best", "best", "last", "ema"] = "average"
 
     def __post_init__(self):
-        """Check the numbers."""
         _at_least(1, "checkpoints", self, "every_updates", "keep_last", "keep_best")
 
 
@@ -199,7 +193,6 @@ class DecodingRecipe:
     bleu_tokenizer: str = "13a"
 
     def __post_init__(self):
-        """Check the numbers, and that what compares beams has several."""
         _at_least(1, "decoding", self, "num_beams", "max_length", "tokens_beyond_source")
         if self.bootstrap != 0 and self.bootstrap < SMALLEST_BOOTSTRAP:
             raise _mistake("decoding.bootstrap", f"0 or at least {SMALLEST_BOOTSTRAP}", self.bootstrap)
@@ -217,7 +210,6 @@ class LoggingRecipe:
     trackers: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        """Check the numbers."""
         _at_least(1, "logging", self, "every_updates")
 
 

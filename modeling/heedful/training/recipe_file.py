@@ -16,6 +16,15 @@ import yaml
 from heedful.training.recipe import Recipe
 
 MODEL_TYPES = ("heed", "heed_rnn")
+IN_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "empty",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -103,10 +112,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
     if not isinstance(tree, dict):
         raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {tree!r} instead.")
     hints = get_type_hints(kind)
-    names = [entry.name for entry in fields(kind)]
     for key in tree:
-        if key not in names:
-            nearest = get_close_matches(str(key), names, n=1, cutoff=0)
+        if key not in hints:
+            nearest = get_close_matches(str(key), hints, n=1, cutoff=0)
             raise ValueError(f"`{prefix}{key}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
     values = {}
     for name, value in tree.items():
@@ -132,38 +140,26 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
             value = float(value)
     if float in choices and isinstance(value, int) and not isinstance(value, bool) and int not in choices:
         return float(value)
-    if not any(_fits(choice, value) for choice in choices):
-        raise ValueError(f"`{name}` must be {_in_words(choices)}, but is {value!r} instead.")
+    if not _fits(hint, value):
+        raise ValueError(f"`{name}` must be {' or '.join(map(_in_words, choices))}, but is {value!r} instead.")
     return value
 
 
-def _fits(choice: Any, value: Any) -> bool:
-    origin = get_origin(choice)
-    if origin is Literal:
-        return value in get_args(choice)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(get_args(choice)[0], entry) for entry in value)
-    if origin is dict:
-        inner = get_args(choice)[1]
-        options = get_args(inner) if get_origin(inner) is UnionType else (inner,)
-        return isinstance(value, dict) and all(any(_fits(o, entry) for o in options) for entry in value.values())
-    if choice is Any:
+def _fits(hint: Any, value: Any) -> bool:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(choice, value) for choice in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is Any:
         return True
-    if choice is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, choice)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return False
+    entries = value.values() if kind is dict else value
+    return not inner or all(_fits(inner[-1], entry) for entry in entries)
 
 
-def _in_words(choices: tuple[Any, ...]) -> str:
-    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "empty"}
-    names = []
-    for choice in choices:
-        if get_origin(choice) is Literal:
-            names.append("one of " + ", ".join(get_args(choice)))
-        elif get_origin(choice) is list:
-            names.append("a list")
-        elif get_origin(choice) is dict:
-            names.append("a mapping")
-        else:
-            names.append(words[choice])
-    return " or ".join(names)
+def _in_words(choice: Any) -> str:
+    if get_origin(choice) is Literal:
+        return "one of " + ", ".join(get_args(choice))
+    return IN_WORDS[get_origin(choice) or choice]

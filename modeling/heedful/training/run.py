@@ -10,14 +10,16 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from heedful.evaluation.metrics import score_translations
+from heedful.files import write_text
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.folder import check_output_folder, earlier_run_backed_up, folder_of_run, write_recipe
+from heedful.training.folder import check_output_folder, earlier_run_backed_up, folder_of_run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
 from heedful.training.processes.devices import check_trackers, hardware_in_words, make_accelerator
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
             logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
         loop = TrainingLoop(recipe, corpus, accelerator)
         if accelerator.is_main_process:
-            write_recipe(recipe)
+            write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
     progress = loop.run()

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
-from heedful.diagnosis.findings import EXAMPLES, Finding, RowCheck, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, RowCheck, collected, percent, shortened
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
@@ -134,14 +133,14 @@ POINTLESS_PAIRS = {
 }
 
 
-def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> list[Finding]:
+@collected
+def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[Finding]:
     """Find empty sides, copies of the source as target, and repeated pairs that nothing drops.
 
     Args:
         pairs: A split.
         rules: The recipe's cleaning rules for training pairs; None for a held-out split, which nothing cleans.
     """
-    findings = []
     for rule, check in POINTLESS_PAIRS.items():
         if rules is not None and getattr(rules, rule):
             continue
@@ -149,8 +148,7 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> list[Fin
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
         _, found, _ = cleaned(pairs, replace(NO_RULES, **{rule: True}))
-        findings += check.findings(pairs, found, key, {"advice": advice}, can_be_error=rules is not None)
-    return findings
+        yield from check.findings(pairs, found, key, {"advice": advice}, can_be_error=rules is not None)
 
 
 OVERLAP = RowCheck(
@@ -163,13 +161,13 @@ OVERLAP = RowCheck(
 )
 
 
-def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> list[Finding]:
+@collected
+def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[Finding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
     if rules.drop_overlap:
-        return []
+        return
     sources = {source.strip() for source in train.sources}
     both = {(pair["source"].strip(), pair["target"].strip()) for pair in train}
-    findings = []
     for split in held_out:
         seen = [number for number, source in enumerate(split.sources) if source.strip() in sources]
         if not seen:
@@ -178,8 +176,7 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
         _, dropped, _ = cleaned(train, replace(NO_RULES, drop_overlap=True), split)
         fields = {"same": f"{same:,}", "dropped": f"{len(dropped):,}", "lost": percent(len(dropped) / len(train))}
         is_test = split.key.startswith("data.test")
-        findings += OVERLAP.findings(split, seen, split.key, fields, can_be_error=is_test)
-    return findings
+        yield from OVERLAP.findings(split, seen, split.key, fields, can_be_error=is_test)
 
 
 LENGTH_RATIO = RowCheck(
@@ -229,72 +226,66 @@ def has_mojibake(text: str) -> bool:
     return False
 
 
-class Defect(NamedTuple):
-    """A defect of a text: what it is, whether a text has it, and from which share of the pairs on it is grave."""
-
-    words: str
-    is_in: Callable[[str], object]
-    advice: str
-    warning: float
-    error: float | None = None
-
-
-DEFECTS = {
-    "control_characters": Defect(
-        "control characters",
-        re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
+WITH = "{sources:,} sources and {targets:,} targets of {total} {split} pairs have "
+# Defects of a text, and what tells whether a text has one.
+DEFECTS: dict[RowCheck, Callable[[str], object]] = {
+    RowCheck(
+        "control_characters",
+        WITH + "control characters.",
         "Remove them: the model learns to write them.",
         0.001,
-    ),
-    "replacement_characters": Defect(
-        "the character U+FFFD, which stands where a letter was lost",
-        re.compile("\ufffd").search,
+    ): re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
+    RowCheck(
+        "replacement_characters",
+        WITH + "the character U+FFFD, which stands where a letter was lost.",
         "Decode the original files again, with the encoding they are in.",
         0.001,
         0.1,
-    ),
-    "mojibake": Defect(
-        "letters that were UTF-8 and read as Latin-1 or Windows-1252",
-        has_mojibake,
+    ): re.compile("\ufffd").search,
+    RowCheck(
+        "mojibake",
+        WITH + "letters that were UTF-8 and read as Latin-1 or Windows-1252.",
         "Decode the original files as UTF-8.",
         0.001,
         0.1,
-    ),
-    "html": Defect(
-        "HTML entities",
-        re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});").search,
+    ): has_mojibake,
+    RowCheck(
+        "html",
+        WITH + "HTML entities.",
         "`html.unescape` in Python turns them into text.",
         0.01,
-    ),
-    "decomposed": Defect(
-        "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it",
-        # Reading composes what can be composed, so jamo that are left have lost their syllable.
-        lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
+    ): re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});").search,
+    RowCheck(
+        "decomposed",
+        WITH
+        + "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
         "Normalize the files to NFC.",
         0.001,
+    ): (
+        # Reading composes what can be composed, so jamo that are left have lost their syllable.
+        lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text)
     ),
-    "outer_spaces": Defect(
-        "spaces at their beginning or end",
-        lambda text: text != text.strip() and text.strip(),
+    RowCheck(
+        "outer_spaces",
+        WITH + "spaces at their beginning or end.",
         "Strip them: the model learns to write them.",
         0.05,
-    ),
-    "tabs": Defect(
-        "tabs or line breaks inside",
-        lambda text: re.search(r"[\t\n\r]", text.strip()),
+    ): lambda text: text != text.strip() and text.strip(),
+    RowCheck(
+        "tabs",
+        WITH + "tabs or line breaks inside.",
         "Look whether columns or lines have run together.",
         0.01,
-    ),
+    ): lambda text: re.search(r"[\t\n\r]", text.strip()),
 }
 
 
-def check_text(pairs: Pairs) -> list[Finding]:
+@collected
+def check_text(pairs: Pairs) -> Iterator[Finding]:
     """Find characters that do not belong in sentences."""
-    findings = []
-    for name, defect in DEFECTS.items():
-        sides = [{n for n, text in enumerate(texts) if defect.is_in(text)} for texts in (pairs.sources, pairs.targets)]
-        told = f"{len(sides[0]):,} sources and {len(sides[1]):,} targets of {{total}} {{split}} pairs have "
-        told += f"{defect.words}."
-        check = RowCheck(name, told, defect.advice, defect.warning, defect.error)
-        findings += check.findings(pairs, sorted(sides[0] | sides[1]), pairs.key)
-    return findings
+    for check, is_in in DEFECTS.items():
+        sources, targets = (
+            {n for n, text in enumerate(texts) if is_in(text)} for texts in (pairs.sources, pairs.targets)
+        )
+        fields = {"sources": len(sources), "targets": len(targets)}
+        yield from check.findings(pairs, sorted(sources | targets), pairs.key, fields)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from heedful.diagnosis.findings import Finding, Level
+from heedful.diagnosis.findings import Finding, Level, collected
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe import Recipe
 
@@ -68,7 +68,8 @@ class RunPlan:
         return min(ends, key=lambda end: end.updates, default=None)
 
 
-def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> list[Finding]:
+@collected
+def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[Finding]:
     """Run all checks of this file.
 
     Args:
@@ -77,9 +78,11 @@ def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> list[Findin
         d_model: Width of the model, which the paper's schedule depends on.
     """
     end = plan.end(recipe)
-    if end is None:
-        return list(_check_epochs(recipe, plan, None))
-    return [*_check_schedule(recipe, end, d_model), *_check_epochs(recipe, plan, end), *_check_intervals(recipe, end)]
+    if end is not None:
+        yield from _check_schedule(recipe, end, d_model)
+    yield from _check_epochs(recipe, plan, end)
+    if end is not None:
+        yield from _check_intervals(recipe, end)
 
 
 def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Finding]:
@@ -108,10 +111,8 @@ def _check_epochs(recipe: Recipe, plan: RunPlan, end: RunEnd | None) -> Iterator
     if plan.updates_per_epoch is None:
         return
     if plan.updates_per_epoch <= 1:
-        told = (
-            f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training pairs "
-        )
-        told += "at once: every update sees the same pairs."
+        told = f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training "
+        told += "pairs at once: every update sees the same pairs."
         advice = "Lower it so that an epoch has tens of updates at least."
         yield Finding("epochs", "warning", told, "optimization.tokens_per_update", advice)
     epochs = end.updates / plan.updates_per_epoch if end else 0.0

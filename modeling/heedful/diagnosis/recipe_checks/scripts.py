@@ -2,35 +2,26 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from heedful.diagnosis.findings import Finding, RowCheck
+from heedful.diagnosis.findings import Finding, Level, RowCheck, collected
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 
-LANGUAGES_OF_SCRIPTS = {
-    "Hangul": "ko",
-    "CJK": "ja zh yue",
-    "Cyrillic": "ru uk bg be mk",
-    "Greek": "el",
-    "Arabic": "ar fa ur",
-    "Hebrew": "he yi",
-    "Thai": "th",
-    "Devanagari": "hi mr ne",
-    "Latin": "en de fr es it pt nl sv da nb nn no fi et lv lt pl cs sk sl hr hu ro tr vi id ms sw ca eu gl is ga cy",
+LATIN = "en de fr es it pt nl sv da nb nn no fi et lv lt pl cs sk sl hr hu ro tr vi id ms sw ca eu gl is ga cy"
+# The characters of each script, and the codes of the languages that are written in it.
+SCRIPTS_AND_LANGUAGES = {
+    "Latin": ("A-Za-zÀ-ÖØ-öø-ɏḀ-ỿ", LATIN),
+    "Hangul": ("가-힣ᄀ-ᇿㄱ-ㆎ", "ko"),
+    "CJK": ("ぁ-ヿ㐀-䶿一-鿿", "ja zh yue"),
+    "Cyrillic": ("Ѐ-ԯ", "ru uk bg be mk"),
+    "Greek": ("Ͱ-Ͽἀ-῿", "el"),
+    "Arabic": ("؀-ۿݐ-ݿ", "ar fa ur"),
+    "Hebrew": ("֐-׿", "he yi"),
+    "Thai": ("฀-๿", "th"),
+    "Devanagari": ("ऀ-ॿ", "hi mr ne"),
 }
-SCRIPTS_OF_LANGUAGES = {code: script for script, codes in LANGUAGES_OF_SCRIPTS.items() for code in codes.split()}
-SCRIPT_RANGES = {
-    "Latin": "A-Za-zÀ-ÖØ-öø-ɏḀ-ỿ",
-    "Hangul": "가-힣ᄀ-ᇿㄱ-ㆎ",
-    "CJK": "ぁ-ヿ㐀-䶿一-鿿",
-    "Cyrillic": "Ѐ-ԯ",
-    "Greek": "Ͱ-Ͽἀ-῿",
-    "Arabic": "؀-ۿݐ-ݿ",
-    "Hebrew": "֐-׿",
-    "Thai": "฀-๿",
-    "Devanagari": "ऀ-ॿ",
-}
-SCRIPTS = {script: re.compile(f"[{characters}]") for script, characters in SCRIPT_RANGES.items()}
+SCRIPTS = {script: re.compile(f"[{characters}]") for script, (characters, _) in SCRIPTS_AND_LANGUAGES.items()}
+SCRIPTS_OF_LANGUAGES = {code: script for script, (_, codes) in SCRIPTS_AND_LANGUAGES.items() for code in codes.split()}
 WRONG_SCRIPT_SHARE = 0.05
 
 SWAPPED = ": source and target are swapped."
@@ -71,7 +62,10 @@ def main_script(scripts: Iterable[str | None]) -> str | None:
     return script if count >= 0.8 * counts.total() else None
 
 
-def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]) -> list[Finding]:
+@collected
+def check_scripts(
+    train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
+) -> Iterator[Finding]:
     """Find swapped languages, and targets in a script that is not theirs.
 
     Only scripts are looked at: German and French cannot be told apart here.
@@ -82,18 +76,17 @@ def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: tuple[str 
         languages: Codes of the source and target language; what has another script, or is unknown, says nothing.
     """
     ours = _main_scripts(train)
-    findings = _languages_against_scripts(ours, languages)
+    yield from _languages_against_scripts(ours, languages)
     for split in held_out:
         theirs = _main_scripts(split)
         if None not in (*ours, *theirs) and theirs != ours:
             is_swapped = theirs == ours[::-1]
             words = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
-            findings += OTHER_SCRIPTS.findings(split, range(len(split)), split.key, words, can_be_error=is_swapped)
+            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, words, can_be_error=is_swapped)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
         wrong = [number for number, text in enumerate(texts) if script and lacks_script(text, script)]
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
-            findings += WRONG_SCRIPT.findings(train, wrong, train.key, {"side": side, "script": script})
-    return findings
+            yield from WRONG_SCRIPT.findings(train, wrong, train.key, {"side": side, "script": script})
 
 
 def _main_scripts(pairs: Pairs) -> tuple[str | None, str | None]:
@@ -102,18 +95,13 @@ def _main_scripts(pairs: Pairs) -> tuple[str | None, str | None]:
 
 def _languages_against_scripts(
     scripts: tuple[str | None, str | None], languages: tuple[str | None, str | None]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     expected = tuple(SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", language or "")[0]) for language in languages)
     wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
     is_swapped = all(wrong) and expected == scripts[::-1]
-    return [
-        Finding(
-            "scripts",
-            "error" if is_swapped else "warning",
-            f"The {side} is called {language!r}, but its texts are in {script} script{SWAPPED if is_swapped else '.'}",
-            f"data.{side}",
-            "Swap `data.source` and `data.target`, or the files." if is_swapped else "Look whether it is the column.",
-        )
-        for side, script, language, is_wrong in zip(("source", "target"), scripts, languages, wrong, strict=True)
-        if is_wrong
-    ]
+    level: Level = "error" if is_swapped else "warning"
+    advice = "Swap `data.source` and `data.target`, or the files." if is_swapped else "Look whether it is the column."
+    for side, script, language, is_wrong in zip(("source", "target"), scripts, languages, wrong, strict=True):
+        if is_wrong:
+            told = f"The {side} is called {language!r}, but its texts are in {script} script"
+            yield Finding("scripts", level, told + (SWAPPED if is_swapped else "."), f"data.{side}", advice)

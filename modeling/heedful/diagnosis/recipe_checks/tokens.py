@@ -9,7 +9,7 @@ import numpy as np
 
 from heedful.data.encoding import PairEncoder
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, collected, graded, percent, shortened
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.inference.translation import position_limit
 from heedful.training.recipe import Recipe
@@ -137,9 +137,10 @@ def encode(pairs: Pairs, tokenizers: TokenizerPair, languages: tuple[str, ...] =
     return encoded
 
 
+@collected
 def check_special_ids(
     tokenizers: TokenizerPair, config: "PreTrainedConfig", generation_config: Any, key: str
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Compare the special ids of tokenizer, config and generation config, and their ranges.
 
     Args:
@@ -148,73 +149,57 @@ def check_special_ids(
         generation_config: The model's generation config.
         key: The recipe's key that names the model.
     """
-    problems = _special_id_problems(tokenizers, config, generation_config)
-    return [Finding("special_ids", level, told, key, advice) for level, told, advice in problems]
 
+    def problem(level: Level, told: str, advice: str) -> Finding:
+        return Finding("special_ids", level, told, key, advice)
 
-def _special_id_problems(
-    tokenizers: TokenizerPair, config: "PreTrainedConfig", generation_config: Any
-) -> Iterator[tuple[Level, str, str]]:
-    """Yield level, message and advice of each problem."""
     try:
         tokenizers.check_config(config)
     except ValueError as error:
-        yield "error", str(error), "Training refuses them: give the model the tokenizer it was made with."
+        yield problem("error", str(error), "Training refuses them: give the model the tokenizer it was made with.")
     ours, theirs = config.eos_token_id, generation_config.eos_token_id
     if set(_as_list(ours)) - set(_as_list(theirs)):
-        told = (
-            f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would never "
-        )
-        yield "error", told + "end.", f"Set `eos_token_id` to {ours} in generation_config.json."
-    levels: dict[str, Level] = {
-        "pad_token_id": "warning",
-        "bos_token_id": "warning",
-        "decoder_start_token_id": "error",
-    }
-    for name, level in levels.items():
+        told = f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would "
+        yield problem("error", told + "never end.", f"Set `eos_token_id` to {ours} in generation_config.json.")
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
         ours, theirs = getattr(config, name, None), getattr(generation_config, name, None)
         if None not in (ours, theirs) and ours != theirs:
             told = f"`{name}` is {ours} in the config and {theirs} in the generation config."
-            yield level, told, f"Set it to {ours} in generation_config.json."
+            level: Level = "error" if name == "decoder_start_token_id" else "warning"
+            yield problem(level, told, f"Set it to {ours} in generation_config.json.")
     if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
-        yield "error", "The generation config has no `decoder_start_token_id`: it cannot start.", "Add it."
+        yield problem("error", "The generation config has no `decoder_start_token_id`: it cannot start.", "Add it.")
     size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         forced = getattr(generation_config, name, None)
         if any(not 0 <= id_ < size for id_ in _as_list(forced)):
             told = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
-            yield "error", told, "Set it to an id of the target vocabulary."
+            yield problem("error", told, "Set it to an id of the target vocabulary.")
 
 
-def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> list[Finding]:
+@collected
+def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
-    problems = (problem for sided in _sides(tokenizers) for problem in _tokenizer_id_problems(*sided))
-    return [Finding("tokenizer_ids", level, told, key, advice) for level, told, advice in problems]
+    for side, tokenizer in _sides(tokenizers):
+        vocabulary = tokenizer.get_vocab()
+        counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
+        doubled = np.flatnonzero(counts > 1)
+        if len(doubled):
+            names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
+            told = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to "
+            yield Finding("tokenizer_ids", "warning", f"{told}{names}.", key, "Train the tokenizer anew.")
+        if len(counts) > len(tokenizer):
+            told = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
+            told += "embedding of its size lacks the last ones."
+            yield Finding("tokenizer_ids", "error", told, key, "Fill the holes in its vocabulary.")
+        for name in ("pad_token_id", "unk_token_id"):
+            if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
+                told = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
+                yield Finding("tokenizer_ids", "warning", told, key, "Give each a token of its own.")
 
 
-def _tokenizer_id_problems(side: str, tokenizer: "PreTrainedTokenizerFast") -> Iterator[tuple[Level, str, str]]:
-    """Yield level, message and advice of each problem."""
-    vocabulary = tokenizer.get_vocab()
-    counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
-    doubled = np.flatnonzero(counts > 1)
-    if len(doubled):
-        names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
-        told = (
-            f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to {names}."
-        )
-        yield "warning", told, "Train the tokenizer anew."
-    if len(counts) > len(tokenizer):
-        told = (
-            f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an embedding of "
-        )
-        yield "error", told + "its size lacks the last ones.", "Fill the holes in its vocabulary."
-    for name in ("pad_token_id", "unk_token_id"):
-        if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
-            told = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
-            yield "warning", told, "Give each a token of its own."
-
-
-def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> list[Finding]:
+@collected
+def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Check that every sequence ends in one end token, has no start token, and no control token comes from text."""
     pad, end = tokenizers.target.pad_token_id, tokenizers.target.eos_token_id
     start = tokenizers.special_ids()["decoder_start_token_id"]
@@ -228,16 +213,13 @@ def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> list[Fi
             found[STARTED].append(row)
         if any(((rows[row][:-1] == pad) | (rows[row][:-1] == end)).any() for rows in inner):
             found[CONTROLLED].append(row)
-    return [
-        finding
-        for check, rows in found.items()
-        for finding in check.findings(encoded, rows, key, {"start": start, "end": end})
-    ]
+    for check, rows in found.items():
+        yield from check.findings(encoded, rows, key, {"start": start, "end": end})
 
 
-def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> list[Finding]:
+@collected
+def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
-    findings: list[Finding] = []
     sides = {
         "source": (tokenizers.source, encoded.sources, encoded.pairs.sources),
         "target": (tokenizers.target, encoded.targets, encoded.pairs.targets),
@@ -253,8 +235,7 @@ def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) 
         share = unknown / max(1, tokens)
         fields = {"side": side, "unknown": f"{unknown:,}", "tokens": f"{tokens:,}", "tokens_share": percent(share)}
         fields["words"] = f", such as {words}" if words else ""
-        findings += UNKNOWN.findings(encoded, found, key, fields, share)
-    return findings
+        yield from UNKNOWN.findings(encoded, found, key, fields, share)
 
 
 def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
@@ -274,19 +255,19 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
     return sorted(counts, key=lambda word: -counts[word])
 
 
-def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> list[Finding]:
+@collected
+def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> Iterator[Finding]:
     """Measure the share of training pairs that are too long for `max_source_tokens` or `max_target_tokens`."""
-    findings = []
     for side, lengths, limit in zip(("source", "target"), encoded.lengths().T, limits, strict=True):
         found = _longest_first(lengths, limit)
         fields = {"side": side, "limit": limit, "longest": f"{lengths.max(initial=0):,}"}
-        findings += TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", fields)
-    return findings
+        yield from TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", fields)
 
 
+@collected
 def check_positions(
     train: Encoded, held_out: Sequence[Encoded], config: "PreTrainedConfig", recipe: Recipe
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Find rows that are longer than the model has positions, and lengths of decoding that are.
 
     Args:
@@ -297,12 +278,11 @@ def check_positions(
     """
     limit = position_limit(config)
     if limit is None:
-        return []
-    findings = []
+        return
     if recipe.validation.sentences != 0 and recipe.validation.max_new_tokens > limit:
         told = f"The model has {limit} positions, but validation may write {recipe.validation.max_new_tokens} tokens."
         advice = f"Set it to {limit} at most."
-        findings.append(Finding("positions", "error", told, "validation.max_new_tokens", advice))
+        yield Finding("positions", "error", told, "validation.max_new_tokens", advice)
     for encoded in (train, *held_out):
         key, advice = encoded.pairs.key, "Shorten or remove these pairs: nothing drops them."
         if encoded is train:
@@ -310,11 +290,11 @@ def check_positions(
             advice = "Lower `data.max_source_tokens` and `data.max_target_tokens` to it, or give the model more."
         lengths = encoded.lengths().max(axis=1)
         fields = {"limit": limit, "longest": f"{lengths.max(initial=0):,}", "advice": advice}
-        findings += WITHOUT_POSITION.findings(encoded, _longest_first(lengths, limit), key, fields)
-    return findings
+        yield from WITHOUT_POSITION.findings(encoded, _longest_first(lengths, limit), key, fields)
 
 
-def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> list[Finding]:
+@collected
+def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> Iterator[Finding]:
     """Find validation references that are longer than a translation may become."""
     lengths = validation.lengths()[:, 1]
     longest = int(lengths.max(initial=0))
@@ -322,11 +302,9 @@ def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> list[Finding]
     limits = {"decoding.max_length": (recipe.decoding.max_length - 1, 1)}
     if recipe.validation.sentences != 0:
         limits["validation.max_new_tokens"] = (recipe.validation.max_new_tokens, 0)
-    findings = []
     for key, (limit, more) in limits.items():
         fields = {"limit": limit, "longest": f"{longest:,}", "enough": longest + more}
-        findings += CUT_OFF.findings(validation, _longest_first(lengths, limit), key, fields)
-    return findings
+        yield from CUT_OFF.findings(validation, _longest_first(lengths, limit), key, fields)
 
 
 def _longest_first(lengths: np.ndarray, limit: int | None) -> list[int]:
@@ -335,20 +313,17 @@ def _longest_first(lengths: np.ndarray, limit: int | None) -> list[int]:
     return found[np.argsort(-lengths[found], kind="stable")].tolist()
 
 
-def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> list[Finding]:
+@collected
+def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Count the types that the training rows show fewer than 1, 2, … 5 times: the model hardly learns them.
 
     Special tokens and single characters, which every text needs, do not count.
     """
-    findings = []
     pieces = "" if train.pairs.is_whole else f" (Looked at: the first {train.pairs.looked_at:,} pairs.)"
     for side, tokenizer in _sides(tokenizers):
         rows = [*(train.targets if side == "target" else train.sources), *(train.targets if side == "joint" else ())]
-        types = [
-            id_
-            for token, id_ in tokenizer.get_vocab().items()
-            if id_ not in tokenizer.added_tokens_decoder and len(token.removeprefix("▁")) > 1
-        ]
+        known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
+        types = [id_ for token, id_ in known if id_ not in added and len(token.removeprefix("▁")) > 1]
         if not rows or not types:
             continue
         seen = np.bincount(np.concatenate(rows), minlength=len(tokenizer))[types]
@@ -361,9 +336,7 @@ def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) ->
         told += f"times ({percent(share)}).{pieces}"
         enough = f"About {len(tokenizer) - fewer[-1]:,} tokens would do for these data."
         level = graded(share, SHORTER_VOCABULARY) if train.pairs.is_whole else "note"
-        advice = enough if share >= SHORTER_VOCABULARY else ""
-        findings.append(Finding("vocabulary_use", level, told, key, advice))
-    return findings
+        yield Finding("vocabulary_use", level, told, key, enough if share >= SHORTER_VOCABULARY else "")
 
 
 def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> list[Finding]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.files import check_writable, written_whole
+from heedful.files import check_matplotlib, check_writable, written_whole
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 
 if TYPE_CHECKING:
@@ -103,14 +103,6 @@ def draw_attention_grid(
     if title:
         figure.suptitle(title, **style)
     return _save(figure, path)
-
-
-def check_matplotlib() -> None:
-    """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Drawing attention needs matplotlib: pip install 'heedful[plots]'") from error
 
 
 def _figure(width: float, height: float) -> "Figure":

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.files import check_writable
-from heedful.inference.attention.drawing import PICTURE_SUFFIXES, check_matplotlib, draw_attention, draw_attention_grid
+from heedful.files import check_matplotlib, check_writable
+from heedful.inference.attention.drawing import PICTURE_SUFFIXES, draw_attention, draw_attention_grid
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_maps
 from heedful.inference.attention.measures import (
     GoldAlignment,

@@ -79,7 +79,18 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
     """
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
-        _write(partial, model, state, tokenizers, recipe)
+        model.save_pretrained(partial, state_dict=state.weights)
+        tokenizers.save_pretrained(partial)
+        training = partial / STATE_FOLDER
+        training.mkdir()
+        torch.save(state.optimizer, training / OPTIMIZER)
+        if state.moving_average is not None:
+            save_file(state.moving_average, training / MOVING_AVERAGE)
+        if state.scaler is not None:
+            (training / SCALER).write_text(json.dumps(state.scaler))
+        (training / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
+        (training / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        _write_manifest(partial)
     return path
 
 
@@ -95,21 +106,6 @@ def written_folder(path: Path) -> Iterator[Path]:
             yield partial
     except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception
         raise OSError(f"{path} could not be written: {error}") from error
-
-
-def _write(partial: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> None:
-    folder = partial / STATE_FOLDER
-    folder.mkdir(parents=True)
-    model.save_pretrained(partial, state_dict=state.weights)
-    tokenizers.save_pretrained(partial)
-    torch.save(state.optimizer, folder / OPTIMIZER)
-    if state.moving_average is not None:
-        save_file(state.moving_average, folder / MOVING_AVERAGE)
-    if state.scaler is not None:
-        (folder / SCALER).write_text(json.dumps(state.scaler))
-    (folder / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
-    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    _write_manifest(partial)
 
 
 def load_state(path: Path) -> TrainingState:

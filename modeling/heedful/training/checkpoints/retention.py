@@ -45,14 +45,12 @@ def kept_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -
 
 def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
     """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
-    updates = _regular_updates(folder, settings, progress.update)
-    best = [update for _, update in progress.best]
-    if settings.publish in ("last", "ema"):
+    regular, best = _regular_updates(folder, settings, progress.update), [update for _, update in progress.best]
+    choices = {"average": regular, "average_best": best, "best": best[:1]}
+    updates = choices.get(settings.publish, [progress.update])
+    if not updates:
+        logger.warning("nothing was validated, so that the last weights are published and not the best")
         updates = [progress.update]
-    elif settings.publish in ("best", "average_best"):
-        if not best:
-            logger.warning("nothing was validated, so that the last weights are published and not the best")
-        updates = (best if settings.publish == "average_best" else best[:1]) or [progress.update]
     damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
     for path, damage in damages.items():
         if damage is not None:

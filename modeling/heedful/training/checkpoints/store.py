@@ -86,7 +86,7 @@ class CheckpointStore:
                 f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
                 "allow_changes=true resumes all the same."
             )
-        self.engine.load(state.weights, state.optimizer)
+        self.engine.load(state.optimizer)
         if self.moving_average is not None and state.moving_average is not None:
             self.moving_average.load(state.moving_average)
         if self.accelerator.scaler is not None and state.scaler is not None:

@@ -171,13 +171,8 @@ class Engine:
         }
         return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
 
-    def load(self, weights: dict[str, torch.Tensor], optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then.
-
-        Args:
-            weights: The whole weights, which the model was prepared with.
-            optimizer_state: The optimizer's state.
-        """
+    def load(self, optimizer_state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         optimizer_state["state"] = {
             number: {

@@ -65,8 +65,7 @@ class TrainingLoop:
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
-        budget, bleu_tokenizer = self.settings.micro_batch_tokens, recipe.decoding.bleu_tokenizer
-        self.validation = Validation(recipe.validation, corpus, budget, bleu_tokenizer)
+        self.validation = Validation(recipe, corpus)
         self.signals, self.heartbeat = StopSignals(), Heartbeat(accelerator)
         self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.heartbeat)
         self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)

@@ -18,7 +18,7 @@ from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
-from heedful.training.recipe import ValidationRecipe
+from heedful.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,15 +30,14 @@ class Validation:
     """Measures a model in training on the validation pairs.
 
     Args:
-        settings: The recipe's section.
+        recipe: The run.
         corpus: Validation pairs and tokenizers.
-        token_budget: Padded tokens of one batch; it does not change the results.
-        bleu_tokenizer: Tokenizer of the BLEU score.
     """
 
-    def __init__(self, settings: ValidationRecipe, corpus: Corpus, token_budget: int, bleu_tokenizer: str):
-        self.settings, self.corpus, self.token_budget = settings, corpus, token_budget
-        self.scoring = {"metrics": METRICS, "tokenize": bleu_tokenizer}
+    def __init__(self, recipe: Recipe, corpus: Corpus):
+        self.settings, self.corpus = recipe.validation, corpus
+        self.token_budget = recipe.optimization.micro_batch_tokens
+        self.scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer}
 
     def measure(self, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
         """Return loss, perplexity and, where the recipe asks for translations, scores; the model is left evaluating.
@@ -79,8 +78,7 @@ def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Ite
         yield engine.network
         return
     plain = engine.plain_network(engine.accelerator.device)
-    average = moving_average
-    weights = engine.weights(keep=True) if average is None else full_weights(average.weights, keep=True)
+    weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
     plain.load_state_dict(weights, strict=False)
     with engine.accelerator.autocast():
         yield plain

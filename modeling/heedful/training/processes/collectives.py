@@ -109,13 +109,6 @@ def encode_in_shares(
         encoder.too_long = too_long
 
 
-def is_lost_process(error: BaseException) -> bool:
-    """Return whether an error says that another process has ended."""
-    if isinstance(error, torch.distributed.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in CONNECTION_LOST)
-
-
 @contextmanager
 def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
     """Turn the errors that the end of another process causes into one that says so.
@@ -126,7 +119,8 @@ def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if accelerator.num_processes > 1 and is_lost_process(error):
+        is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
+        if accelerator.num_processes > 1 and is_lost:
             raise ProcessLostError(
                 "Another process of this run has ended, so this one ends too: look for its message, and continue with "
                 "resume=true."

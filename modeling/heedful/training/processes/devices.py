@@ -92,14 +92,14 @@ def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
     Raises:
         ValueError: If a GPU is asked for that is not there, or that the accelerate file forbids.
     """
-    forbidden = parse_flag_from_env("ACCELERATE_USE_CPU")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"`{name}` must be cpu or auto where there is no GPU, but is cuda instead.")
-    if device == "cuda" and forbidden:
-        raise ValueError(
-            f"`{name}` must be cpu or auto where the accelerate file says `use_cpu`, but is cuda instead."
-        )
-    return device == "cpu" or forbidden or not torch.cuda.is_available()
+    obstacles = {
+        "there is no GPU": not torch.cuda.is_available(),
+        "the accelerate file says `use_cpu`": parse_flag_from_env("ACCELERATE_USE_CPU"),
+    }
+    for obstacle, is_there in obstacles.items():
+        if device == "cuda" and is_there:
+            raise ValueError(f"`{name}` must be cpu or auto where {obstacle}, but is cuda instead.")
+    return device == "cpu" or any(obstacles.values())
 
 
 def complete_deepspeed(config: dict[str, Any], settings: OptimizationRecipe) -> None:
@@ -113,6 +113,9 @@ def complete_deepspeed(config: dict[str, Any], settings: OptimizationRecipe) -> 
     config["train_micro_batch_size_per_gpu"] = 1
     # Accelerate would clip at 1; DeepSpeed's 0 is no clipping.
     config["gradient_clipping"] = settings.max_grad_norm or 0.0
+    # By itself it adds up gradients in bf16, which keeps 8 bits: the more micro-batches, the less each counts.
+    config["communication_data_type"] = "fp32"
+    config["data_types"] = {"grad_accum_dtype": "fp32"}
 
 
 def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:

@@ -64,16 +64,14 @@ class Heartbeat:
     def paused(self) -> Iterator[None]:
         """Let the others wait without limit while this process does what may delay its heartbeats, such as writing."""
         self._is_paused = True
-        if self._threads:
-            self._send(0)
+        self._send(0)
         try:
             yield
         finally:
             self._is_paused = False
-            if self._threads:
-                # At once: a process that stops before its next heartbeat would seem paused for ever.
-                with contextlib.suppress(RuntimeError):
-                    self._send(0)
+            # At once: a process that stops before its next heartbeat would seem paused for ever.
+            with contextlib.suppress(RuntimeError):
+                self._send(0)
 
     def _connect(self) -> TCPStore:
         is_main, host = self.accelerator.is_main_process, os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -83,7 +81,8 @@ class Heartbeat:
         return own or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _send(self, count: int) -> None:
-        assert self._store is not None
+        if self._store is None:
+            return
         with self._sending:
             self._store.set(f"alive-{self.accelerator.process_index}", PAUSED if self._is_paused else str(count))
 

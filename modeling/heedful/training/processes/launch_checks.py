@@ -23,7 +23,8 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     Raises:
         ValueError: If there are more processes than GPUs or fewer than asked for; if the accelerate file asks for
             GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would silently do something else; if it asks for a
-            precision, clipping or accumulation other than the recipe's; or for a variant that Heed does not support.
+            precision, clipping or accumulation other than the recipe's, or for a variant that Heed does not support;
+            or if the recipe asks for what is not supported with DeepSpeed.
     """
     check_processes(on_cpu)
     kind = _distributed_type()
@@ -38,10 +39,21 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
             "Several processes on the CPU are started by torchrun."
         )
     if kind == "FSDP":
-        _check_fsdp()
+        _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
+        reason = ", because every process makes or loads the same weights"
+        _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
     if kind == "DEEPSPEED":
         _check_deepspeed(settings)
-    _check_shared_settings(settings)
+    reason = ", because Heedful divides data, not layers"
+    _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
+    # Accelerate would divide every loss by it.
+    reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
+    _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
+    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored.
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
+        allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
+        reason = ", because `optimization.mixed_precision` of the recipe decides"
+        _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
 
 
 def check_processes(on_cpu: bool) -> None:
@@ -87,17 +99,22 @@ def _distributed_type() -> str:
     return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
 
 
-def _check_fsdp() -> None:
-    _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
-    reason = ", because every process makes or loads the same weights"
-    _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
-
-
 def _check_deepspeed(settings: OptimizationRecipe) -> None:
     if not is_deepspeed_available():
         raise ValueError(
             "`distributed_type` of the accelerate file must be one whose library is installed, but is DEEPSPEED "
             "instead: pip install deepspeed, or use FSDP, which needs nothing else."
+        )
+    if settings.mixed_precision == "fp16":
+        # DeepSpeed scales fp16's losses by itself; its scale would have to be saved and resumed.
+        raise ValueError(
+            "`optimization.mixed_precision` must be no or bf16 under DeepSpeed, but is fp16 instead; for fp16, use "
+            "DDP or FSDP2."
+        )
+    if settings.ema_decay is not None and settings.mixed_precision == "bf16":
+        raise ValueError(
+            "`optimization.ema_decay` must be null under DeepSpeed with `optimization.mixed_precision` bf16, where "
+            f"the weights of the network are rounded copies, but is {settings.ema_decay} instead; use DDP or FSDP2."
         )
     reason = ", because the recipe decides precision, clipping and batches"
     _check_setting("deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "absent", ["absent"], reason)
@@ -111,19 +128,6 @@ def _check_deepspeed(settings: OptimizationRecipe) -> None:
             f"`gradient_clipping` of the accelerate file must be absent or {norm}, as `optimization.max_grad_norm`, "
             f"but is {clipping} instead."
         )
-
-
-def _check_shared_settings(settings: OptimizationRecipe) -> None:
-    reason = ", because Heedful divides data, not layers"
-    _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
-    # Accelerate would divide every loss by it.
-    reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
-    _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
-    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored.
-    if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
-        allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
-        reason = ", because `optimization.mixed_precision` of the recipe decides"
-        _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
 
 
 def _check_setting(field: str, variable: str, default: str, allowed: Sequence[str], reason: str = "") -> None:

@@ -15,43 +15,11 @@ from accelerate import Accelerator
 
 from heedful.training.loop.engine import Engine
 from heedful.training.processes.collectives import all_reduce
-from heedful.training.recipe import OptimizationRecipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def check_settings(settings: OptimizationRecipe) -> None:
-    """Check that a recipe asks for nothing that is not supported with DeepSpeed.
-
-    Raises:
-        ValueError: If it asks for fp16, or for a moving average in bf16.
-    """
-    if settings.mixed_precision == "fp16":
-        # DeepSpeed scales fp16's losses by itself; its scale would have to be saved and resumed.
-        raise ValueError(
-            "`optimization.mixed_precision` must be no or bf16 under DeepSpeed, but is fp16 instead; for fp16, use "
-            "DDP or FSDP2."
-        )
-    if settings.ema_decay is not None and settings.mixed_precision == "bf16":
-        raise ValueError(
-            "`optimization.ema_decay` must be null under DeepSpeed with `optimization.mixed_precision` bf16, where "
-            f"the weights of the network are rounded copies, but is {settings.ema_decay} instead; use DDP or FSDP2."
-        )
-
-
-def keep_gradients_exact(config: dict[str, Any]) -> None:
-    """Let DeepSpeed add up gradients in float32, over micro-batches and ranks, as DDP does.
-
-    By itself it adds up in the network's precision. bf16 keeps 8 bits: the more micro-batches, the less each counts.
-
-    Args:
-        config: The configuration of Accelerate's plugin; it is changed.
-    """
-    config["communication_data_type"] = "fp32"
-    config["data_types"] = {"grad_accum_dtype": "fp32"}
 
 
 class ZeroEngine(Engine):
@@ -68,12 +36,11 @@ class ZeroEngine(Engine):
 
         # DeepSpeed replaces these by flat tensors, and rounds the weights before it copies them.
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        weights = [[parameter.detach().clone() for parameter in parameters] for parameters in self._groups]
+        weights = [(parameter, parameter.detach().clone()) for group in self._groups for parameter in group]
         super().__init__(accelerator, model, optimizer)
         self._zero = self.model.optimizer
-        for parameters, values in zip(self._groups, weights, strict=True):
-            for parameter, value in zip(parameters, values, strict=True):
-                safe_set_full_fp32_param(parameter, value)
+        for parameter, value in weights:
+            safe_set_full_fp32_param(parameter, value)
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass.
@@ -155,13 +122,8 @@ class ZeroEngine(Engine):
                     state[key] = {"step": share["step"].detach().clone().cpu(), **moments}
         return {"state": state, "param_groups": groups} if keep else {}
 
-    def load(self, weights: dict[str, torch.Tensor], optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then.
-
-        Args:
-            weights: The whole weights, which the model was prepared with.
-            optimizer_state: The optimizer's state.
-        """
+    def load(self, optimizer_state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
         state = optimizer_state["state"]

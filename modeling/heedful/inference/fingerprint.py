@@ -49,13 +49,17 @@ def foreign_hooks(module: nn.Module) -> list[Callable]:
     return found
 
 
-def foreign_part(model: nn.Module, engine: str) -> str | None:
-    """Return which part of a Heed model is not its own, so that copied weights would not compute the same.
+def obstacle_to_copies(model: Any, engine: str) -> str | None:
+    """Return why copied weights would not compute what a model does, or `None` where they would.
 
     Args:
-        model: The model.
+        model: Any model; it must be Heed's Transformer, without parts of others.
         engine: What would compute with the copies, for the message.
     """
+    if not isinstance(model, HeedForConditionalGeneration):
+        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
+    if model.config.attention_scoring == "additive":
+        return f"`attention_scoring` must be scaled_dot or dot for {engine}, but is additive instead."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
         package, _, file = type(module).__module__.rpartition(".")

@@ -159,24 +159,24 @@ def attention_maps_of_ids(
         kinds: As in `attention_maps`.
         layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
     """
-    model = _plain_model(model)
+    plain = _plain_model(model)
     asked = KINDS if kinds is None else _checked_kinds(kinds)
-    _check_lengths(model, source_ids, target_ids)
-    if getattr(model.config, "attention", None) == "none":
+    _check_lengths(plain, source_ids, target_ids)
+    if getattr(plain.config, "attention", None) == "none":
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
-    fed_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
-    found = record_attention(model, source_ids, fed_ids, asked, layer)
+    fed_ids = [plain.config.decoder_start_token_id, *target_ids[:-1]]
+    found = record_attention(plain, source_ids, fed_ids, asked, layer)
     if not found and len(asked) == len(KINDS):
         raise ValueError("`model` must give its attention weights, but gives none.")
     for kind in kinds or ():
         if kind not in found:
             raise ValueError(
-                f"`kind` must be one that the model has, but is {kind!r} instead: a {type(model).__name__} of this "
+                f"`kind` must be one that the model has, but is {kind!r} instead: a {type(plain).__name__} of this "
                 f"config gives no {kind} attention."
             )
     radii: dict[Kind, int | None] = {
-        "encoder": getattr(model.config, "encoder_neighbourhood", None),
-        "decoder": getattr(model.config, "decoder_neighbourhood", None),
+        "encoder": getattr(plain.config, "encoder_neighbourhood", None),
+        "decoder": getattr(plain.config, "decoder_neighbourhood", None),
     }
     return AttentionMaps(
         source_tokens=token_labels(tokenizers.source, source_ids),

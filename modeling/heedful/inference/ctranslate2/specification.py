@@ -11,7 +11,7 @@ from torch import nn
 
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.fingerprint import foreign_part
+from heedful.inference.fingerprint import obstacle_to_copies
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 
@@ -44,15 +44,10 @@ def import_ctranslate2() -> Any:
 
 def obstacle(model: Any) -> str | None:
     """Return why CTranslate2 cannot compute what a model does, or `None` where it can."""
-    if not isinstance(model, HeedForConditionalGeneration):
-        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
-    return config_obstacle(model.config) or foreign_part(model, "CTranslate2")
-
-
-def config_obstacle(config: HeedConfig) -> str | None:
-    """Return which field of a config CTranslate2 cannot express, and why, or `None`."""
-    if config.attention_scoring == "additive":
-        return "`attention_scoring` must be scaled_dot or dot for CTranslate2, but is additive instead."
+    reason = obstacle_to_copies(model, "CTranslate2")
+    if reason is not None:
+        return reason
+    config = model.config
     for stack in ("encoder", "decoder"):
         radius = getattr(config, f"{stack}_neighbourhood")
         if radius is not None:
@@ -83,17 +78,14 @@ def save_model(
     """Write CTranslate2's files: model.bin, config.json and the vocabularies.
 
     Args:
-        model: The model, on any device; its weights are copied as float32.
+        model: A model without an `obstacle`, on any device; its weights are copied as float32.
         tokenizers: Those that it was trained with.
         folder: Where to write; it must exist.
         quantization: One of CTranslate2's types for weights; None keeps float32.
 
     Raises:
-        ValueError: If `obstacle` finds one, or the tokens do not make a vocabulary.
+        ValueError: If the tokens do not make a vocabulary.
     """
-    reason = obstacle(model)
-    if reason is not None:
-        raise ValueError(reason)
     specification = make_specification(model)
     source, target = (vocabulary(tokenizer) for tokenizer in (tokenizers.source, tokenizers.target))
     specification.register_source_vocabulary(source)

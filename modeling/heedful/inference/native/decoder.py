@@ -174,7 +174,11 @@ class NativeDecoder:
             early_stopping=generation_config.early_stopping,
             processor=logits_processor if len(logits_processor) else None,
             scored=bool(generation_config.return_dict_in_generate),
-            keeps_rows=any(_may_number_rows(each) for each in logits_processor),
+            # Processors that are not of transformers may tell rows apart too.
+            keeps_rows=any(
+                type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS)
+                for each in logits_processor
+            ),
         )
         prompt = input_ids[::beams]
         source, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
@@ -214,12 +218,6 @@ class NativeDecoder:
                 "The model must be as it was when the NativeDecoder packed it, but its weights or modules have "
                 "changed since: make a new one."
             )
-
-
-def _may_number_rows(processor: Any) -> bool:
-    """Return whether a processor may tell rows apart by their number, so that none of them may leave the batch."""
-    is_known = type(processor).__module__ == logits_process.__name__
-    return not is_known or isinstance(processor, ROW_PROCESSORS)
 
 
 def settings_obstacle(config: Any) -> str | None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful.attention_heed import HeedAttention
-from heedful.inference.fingerprint import foreign_part
+from heedful.inference.fingerprint import obstacle_to_copies
 from heedful.inference.native.weights import Precision, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
@@ -114,11 +114,7 @@ class NativeNetwork:
 
 def obstacle(model: Any) -> str | None:
     """Return why the native decoder cannot take a model's place, or `None` if it can."""
-    if not isinstance(model, HeedForConditionalGeneration):
-        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
-    if model.config.attention_scoring == "additive":
-        return "`attention_scoring` must be scaled_dot or dot for the native decoder, but is additive instead."
-    reason = foreign_part(model, "the native decoder")
+    reason = obstacle_to_copies(model, "the native decoder")
     if reason is not None:
         return reason
     for name, weight in model.named_parameters():

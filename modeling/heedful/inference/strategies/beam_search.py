@@ -106,7 +106,7 @@ class BeamSearch:
         search = _Search(settings, voters, input_ids, logits_processor, stopping_criteria)
         while not search.is_done:
             search.step()
-        return search.result(generation_config, model_kwargs)
+        return search.result(model_kwargs["encoder_outputs"])
 
 
 class _Voters:
@@ -388,7 +388,7 @@ class _Search:
         group.done = group.done | (best == NEVER) | (full & (hopeless | stops_when_full))
         group.running.scores = group.running.scores.masked_fill(group.done[:, None], NEVER)
 
-    def result(self, config: Any, model_kwargs: dict[str, Any]) -> Any:
+    def result(self, encoded: Any) -> Any:
         """Return the best hypotheses of all groups, as generate() does."""
         every = self.groups[0].finished
         for group in self.groups[1:]:
@@ -398,7 +398,7 @@ class _Search:
         generated = int((best.parents >= 0).sum(-1).max())
         tokens: Any = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
         beam_indices: Any = best.parents[..., :generated].flatten(0, 1)
-        if not config.return_dict_in_generate:
+        if not self.settings.config.return_dict_in_generate:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
@@ -407,7 +407,7 @@ class _Search:
             sequences_scores=best.scores.flatten(),
             beam_indices=beam_indices,
             past_key_values=self.voters.members[0].model_kwargs.get("past_key_values"),
-            **self.records.fields(model_kwargs["encoder_outputs"], self.batch),
+            **self.records.fields(encoded, self.batch),
         )
 
     def _check_found(self, scores: torch.Tensor) -> None:

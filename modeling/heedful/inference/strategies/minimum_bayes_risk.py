@@ -135,11 +135,7 @@ def character_f_score() -> Utility:
     except ImportError as error:
         raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install 'heedful[train]'") from error
     metric = CHRF()
-
-    def score(hypothesis: str, reference: str) -> float:
-        return metric.sentence_score(hypothesis, [reference]).score
-
-    return score
+    return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
 
 
 def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:

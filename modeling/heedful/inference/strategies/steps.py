@@ -11,7 +11,7 @@ import torch
 Averaging = Literal["probabilities", "log_probabilities"]
 
 Settings = dict[str, tuple[Any, ...]]  # names of generate()'s settings, with the values that change nothing
-UNSET: tuple[Any, ...] = (None, False, 0, "", [], {})
+UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
 # Settings of other ways of decoding, which no strategy of ours reads.
 OTHER_MODES: Settings = dict.fromkeys((
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",

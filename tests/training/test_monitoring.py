@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from heedful.data import micro_batches
 from heedful.data.micro_batches import padding_share, split_update
 from heedful.training.checkpoints.progress import Progress, new_window
+from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
 from tiny_runs import logged
 
@@ -93,17 +95,26 @@ def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
-    collate = micro_batches.collate
+    clock, collate = SimpleNamespace(now=0.0), micro_batches.collate
 
-    def collate_slowly(*arguments):
-        import time
-
-        time.sleep(0.2)
+    def collate_for_three_seconds(*arguments):
+        clock.now += 3
         return collate(*arguments)
 
-    monkeypatch.setattr(micro_batches, "collate", collate_slowly)
-    make_loop({"optimization.max_updates": 2}).run()
-    assert all(share > 0.4 for share in logged(tmp_path / "run", "train/waiting_share"))
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(micro_batches, "collate", collate_for_three_seconds)
+    loop = make_loop({"optimization.max_updates": 2})
+    step = loop.engine.step
+
+    def step_for_a_second(*arguments):
+        clock.now += 1
+        return step(*arguments)
+
+    monkeypatch.setattr(loop.engine, "step", step_for_a_second)
+    loop.run()
+    shares = logged(tmp_path / "run", "train/waiting_share")
+    assert len(shares) == 2
+    assert all(0.7 < share < 1 for share in shares)  # 3 seconds of 4 with one micro-batch, more with several
 
 
 def test_a_log_is_rewound_to_an_update(tmp_path):

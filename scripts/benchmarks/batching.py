@@ -27,6 +27,7 @@ import json as json_module
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from copy import copy
 from functools import partial
@@ -55,8 +56,6 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
-# Of the timed updates of a slice: target tokens, seconds by the clock, seconds of the processor, those of waiting.
-FIGURES = ("tokens", "wall", "seconds", "waiting")
 WARM_UP = 1  # updates of a slice that are not timed
 EPOCHS = 3  # of the comparison of losses
 MEGA_BATCHES = 50  # as many batches are sorted together by transformers' LengthGroupedSampler
@@ -72,25 +71,12 @@ class Timed:
         self.waiting: list[float] = []
 
     def get_batch_samples(self, *args, **kwargs):
-        """Note when an update begins, and how long its data take."""
+        """Note when an update begins, how long its data take, and how many labels it has."""
         self.beginnings.append(now())
-        self.tokens.append(0)
-        found = super().get_batch_samples(*args, **kwargs)
+        batches, items = super().get_batch_samples(*args, **kwargs)
         self.waiting.append(time.process_time() - self.beginnings[-1][1])
-        return found
-
-    def training_step(self, model, inputs, *args, **kwargs):
-        """Count the labels."""
-        self.tokens[-1] += int((inputs["labels"] != -100).sum())
-        return super().training_step(model, inputs, *args, **kwargs)
-
-
-class TimedSeq2SeqTrainer(Timed, Seq2SeqTrainer):
-    """Seq2SeqTrainer, timed."""
-
-
-class TimedHeedSeq2SeqTrainer(Timed, HeedSeq2SeqTrainer):
-    """HeedSeq2SeqTrainer, timed."""
+        self.tokens.append(sum(int((batch["labels"] != -100).sum()) for batch in batches))
+        return batches, items
 
 
 def now() -> tuple[float, float]:
@@ -219,13 +205,14 @@ class Training:
         with torch.no_grad():
             check_losses(*(float(model.eval()(**batch).loss) for model in (self.marian, self.heed)))
 
-    def slice_of_trainer(self, is_ours: bool, number: int) -> np.ndarray:
-        """Train for a slice with a trainer, and return the `FIGURES`."""
-        model = self.heed if is_ours else self.marian
-        tokens, buckets = self.options["tokens"], self.options["buckets"]
-        how = (
-            {"gradient_accumulation_steps": buckets} if is_ours else {"per_device_train_batch_size": self.random_rows}
-        )
+    def slice_of_trainer(self, is_ours: bool, number: int) -> Counter[str]:
+        """Train for a slice with a trainer, and return its `figures`."""
+        model, trainer_class, own = self.marian, Seq2SeqTrainer, {}
+        how = {"per_device_train_batch_size": self.random_rows}
+        if is_ours:
+            tokens, buckets = self.options["tokens"], self.options["buckets"]
+            model, trainer_class, how = self.heed, HeedSeq2SeqTrainer, {"gradient_accumulation_steps": buckets}
+            own = {"tokens_per_update": tokens, "buckets_per_update": buckets}
         arguments = Seq2SeqTrainingArguments(
             output_dir=str(self.folder / "trainer"),
             max_steps=self.options["updates"] + WARM_UP + 1,
@@ -240,17 +227,14 @@ class Training:
             **how,
         )
         collator = DataCollatorForSeq2Seq(self.corpus.tokenizers.source, model=model)
-        settings = {"model": model, "args": arguments, "train_dataset": self.rows, "data_collator": collator}
-        if is_ours:
-            trainer = TimedHeedSeq2SeqTrainer(**settings, tokens_per_update=tokens, buckets_per_update=buckets)
-        else:
-            trainer = TimedSeq2SeqTrainer(**settings)
+        timed: Any = type(f"Timed{trainer_class.__name__}", (Timed, trainer_class), {})
+        trainer = timed(model=model, args=arguments, train_dataset=self.rows, data_collator=collator, **own)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         return self.figures(trainer.tokens, trainer.beginnings, trainer.waiting)
 
-    def slice_of_loop(self, number: int) -> np.ndarray:
-        """Train for a slice with Heed's own loop, and return the `FIGURES`."""
+    def slice_of_loop(self, number: int) -> Counter[str]:
+        """Train for a slice with Heed's own loop, and return its `figures`."""
         recipe = recipe_of(self.folder, self.options, max_updates=self.options["updates"] + WARM_UP + 1)
         log = recipe.folder / "log.jsonl"
         log.unlink(missing_ok=True)
@@ -271,25 +255,20 @@ class Training:
         seconds = [second[1] - first[1] for first, second in pairwise(beginnings)]
         return self.figures(tokens, beginnings, [share * each for share, each in zip(shares, seconds, strict=False)])
 
-    def figures(self, tokens: list[int], beginnings: list[tuple[float, float]], waiting: list[float]) -> np.ndarray:
-        """Sum what was noted of the timed updates."""
+    def figures(self, tokens: list[int], beginnings: list[tuple[float, float]], waiting: list[float]) -> Counter[str]:
+        """Sum what was noted of the timed updates: seconds by the clock are `wall`, the others of the processor."""
         timed = slice(WARM_UP, WARM_UP + self.options["updates"])
-        wall, seconds = np.subtract(beginnings[timed.stop], beginnings[timed.start])
-        return np.array([sum(tokens[timed]), wall, seconds, sum(waiting[timed])])
+        wall, seconds = np.subtract(beginnings[timed.stop], beginnings[timed.start]).tolist()
+        return Counter(tokens=sum(tokens[timed]), wall=wall, seconds=seconds, waiting=sum(waiting[timed]))
 
 
 def compare_training(training: Training, size: str) -> Row:
     """Return tokens per second, ratios to Marian and waiting, over all slices."""
-    slices = {
-        "marian": partial(training.slice_of_trainer, False),
-        "heed_trainer": partial(training.slice_of_trainer, True),
-        "heed_loop": training.slice_of_loop,
-    }
-    sums = {name: np.zeros(len(FIGURES)) for name in slices}
+    found = {name: Counter[str]() for name in ("marian", "heed_trainer", "heed_loop")}
     for number in range(training.options["rounds"]):
-        for name, run in slices.items():
-            sums[name] += run(number)
-    found = {name: dict(zip(FIGURES, values.tolist(), strict=True)) for name, values in sums.items()}
+        found["marian"] += training.slice_of_trainer(False, number)
+        found["heed_trainer"] += training.slice_of_trainer(True, number)
+        found["heed_loop"] += training.slice_of_loop(number)
     row: Row = {"measured": "training", "size": size}
     for name, figures in found.items():
         row[f"{name}_tokens_per_s"] = round(figures["tokens"] / figures["seconds"])
@@ -311,11 +290,8 @@ def compare_quality(corpus: Corpus, rows: EncodedPairs, random_rows: int, option
     def random_updates(size: int, seed: int, epoch: int) -> list[list[list[int]]]:
         return [[batch] for batch in random_batches(len(rows), size, 1000 * seed + epoch)]
 
-    def own_updates(seed: int, epoch: int) -> list[list[list[int]]]:
-        return UpdateBatches(*lengths, batching_of(options, seed)).epoch(epoch)
-
     ways = {
-        "heed": own_updates,
+        "heed": lambda seed, epoch: UpdateBatches(*lengths, batching_of(options, seed)).epoch(epoch),
         "random": partial(random_updates, as_many),
         "random_of_equal_capacity": partial(random_updates, random_rows),
     }

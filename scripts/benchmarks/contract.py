@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:
-    """Count the generated tokens that change with batch and padding, over greedy and beam search."""
+    """Count the generated tokens that change with batch and padding, over greedy and beam search, by a row's title."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / model_name).eval()
     pad = model.config.pad_token_id
     sources = [row["input_ids"] for row in json.loads((folder / "rows.json").read_text())[model_name]]
@@ -47,55 +47,48 @@ def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:
         together = model.generate(**collate_sources(sources, side, pad), num_beams=beams)
         for ours, theirs in zip(map(until_end, together.tolist()), map(until_end, alone), strict=True):
             counts[side] += sum(a != b for a, b in zip_longest(ours, theirs))
-    return counts
+    return {f"tokens that change with the batch, padded {side}": count for side, count in counts.items()}
 
 
 def worst_cases(found: list[dict[str, Any]], name: str) -> dict[str, float | str]:
-    """Return the figures of one column's rows; every process of every run is in `found`, one process first."""
+    """Return the figures of one column by a row's title; `found` has every process of every run, one first."""
     mine = [run[name] for run in found]
     references = {key[2]: value for key, value in mine[0]["updates"].items() if key[:2] == (PAIRS, 1) and not key[3]}
     updates = [(key, value) for run in mine for key, value in run["updates"].items()]
     evaluations = [value for run in mine for value in run["evaluations"].values()]
     first = evaluations[0]
     counts = sorted({len(value["predictions"]) for value in evaluations})
+    losses = [abs(loss / references[key[2]][0] - 1) for key, (loss, _) in updates]
+    gradients = [relative_difference(gradient, references[key[2]][1]) for key, (_, gradient) in updates]
+    bleu, chrf = (
+        max(abs(value["scores"][place] - first["scores"][place]) for value in evaluations) for place in (0, 1)
+    )
     return {
-        "loss": max(abs(loss / references[key[2]][0] - 1) for key, (loss, _) in updates),
-        "gradient": max(relative_difference(grad, references[key[2]][1]) for key, (_, grad) in updates),
-        "evaluation loss": max(abs(value["loss"] / first["loss"] - 1) for value in evaluations),
-        "predictions": " or ".join(map(str, counts)),
-        "in order": "yes" if all(value["in_order"] for value in evaluations) else "no",
-        "BLEU": max(abs(value["scores"][0] - first["scores"][0]) for value in evaluations),
-        "chrF": max(abs(value["scores"][1] - first["scores"][1]) for value in evaluations),
-        "resume": max(run["resumed"][0] for run in mine),
-        "resume by length": max(run["resumed"][1] for run in mine),
+        "training loss over splits and processes (relative)": max(losses),
+        "gradient over splits and processes (relative)": max(gradients),
+        "evaluation loss over batch sizes and processes (relative)": max(
+            abs(value["loss"] / first["loss"] - 1) for value in evaluations
+        ),
+        f"number of predictions for {EVALUATION_PAIRS} pairs": " or ".join(map(str, counts)),
+        "the first of them in the order of the data": "yes" if all(each["in_order"] for each in evaluations) else "no",
+        "BLEU over batch sizes and processes (points)": bleu,
+        "chrF over batch sizes and processes (points)": chrf,
+        "weights after a resume, random order (relative)": max(run["resumed"][0] for run in mine),
+        "weights after a resume, batches of similar length (relative)": max(run["resumed"][1] for run in mine),
     }
-
-
-TITLES = {
-    "loss": "training loss over splits and processes (relative)",
-    "gradient": "gradient over splits and processes (relative)",
-    "evaluation loss": "evaluation loss over batch sizes and processes (relative)",
-    "predictions": f"number of predictions for {EVALUATION_PAIRS} pairs",
-    "in order": "the first of them in the order of the data",
-    "BLEU": "BLEU over batch sizes and processes (points)",
-    "chrF": "chrF over batch sizes and processes (points)",
-    "resume": "weights after a resume, random order (relative)",
-    "resume by length": "weights after a resume, batches of similar length (relative)",
-    "right": "tokens that change with the batch, padded right",
-    "left": "tokens that change with the batch, padded left",
-}
 
 
 def table(folder: Path) -> str:
     """Return the markdown table of everything measured in a folder."""
     files = sorted(folder.glob("measured-*.pt"))
     found = [torch.load(file, weights_only=False) for file in files]
-    columns = {name: worst_cases(found, name) for name in COLUMNS}
-    for name in COLUMNS:
-        columns[name] |= tokens_differing(folder, "marian" if name == "marian" else "heed")
+    columns = [
+        worst_cases(found, name) | tokens_differing(folder, "marian" if name == "marian" else "heed")
+        for name in COLUMNS
+    ]
     lines = [f"| worst case seen | {' | '.join(COLUMNS.values())} |", f"|---|{'---:|' * len(COLUMNS)}"]
-    for key, title in TITLES.items():
-        values = [values[key] for values in columns.values()]
+    for title in columns[0]:
+        values = [figures[title] for figures in columns]
         shown = [f"{value:.2g}" if isinstance(value, float) else str(value) for value in values]
         lines.append(f"| {title} | {' | '.join(shown)} |")
     return "\n".join(lines)

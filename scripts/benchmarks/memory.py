@@ -13,6 +13,7 @@ import ctypes
 import gc
 import multiprocessing
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,41 +67,35 @@ def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> tor
     return LabelSmoother(epsilon=SMOOTHING)(outputs, labels)
 
 
-def losses_without_dropout(options: dict[str, Any]) -> list[float]:
-    """Return Marian's and Heed's loss of two pairs."""
-    with torch.no_grad():
-        return [
-            float(smoothed_loss(name, make_model(name, options, 0.0).train(), 2, options["vocabulary"]))
-            for name in ("marian", "heed")
-        ]
-
-
-def training_peak(name: str, options: dict[str, Any]) -> tuple[int, None]:
-    """Return the peak of a training step above what was resident before it, in bytes."""
-    begin(options["threads"])
+def training(name: str, options: dict[str, Any]) -> Callable[..., None]:
+    """Return a training step on so many sentences."""
     model = make_model(name, options)
-    step = training_step(model, lambda sentences: smoothed_loss(name, model, sentences, options["vocabulary"]))
-    step(2)
-    before = begin_anew()
-    step(options["target_tokens"] // LENGTH)
-    return resident_bytes("VmHWM") - before, None
+    return training_step(model, lambda sentences, _: smoothed_loss(name, model, sentences, options["vocabulary"]))
 
 
-def decoding_peak(name: str, options: dict[str, Any]) -> tuple[int, list[list[int]]]:
-    """Return the peak of beam search above what was resident before it, in bytes, and the tokens."""
-    begin(options["threads"])
+def decoding(name: str, options: dict[str, Any]) -> Callable[..., list[list[int]]]:
+    """Return a beam search that translates so many sentences into so many tokens each."""
     model = make_model("heed" if name == "native" else name, options).eval()
     decoder = NativeDecoder(model) if name == "native" else None
 
-    def translate(sentences: int, new_tokens: int) -> torch.Tensor:
+    def translate(sentences: int, new_tokens: int) -> list[list[int]]:
         tokens, mask = make_sources(sentences, options["source_length"], options["vocabulary"])
         inputs, settings = {"input_ids": tokens, "attention_mask": mask}, endless_search(BEAMS, new_tokens)
-        return native(model, decoder, inputs, settings) if decoder else model.generate(**inputs, **settings)
+        tokens = native(model, decoder, inputs, settings) if decoder else model.generate(**inputs, **settings)
+        return tokens.tolist()
 
-    translate(2, 3)
+    return translate
+
+
+def peak(case: str, name: str, options: dict[str, Any]) -> tuple[int, Any]:
+    """Return the peak of a call above what was resident before it, in bytes, and what it returned."""
+    begin(options["threads"])
+    sentences = options["target_tokens"] // LENGTH if case == "training" else options["batch"]
+    call = (training if case == "training" else decoding)(name, options)
+    call(2, 3)
     before = begin_anew()
-    tokens = translate(options["batch"], options["new_tokens"])
-    return resident_bytes("VmHWM") - before, tokens.tolist()
+    result = call(sentences, options["new_tokens"])
+    return resident_bytes("VmHWM") - before, result
 
 
 def measure(case: str, options: dict[str, Any]) -> Row:
@@ -109,15 +104,18 @@ def measure(case: str, options: dict[str, Any]) -> Row:
     Raises:
         RuntimeError: If losses or tokens differ.
     """
-    names, peak = ["marian", "heed", "native"], decoding_peak
+    names = ["marian", "heed"]
     if case == "training":
-        names, peak = ["marian", "heed"], training_peak
-        check_losses(*losses_without_dropout(options))
+        models = {name: make_model(name, options, dropout=0.0).train() for name in names}
+        with torch.no_grad():
+            check_losses(*(float(smoothed_loss(*each, 2, options["vocabulary"])) for each in models.items()))
+    else:
+        names.append("native")
     peaks, results = {}, {}
     for name in names:
         # A process for each, in which nothing has been freed and kept yet.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            peaks[name], results[name] = pool.submit(peak, name, options).result()
+            peaks[name], results[name] = pool.submit(peak, case, name, options).result()
         if results[name] != results["marian"]:
             raise RuntimeError(f"{name} must give Marian's tokens, but does not.")
     shown = {f"{name}_mib": round(value / MEBIBYTE) for name, value in peaks.items()}

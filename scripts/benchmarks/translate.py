@@ -23,38 +23,30 @@ from torch.nn.utils.rnn import pad_sequence
 from heedful import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import score_translations
+from heedful.inference.engines import pad_sources
 
 Rows = list[list[int]]
 
 
-class Sentences:
-    """Encoded sentences in batches of equal size.
+def translated(generate: Callable[..., torch.Tensor], is_sorted: bool, sources: Rows, size: int, config: Any) -> Rows:
+    """Return what `generate` makes of each sentence, up to its end, in batches of equal size.
 
     Args:
+        generate: Gets the `input_ids` and `attention_mask` of a batch.
+        is_sorted: Whether sentences of similar length come together.
         sources: Token ids of each sentence.
         size: Sentences of a batch.
-        pad: The padding token's id.
+        config: The model's.
     """
-
-    def __init__(self, sources: Rows, size: int, pad: int):
-        self.sources, self.size, self.pad = sources, size, pad
-
-    def translated(self, generate: Callable[..., torch.Tensor], is_sorted: bool, ends: list[int]) -> Rows:
-        """Return what `generate` makes of each sentence, up to its end."""
-        order = list(range(len(self.sources)))
-        if is_sorted:
-            order.sort(key=lambda number: len(self.sources[number]))
-        found: Rows = [[] for _ in order]
-        for start in range(0, len(order), self.size):
-            numbers = order[start : start + self.size]
-            tensors = [torch.tensor(self.sources[number]) for number in numbers]
-            tokens = pad_sequence(tensors, batch_first=True, padding_value=self.pad)
-            lengths = torch.tensor([len(tensor) for tensor in tensors])
-            mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
-            for number, row in zip(numbers, generate(input_ids=tokens, attention_mask=mask).tolist(), strict=True):
-                last = next((place for place, token in enumerate(row) if place and token in ends), len(row))
-                found[number] = row[1:last]
-        return found
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]) if is_sorted else number)
+    found: Rows = [[] for _ in order]
+    for start in range(0, len(order), size):
+        numbers = order[start : start + size]
+        batch = pad_sources([sources[number] for number in numbers], config.pad_token_id, torch.device("cpu"))
+        for number, row in zip(numbers, generate(**batch).tolist(), strict=True):
+            end = row.index(config.eos_token_id, 1) if config.eos_token_id in row[1:] else len(row)
+            found[number] = row[1:end]
+    return found
 
 
 def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> dict[str, tuple[Callable, bool]]:
@@ -93,11 +85,10 @@ def compare(
 ) -> Iterator[Row]:
     """Time one beam width and yield a row of figures for each contestant."""
     sources = tokenizers.encode_source([pair["source"] for pair in pairs])
-    sentences = Sentences(sources, options["batch"], model.config.pad_token_id)
     found = {}
 
     def translate(name: str, generate: Callable, is_sorted: bool) -> None:
-        found[name] = sentences.translated(generate, is_sorted, [model.config.eos_token_id])
+        found[name] = translated(generate, is_sorted, sources, options["batch"], model.config)
 
     entries = contestants(model, options["beams"], options["longest"], options["precisions"])
     calls = {name: partial(translate, name, *entry) for name, entry in entries.items()}

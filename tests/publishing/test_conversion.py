@@ -333,7 +333,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path, source):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<one>", "<more>"])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"must have at most (\d+) tokens, the model's `vocab_size`, but has \d+"):
+    with pytest.raises(ValueError, match=r"must have at most (\d+) tokens, the model's `vocab_size`.*, but has \d+"):
         convert(folder, tmp_path / "heed")
 
 

@@ -24,7 +24,7 @@ from heedful.inference.ctranslate2.engine import ExportedModel
 from heedful.inference.ctranslate2.specification import TABLE_ROWS
 from heedful.inference.translation import Translator
 from heedful.publishing.exports import ctranslate2_export as exporter
-from heedful.publishing.exports.comparison import compare
+from heedful.publishing.exports.comparison import compare, refuse
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import shake
 from memorised import PAIRS, memorised_model
@@ -553,13 +553,11 @@ def test_an_existing_target_is_refused_before_anything_is_loaded(tmp_path):
 
 def test_a_comparison_names_the_first_sentence_that_differs():
     comparison = compare(["one", "two", "three"], [(1, 2), (3, 2), (4, 2)], [[1, 2], [5, 2], [6, 2]])
-    with pytest.raises(ValueError, match=r"2 of 3 sentences.* is sentence 2, 'two': .* tokens \[3, 2\], it tokens"):
-        comparison.refuse_differences("it")
-    compare(["one"], [(1, 2)], [[1, 2]]).refuse_differences("it")
-    with pytest.raises(ValueError, match="`found` must have an output for each of the 2 sentences"):
-        compare(["one", "two"], [(1,), (2,)], [(1,)])
-    with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
-        compare([], [], [])
+    with pytest.raises(
+        ValueError, match=r"2 of 3 sentences.* is sentence 2, 'two': .* \[3, 2\], it \(greedy\) tokens"
+    ):
+        refuse({"greedy": comparison}, "it", "float32")
+    refuse({"greedy": compare(["one"], [(1, 2)], [[1, 2]])}, "it", "float32")
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

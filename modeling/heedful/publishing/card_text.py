@@ -74,6 +74,11 @@ def python_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _keyword(value: str | None, name: str) -> str:
+    """Write a further keyword argument of a call, if there is a value."""
+    return "" if value is None else f", {name}={python_string(value)}"
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -105,6 +110,7 @@ FILTERS = {
     "cell": _cell,
     "count": "{:,}".format,
     "duration": _duration,
+    "keyword": _keyword,
     "quoted": _quoted,
     "score": _score,
     "tojson_text": python_string,

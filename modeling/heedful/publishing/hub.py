@@ -144,17 +144,15 @@ def _check_weights(folder: Path) -> None:
         )
     for path in found:
         if path.suffix == ".json":
-            for shard in sorted(set(_weight_map(path).values())):
+            try:
+                shards = set(dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"]).values())
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path} must have a `weight_map`, but cannot be read: {first_line(error)}"
+                ) from error
+            for shard in sorted(shards):
                 if not (folder / shard).is_file():
                     raise FileNotFoundError(f"{folder} must hold {shard}, which {path.name} names, but does not.")
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Read in which file each weight lies."""
-    try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{index} must have a `weight_map`, but cannot be read: {first_line(error)}") from error
 
 
 def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:

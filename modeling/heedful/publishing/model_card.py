@@ -11,13 +11,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.publishing.card_text import (
-    LANGUAGE_CODE,
-    metadata_of_card,
-    python_string,
-    render,
-    without_folders,
-)
+from heedful.publishing.card_text import LANGUAGE_CODE, metadata_of_card, render, without_folders
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -25,6 +19,7 @@ if TYPE_CHECKING:
 TEMPLATE = "model_card_template.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
+BUILTIN = "builtin:"  # begins the location of a built-in corpus
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
 _LICENSE_WORDS = """
@@ -160,13 +155,11 @@ def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
 
 def render_model_card(facts: RunFacts) -> str:
     """Return the card of a run: metadata between two lines of ---, then Markdown."""
-    is_builtin = any(dataset.startswith("builtin:") for dataset in facts.datasets)
+    is_builtin = any(dataset.startswith(BUILTIN) for dataset in facts.datasets)
     return render(
         TEMPLATE,
         card_metadata(facts),
         facts=facts,
-        tgt_lang=_keyword("tgt_lang", facts.example_language),
-        target_language=_keyword("target_language", facts.example_language),
         limits=[*facts.limits, *([BUILTIN_LIMIT] if is_builtin else []), *LIMITS],
         recipe=_flat(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
@@ -203,7 +196,7 @@ def _check_keys(field: str, mapping: Mapping[str, Any], keys: Sequence[str]) -> 
 def _is_on_the_hub(dataset: str) -> bool:
     """Tell a dataset of the Hub from local files and the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
-    return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith("builtin:")
+    return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)
 
 
 def _evaluation_results(facts: RunFacts) -> "list[EvalResult]":
@@ -233,8 +226,3 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _keyword(name: str, value: str | None) -> str:
-    """Write a further keyword argument of a call, if there is one."""
-    return "" if value is None else f", {name}={python_string(value)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.inference.translation import Translator
 from heedful.publishing.card_text import LANGUAGE_CODE, UNDETERMINED
-from heedful.publishing.model_card import REQUIRED_VERSIONS, RunFacts, write_model_card
+from heedful.publishing.model_card import BUILTIN, INTENDED_USE, REQUIRED_VERSIONS, RunFacts, write_model_card
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
@@ -41,20 +41,14 @@ def facts_of(result: RunResult) -> RunFacts:
     translator = Translator.from_pretrained(result.folder)
     language = corpus.target_language
     translation = translator.translate([example], target_language=language)[0][0].text
-    optional: dict[str, Any] = {}
-    if recipe.card.intended_use:
-        optional["intended_use"] = recipe.card.intended_use
-    if recipe.card.limits:
-        optional["limits"] = [recipe.card.limits]
-    trained = corpus.pairs if corpus.pairs is not None else corpus.report.kept
     return RunFacts(
         name=recipe.name,
         source_language=_code(recipe.card.source_language or recipe.data.source),
         target_language=_code(recipe.card.target_language or recipe.data.target),
-        license=recipe.card.license or (BUILTIN_LICENSE if _is_builtin(recipe) else "unknown"),
+        license=recipe.card.license or (BUILTIN_LICENSE if BUILTIN in recipe.data.train else "unknown"),
         datasets=[recipe.card.dataset or str(recipe.data.train)],
         pairs={
-            "train": trained,
+            "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
             "validation": len(corpus.validation_pairs),
             **{name: values["count"] for name, values in scores.items() if name != "validation"},
         },
@@ -74,16 +68,13 @@ def facts_of(result: RunResult) -> RunFacts:
         example_source=example,
         example_translation=translation,
         example_language=language,
-        **optional,
+        intended_use=recipe.card.intended_use or INTENDED_USE,
+        limits=[recipe.card.limits] if recipe.card.limits else [],
     )
 
 
 def _code(language: str) -> str:
     return language if LANGUAGE_CODE.fullmatch(language) else UNDETERMINED
-
-
-def _is_builtin(recipe: Recipe) -> bool:
-    return "builtin:" in recipe.data.train
 
 
 def _architecture(config) -> str:

@@ -45,11 +45,7 @@ def lines(
             xs, ys = [x for x, _ in points], [y for _, y in points]
             axes.plot(xs, ys, marker="o", markersize=3 if len(points) < 50 else 0, linewidth=1.3, label=name)
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
-        if "x" in log:
-            axes.set_xscale("log")
-        if "y" in log:
-            axes.set_yscale("log")
-        axes.set(**settings)
+        axes.set(**{f"{axis}scale": "log" for axis in log}, **settings)
         axes.grid(alpha=0.3)
         if len(points_by_name) > 1:
             axes.legend(fontsize=8 if len(points_by_name) < 8 else 6)

@@ -74,10 +74,8 @@ class Training:
             ValueError: If the log has no such value.
         """
         log = self.folder / "log.jsonl"
-        text = (
-            log.read_text(encoding="utf-8") if log.is_file() else ""
-        )  # none was written if there were so few updates
-        lines = [json.loads(line) for line in text.splitlines()]
+        # With few updates none was written.
+        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines() if log.is_file() else ())
         points = {line["update"]: line[name] for line in lines if name in line}
         if name == "validation/loss":
             points[self.updates] = self.loss

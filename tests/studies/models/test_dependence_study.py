@@ -95,7 +95,7 @@ def test_the_gradient_at_the_first_token_is_that_of_its_embedding(laboratory, na
 
 def test_sequences_are_grouped_by_their_number_of_symbols():
     pairs = dependence.reversed_sequences(dependence.LONGEST, 500, seed=1)
-    groups = dependence._symbol_groups(None, pairs)
+    groups = dependence._grouped(dependence.SEQUENCE_GROUPS, pairs, dependence._symbols(None, pairs))
     assert sorted(pair for group in groups for pair in group) == sorted(pairs)
     for group, (low, high) in zip(groups, pairwise((0, *dependence.SEQUENCE_GROUPS)), strict=True):
         assert {len(source.split()) for source, _ in group} == set(range(low + 1, high + 1))

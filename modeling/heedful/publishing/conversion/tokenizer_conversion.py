@@ -79,17 +79,12 @@ def convert_tokenizers(
             raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
         return ConvertedTokenizers(None, {}, ["The source has no tokenizer: the folder has none either."])
     settings = _choose_languages(tokenizer, config, source_language, target_language)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"The tokenizer in {source} must have at most {config.vocab_size} tokens, the model's `vocab_size`, "
-            f"but has {len(tokenizer)} instead."
-        )
     start = config.decoder_start_token_id
     bos = None if start == tokenizer.pad_token_id else tokenizer.convert_ids_to_tokens(start)
     notes = []
     pair = _fast_pair(tokenizer, config, bos) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     if pair is None:
-        pair = _kept_pair(tokenizer, source, config, bos)
+        pair = _kept_pair(tokenizer, config, bos)
         notes.append(f"The tokenizer stays a {type(tokenizer).__name__}: only sentencepiece gives its exact ids.")
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
@@ -193,7 +188,7 @@ def _without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[s
     return {"type": "Sequence", "pretokenizers": [*steps, cut]}
 
 
-def _kept_pair(tokenizer: Any, source: str, config: "HeedConfig", bos: str | None) -> TokenizerPair:
+def _kept_pair(tokenizer: Any, config: "HeedConfig", bos: str | None) -> TokenizerPair:
     """Return tokenizers of the same class, with the additions that Heedful needs."""
     # M2M100's class numbers its languages after the vocabulary, but need not count them among its tokens.
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
@@ -201,20 +196,10 @@ def _kept_pair(tokenizer: Any, source: str, config: "HeedConfig", bos: str | Non
     if not getattr(tokenizer, "separate_vocabs", False):
         return TokenizerPair(*[_adapted(tokenizer, config.vocab_size, bos)] * 2)
     # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows it alone.
-    sides = []
-    for vocabulary, pieces, size in zip(
-        (tokenizer.encoder, tokenizer.target_encoder),
-        tokenizer.spm_files,
-        (config.vocab_size, config.decoder_vocab_size),
-        strict=True,
-    ):
-        side = _one_sided(tokenizer, vocabulary, pieces)
-        if size is not None and len(side) > size:
-            raise ValueError(
-                f"A tokenizer in {source} must have at most {size} tokens, as the model, but has {len(side)} instead."
-            )
-        sides.append(_adapted(side, size, bos))
-    return TokenizerPair(*sides)
+    source_pieces, target_pieces = tokenizer.spm_files
+    source = _one_sided(tokenizer, tokenizer.encoder, source_pieces)
+    target = _one_sided(tokenizer, tokenizer.target_encoder, target_pieces)
+    return TokenizerPair(_adapted(source, config.vocab_size, bos), _adapted(target, config.decoder_vocab_size, bos))
 
 
 def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
@@ -238,7 +223,12 @@ def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
 
 
 def _fill_up(tokenizer: Any, size: int) -> None:
-    """Give every row of the embeddings a token."""
+    """Give every row of the embeddings a token; there must be as many rows as tokens."""
+    if len(tokenizer) > size:
+        raise ValueError(
+            f"A tokenizer must have at most {size} tokens, the model's `vocab_size` (of the target "
+            f"`decoder_vocab_size`), but has {len(tokenizer)} instead."
+        )
     _add_special(tokenizer, [f"<unused_{number}>" for number in range(size - len(tokenizer))])
 
 

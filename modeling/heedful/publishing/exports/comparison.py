@@ -42,16 +42,6 @@ class Comparison:
         matchers = (SequenceMatcher(None, each.expected, each.found, autojunk=False) for each in self.differences)
         return 1 - sum(1 - matcher.ratio() for matcher in matchers) / self.sentences
 
-    def refuse_differences(self, engine: str) -> None:
-        """Raise a `ValueError` that shows the first sentence that differs, if one does; `engine` is named in it."""
-        if self.differences:
-            number, sentence, expected, found = self.differences[0]
-            raise ValueError(
-                f"The exported model's output differs from generate()'s for {len(self.differences)} of "
-                f"{self.sentences} sentences, so that no folder is left. The first is sentence {number + 1}, "
-                f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} tokens {list(found)}."
-            )
-
 
 def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
     """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model.
@@ -62,8 +52,13 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
         quantization: Type of the weights.
     """
     for search, comparison in comparisons.items():
-        if quantization == "float32":
-            comparison.refuse_differences(f"{engine} ({search})")
+        if quantization == "float32" and comparison.differences:
+            number, sentence, expected, found = comparison.differences[0]
+            raise ValueError(
+                f"The exported model's output differs from generate()'s for {len(comparison.differences)} of "
+                f"{comparison.sentences} sentences, so that no folder is left. The first is sentence {number + 1}, "
+                f"{sentence!r}: generate() gives tokens {list(expected)}, {engine} ({search}) tokens {list(found)}."
+            )
         if comparison.likeness < LEAST_LIKENESS:
             raise ValueError(
                 f"`quantization` {quantization} loses the model, so that no folder is left: its translations "
@@ -78,18 +73,7 @@ def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: 
         sentences: The sources.
         expected: The tokens of `generate()` for each sentence, `</s>` included and padding not.
         found: The tokens of the engine, likewise.
-
-    Raises:
-        ValueError: If there is no sentence, or there are not as many outputs as sentences.
     """
-    if not sentences:
-        raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
-    for name, outputs in (("expected", expected), ("found", found)):
-        if len(outputs) != len(sentences):
-            raise ValueError(
-                f"`{name}` must have an output for each of the {len(sentences)} sentences, but has {len(outputs)} "
-                "instead."
-            )
     rows = enumerate(zip(sentences, expected, found, strict=True))
     differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
     return Comparison(len(sentences), tuple(differences))

@@ -67,7 +67,6 @@ def check_quantization(quantization: str, known: Sequence[str]) -> None:
 
 
 def _load(model: str | Path) -> tuple[Any, TokenizerPair]:
-    """Load a model and its tokenizers."""
     folder = model_folder(model)
     loaded: Any = load_model(folder)
     if loaded.config.model_type == "heed_rnn":

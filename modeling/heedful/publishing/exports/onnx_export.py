@@ -18,7 +18,7 @@ from heedful.inference.strategies.steps import end_tokens
 from heedful.publishing.exports.comparison import MORE_THAN_SOURCE, compare, refuse
 from heedful.publishing.exports.export import Export, begun_export, check_quantization
 from heedful.publishing.exports.onnx_graphs import quantize_file, write_onnx
-from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel, onnxruntime_module
+from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel, import_for_onnx
 
 Quantization = Literal["float32", "int8"]
 
@@ -51,7 +51,8 @@ def export_onnx(
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
     """
     check_quantization(quantization, get_args(Quantization))
-    _check_installed()
+    for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
+        import_for_onnx(name)
     with begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
         write_onnx(loaded, folder)
         if quantization == "int8":
@@ -146,13 +147,3 @@ def _generated(model: Any, sources: list[list[int]], search: Any) -> list[list[i
             last = next((step for step, token in enumerate(row) if token in ends), len(row))
             outputs[number] = row[: last + 1]
     return outputs
-
-
-def _check_installed() -> None:
-    """Raise an `ImportError` that names the extra if something is missing, before anything is loaded."""
-    onnxruntime_module()
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("The export to ONNX needs onnx and onnxscript: pip install 'heedful[onnx]'") from error

@@ -7,6 +7,7 @@ An export is compared this way with the model that it was made of, whose weights
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,26 +150,23 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         states = encoder_outputs[0]
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
+        inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "encoder_attention_mask": attention_mask}
         if past_key_values is not None and past_key_values.get_seq_length():
-            logits = self._extend(decoder_input_ids, attention_mask, past_key_values)
+            logits = self._extend(inputs, past_key_values)
         else:
-            logits = self._start(decoder_input_ids, states, attention_mask, past_key_values)
+            logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
+            if past_key_values is not None:
+                fill_cache(past_key_values, present)
         return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
 
-    def _start(self, tokens, states, mask, cache) -> torch.Tensor:
-        inputs = {"input_ids": tokens, "encoder_hidden_states": states, "encoder_attention_mask": mask}
-        logits, *present = _run(self.first_step, inputs)
-        if cache is not None:
-            fill_cache(cache, present)
-        return logits
-
-    def _extend(self, tokens, mask, cache) -> torch.Tensor:
-        if tokens.shape[1] != 1:
+    def _extend(self, inputs: dict[str, torch.Tensor], cache: Any) -> torch.Tensor:
+        count = inputs["input_ids"].shape[1]
+        if count != 1:
             raise ValueError(
-                f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
+                f"`decoder_input_ids` must have one token beside a filled cache, but has {count} instead."
             )
-        inputs = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
-        logits, *present = _run(self.next_step, {"input_ids": tokens, "encoder_attention_mask": mask, **inputs})
+        past = zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True)
+        logits, *present = _run(self.next_step, inputs | dict(past))
         for layer, own in enumerate(cache.self_attention_cache.layers):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
         return logits
@@ -196,21 +194,20 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=states)
 
 
-def onnxruntime_module() -> Any:
-    """Import onnxruntime.
+def import_for_onnx(name: str) -> Any:
+    """Import onnxruntime, or another module that ONNX models need.
 
     Raises:
         ImportError: If it is not installed; the message names the extra.
     """
     try:
-        import onnxruntime
+        return import_module(name)
     except ImportError as error:
-        raise ImportError("ONNX models need onnxruntime: pip install 'heedful[onnx]'") from error
-    return onnxruntime
+        raise ImportError(f"ONNX models need {name}: pip install 'heedful[onnx]'") from error
 
 
 def _session(path: Path, threads: int) -> Any:
-    onnxruntime = onnxruntime_module()
+    onnxruntime = import_for_onnx("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors

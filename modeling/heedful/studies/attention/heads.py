@@ -5,9 +5,8 @@ they give that many distributions over the tokens instead of one.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from heedful.inference.attention.labels import token_labels
 from heedful.inference.translation import Translator
@@ -39,8 +38,7 @@ PAIRS = 200  # test pairs of the maps and of pruning
 IMPORTANCE_PAIRS = "builtin:validation:100"  # what is left out must not be chosen on test pairs
 
 
-@dataclass
-class Pruned:
+class Pruned(NamedTuple):
     """A model after some heads were left out.
 
     Attributes:
@@ -99,7 +97,7 @@ def run(lab: Lab) -> Outcome:
             "quality": [(count, width // count, *seed_cells(runs)) for count, runs in trainings.items()],
             "looks": _look_rows(looks, importance[LOOKED_AT]),
             "alignment": _alignment_rows(translators[LOOKED_AT], rows[0], sharpest(looks, "cross")),
-            "pruning": [(count, *astuple(step)) for count, steps in pruning.items() for step in steps],
+            "pruning": [(count, *step) for count, steps in pruning.items() for step in steps],
         },
         {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
         {"parameters": trainings[COUNTS[0]][0].parameters, **seed_values(trainings)}

@@ -7,6 +7,7 @@ as important as the loss depends on it, E|∂L/∂ξ| over sentences (equation 2
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -121,7 +122,7 @@ def _masked(model: "HeedForConditionalGeneration") -> Iterator[dict[tuple[Kind, 
     for place, module in attention_modules(model).items():
         mask = torch.ones(_head_count(module), device=model.device, requires_grad=True)
         masks[place] = mask
-        hooks.append(module.out_proj.register_forward_pre_hook(_mask_hook(mask)))
+        hooks.append(module.out_proj.register_forward_pre_hook(partial(_multiplied, mask)))
     try:
         yield masks
     finally:
@@ -129,9 +130,6 @@ def _masked(model: "HeedForConditionalGeneration") -> Iterator[dict[tuple[Kind, 
             hook.remove()
 
 
-def _mask_hook(mask: torch.Tensor):
-    def multiply(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        heads = inputs[0].unflatten(-1, (len(mask), -1))  # (…, h, d_v)
-        return ((heads * mask[:, None]).flatten(-2),)
-
-    return multiply
+def _multiplied(mask: torch.Tensor, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    heads = inputs[0].unflatten(-1, (len(mask), -1))  # (…, h, d_v)
+    return ((heads * mask[:, None]).flatten(-2),)

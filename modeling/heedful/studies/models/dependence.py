@@ -6,7 +6,7 @@ else.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import torch
@@ -76,8 +76,8 @@ def run(lab: Lab) -> Outcome:
     on_sequences = {
         name: lab.train(f"reversal, {name}", REVERSAL | data | model_changes(model)) for name, model in MODELS.items()
     }
-    scores, gradients = _by_length(on_joined, _token_groups, joined["test"], bleu)
-    exact, sequence_gradients = _by_length(on_sequences, _symbol_groups, sequences["test"], _exact)
+    scores, gradients = _by_length(on_joined, _tokens, GROUPS, joined["test"], bleu)
+    exact, sequence_gradients = _by_length(on_sequences, _symbols, SEQUENCE_GROUPS, sequences["test"], _exact)
     rows = {
         "bleu": scores,
         "gradients": gradients,
@@ -97,7 +97,8 @@ def run(lab: Lab) -> Outcome:
 
 def _by_length(
     trainings: Mapping[str, Training],
-    group: Callable[[Translator, Sequence[Pair]], list[list[Pair]]],
+    lengths: Callable[[Translator, Sequence[Pair]], list[int]],
+    ends: Sequence[int],
     pairs: Sequence[Pair],
     score: Callable[[Translator, Sequence[Pair]], float],
 ) -> tuple[ByLength, ByLength]:
@@ -105,24 +106,22 @@ def _by_length(
     scores, gradients = {}, {}
     for name, training in trainings.items():
         translator = training.translator()
-        groups = group(translator, pairs)
+        groups = _grouped(ends, pairs, lengths(translator, pairs))
         scores[name] = [score(translator, some) for some in groups]
         gradients[name] = [_share_at_the_first(translator, some[:MEASURED]) for some in groups]
     return scores, gradients
 
 
-def _token_groups(translator: Translator, pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Return the pairs of each group of `GROUPS`, by the number of source tokens; longer ones are in none."""
-    lengths = map(len, translator.tokenizers.encode_source([source for source, _ in pairs]))
-    return _grouped(GROUPS, pairs, lengths)
+def _tokens(translator: Translator, pairs: Sequence[Pair]) -> list[int]:
+    return [len(tokens) for tokens in translator.tokenizers.encode_source([source for source, _ in pairs])]
 
 
-def _symbol_groups(translator: Translator, pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Return the pairs of each group of `SEQUENCE_GROUPS`, by the number of symbols."""
-    return _grouped(SEQUENCE_GROUPS, pairs, (len(source.split()) for source, _ in pairs))
+def _symbols(translator: Translator, pairs: Sequence[Pair]) -> list[int]:
+    return [len(source.split()) for source, _ in pairs]
 
 
-def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Iterable[int]) -> list[list[Pair]]:
+def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Sequence[int]) -> list[list[Pair]]:
+    """Return the pairs of each group of lengths; longer ones are in none."""
     groups: list[list[Pair]] = [[] for _ in (*ends, "longer")]
     for pair, length in zip(pairs, lengths, strict=True):
         groups[bisect_left(ends, length)].append(pair)

@@ -86,7 +86,16 @@ class NgramModel:
             ValueError: If the token id is out of range.
         """
         self._checked([token])
-        return self._probability(self._history(history, len(history)), token)
+        read = self._history(history, len(history))
+        probability = 1 / self.vocab_size
+        for length, level in enumerate(self.levels[: len(read) + 1]):
+            known = read[len(read) - length :]  # its last tokens, from none of them to all
+            if known in level.totals:
+                tokens = level.counts[known]
+                rest = level.discount * len(tokens)
+                count = max(tokens.get(token, 0) - level.discount, 0)
+                probability = (count + rest * probability) / level.totals[known]
+        return probability
 
     def perplexity(self, rows: Iterable[Sequence[int]]) -> float:
         """Return the exponential of the mean negative log-likelihood per token, </s> included.
@@ -99,8 +108,8 @@ class NgramModel:
         """
         loss, tokens = 0.0, 0
         for row in rows:
-            for place, token in enumerate(self._checked(row)):
-                loss -= math.log(self._probability(self._history(row, place), token))
+            for place, token in enumerate(row):
+                loss -= math.log(self.probability(row[:place], token))
                 tokens += 1
         if not tokens:
             raise ValueError("`rows` must hold at least one sentence, but is empty instead.")
@@ -129,14 +138,3 @@ class NgramModel:
             for history, tokens in longer.counts.items():
                 for token in tokens:
                     shorter.counts[history[1:]][token] += 1
-
-    def _probability(self, history: History, token: int) -> float:
-        probability = 1 / self.vocab_size
-        for length, level in enumerate(self.levels[: len(history) + 1]):
-            known = history[len(history) - length :]  # its last tokens, from none of them to all
-            if known in level.totals:
-                tokens = level.counts[known]
-                rest = level.discount * len(tokens)
-                count = max(tokens.get(token, 0) - level.discount, 0)
-                probability = (count + rest * probability) / level.totals[known]
-        return probability

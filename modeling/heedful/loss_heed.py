@@ -9,6 +9,7 @@ Letters in shape comments: B batch, T target length, N target tokens, D width of
 target's vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-from transformers.utils import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_plain, linear
@@ -179,7 +181,7 @@ class OutputLayer(nn.Module):
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: int | torch.Tensor | None = None,
         skip_logits: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next target token at every position; with labels, compute the loss too.
 
@@ -253,7 +255,7 @@ class OutputLayer(nn.Module):
         labels: torch.Tensor,
         attention_mask: torch.Tensor | None,
         decoder_attention_mask: torch.Tensor | None,
-        asked: dict[str, Any],
+        asked: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}

@@ -10,7 +10,7 @@ Letters in shape comments: B batch, S source length, T target length, D = d_mode
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -554,7 +554,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         labels: torch.Tensor,
         attention_mask: torch.Tensor | None,
         decoder_attention_mask: torch.Tensor | None,
-        asked: dict[str, Any],
+        asked: Mapping[str, Any],
     ) -> dict[str, Packing | None]:
         """Return the padding that a step may leave out, as `packing`; not where somebody may look at its states.
 

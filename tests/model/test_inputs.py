@@ -1,9 +1,11 @@
 """Roads that lead to the same result, and wrong input that is refused by name."""
 
+import inspect
+
 import pytest
 import torch
 
-from helpers import assert_near, assert_refused, padded, sentences, tiny_model
+from helpers import FAMILIES, assert_near, assert_refused, padded, sentences, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
@@ -32,6 +34,12 @@ def test_encoder_outputs_given_by_hand_equal_the_source_as_a_tuple_too(model):
     expected = model(SOURCE, decoder_input_ids=TARGET).logits
     for given in (encoded, encoded.to_tuple()):
         assert torch.equal(model(encoder_outputs=given, decoder_input_ids=TARGET).logits, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_signature_says_that_attention_can_be_recorded(family):
+    kwargs = inspect.signature(tiny_model(family=family).forward).parameters["kwargs"]
+    assert "output_attentions" in kwargs.annotation.__args__[0].__annotations__  # transformers' own tests look there
 
 
 @torch.no_grad()

@@ -9,20 +9,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
 from process_checks import END, NO_DROPOUT, difference, make_loop, weights_of
 from zero_process import COMPARED, NAMES
 
 from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
-from heedful.training.model_of_recipe import make_engine
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.recipe import OptimizationRecipe
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess
@@ -196,22 +192,6 @@ def test_an_update_that_is_spoilt_in_one_process_is_skipped_by_both(zero):
 def test_a_budget_that_shrinks_is_refused_by_both(zero):
     for measured in zero:
         assert measured["refused"].startswith("`optimization.shrink_token_budget` must be false")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mixed_precision": "fp16"}, "`optimization.mixed_precision` must be no or bf16 .*, but is fp16 instead"),
-        (
-            {"mixed_precision": "bf16", "ema_decay": 0.5},
-            "`optimization.ema_decay` must be null .*, but is 0.5 ",
-        ),
-    ],
-)
-def test_what_would_be_wrong_under_deepspeed_is_refused(changes, message):
-    launched = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
-    with pytest.raises(ValueError, match=message):
-        make_engine(launched, None, OptimizationRecipe(max_updates=1, **changes))
 
 
 def test_a_whole_run_ends_with_a_model_that_loads(zero):

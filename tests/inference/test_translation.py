@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
-from heedful.inference.engines import pad_sources, token_batches
+from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
 from heedful.inference.translation import Translation, Translator
 from heedful.pipeline_heed import position_limit
 
@@ -336,3 +336,22 @@ def test_without_an_end_token_every_sentence_is_as_long_as_allowed(translator, p
     monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
     translations = Translator(translator.model, translator.tokenizers, engine).translate(list(pairs), max_new_tokens=5)
     assert {(len(best.token_ids), best.finished) for (best,) in translations} == {(5, False)}
+
+
+def test_a_thread_waits_until_another_has_given_a_training_model_its_mode_back():
+    model, entered, released, seen = torch.nn.Dropout().train(), threading.Event(), threading.Event(), []
+
+    def translate():
+        with evaluation_mode(model):
+            entered.set()
+            released.wait(10)
+            seen.append(model.training)
+
+    thread = threading.Thread(target=translate)
+    with evaluation_mode(model):
+        thread.start()
+        entered.wait(0.3)  # it would enter now
+    released.set()
+    thread.join()
+    assert seen == [False]
+    assert model.training

@@ -5,10 +5,12 @@ in `ctranslate2/engine.py`. What a sentence becomes does not depend on the sente
 """
 
 import copy
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -146,17 +148,22 @@ def rows_per_sentence(config: Any) -> int:
     return max(config.num_beams, config.num_return_sequences)
 
 
+# One thread at a time translates with a model: another would bring dropout back while it is at work.
+_LOCKS: "WeakKeyDictionary[torch.nn.Module, threading.RLock]" = WeakKeyDictionary()
+
+
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Switch dropout off for a while, and leave each module in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    with _LOCKS.setdefault(model, threading.RLock()):
+        training = [module for module in model.modules() if module.training]
+        if training:
+            model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:

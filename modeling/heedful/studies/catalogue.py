@@ -20,11 +20,7 @@ NAMES = tuple(ROOMS)
 
 
 def find_study(name: str) -> Study:
-    """Return a study.
-
-    Raises:
-        ValueError: If there is none of this name; the nearest is named.
-    """
+    """Return a study, or name the nearest one in a `ValueError`."""
     if name not in ROOMS:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
         raise ValueError(

@@ -19,8 +19,7 @@ def save_figure(panels: Sequence[Panel], path: Path) -> None:
 
     width = WIDTH * (1 if len(panels) == 1 else 0.7 * len(panels))
     figure = Figure(figsize=(width, HEIGHT), layout="constrained")
-    figure.subplots(1, len(panels))
-    for draw, axes in zip(panels, list(figure.axes), strict=True):
+    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(axes)
     with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
@@ -29,21 +28,15 @@ def save_figure(panels: Sequence[Panel], path: Path) -> None:
 def lines(
     points_by_name: Mapping[str, Points], x_label: str, y_label: str, title: str = "", log: str = "", **settings: Any
 ) -> Panel:
-    """Return a panel with lines through points.
+    """Return a panel with lines through points (x, y), by their names in the legend.
 
-    Args:
-        points_by_name: Points (x, y) by the name in the legend, drawn in this order.
-        x_label: What x is, with its unit.
-        y_label: What y is, with its unit.
-        title: Above the panel.
-        log: Axes with a logarithmic scale: "x", "y", "xy" or none.
-        **settings: What else to set of the axes, such as `xticks` or `ylim`.
+    `log` names the axes with a logarithmic scale, such as "xy"; `settings` are of the axes, such as `xticks`.
     """
 
     def draw(axes: Any) -> None:
         for name, points in points_by_name.items():
-            xs, ys = [x for x, _ in points], [y for _, y in points]
-            axes.plot(xs, ys, marker="o", markersize=3 if len(points) < 50 else 0, linewidth=1.3, label=name)
+            size = 3 if len(points) < 50 else 0
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=size, linewidth=1.3, label=name)
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.set(**{f"{axis}scale": "log" for axis in log}, **settings)
         axes.grid(alpha=0.3)
@@ -54,12 +47,7 @@ def lines(
 
 
 def bars(values: Mapping[str, float], y_label: str) -> Panel:
-    """Return a panel with a bar for every value.
-
-    Args:
-        values: Values by the name below the bar.
-        y_label: What they are, with their unit.
-    """
+    """Return a panel with a bar for every value, which has its name below."""
 
     def draw(axes: Any) -> None:
         drawn = axes.bar(list(values), list(values.values()), width=0.6)
@@ -72,11 +60,8 @@ def bars(values: Mapping[str, float], y_label: str) -> Panel:
 def matrix(values: Any, label: str = "", *, image: Mapping[str, Any], **settings: Any) -> Panel:
     """Return a panel with a coloured cell for every number of a matrix, beside a bar that explains the colours.
 
-    Args:
-        values: Rows of numbers; NaN stays white.
-        label: What the numbers are.
-        image: How matplotlib's `imshow` draws them: `cmap`, `vmin`, `vmax` and so on.
-        **settings: What else to set of the axes, such as `xlabel`.
+    NaN stays white. `image` says how matplotlib's `imshow` draws them (`cmap`, `vmin`, `vmax`), and `settings` are of
+    the axes, such as `xlabel`.
     """
 
     def draw(axes: Any) -> None:

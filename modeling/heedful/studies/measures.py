@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,11 +21,6 @@ from heedful.training.processes.devices import make_accelerator
 TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)
-
-
 def spread(values: Sequence[float]) -> float:
     """Return the difference between the largest and the smallest."""
     return max(values) - min(values)
@@ -41,24 +37,19 @@ def train_with_seeds(lab: Lab, name: str, changes: Mapping[str, Any], count: int
 def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
     """Return parameters, mean and spread of the validation loss, mean and spread of BLEU of trainings from seeds."""
     losses, scores = [one.loss for one in runs], [one.bleu() for one in runs]
-    return runs[0].parameters, mean(losses), spread(losses), mean(scores), spread(scores)
+    return runs[0].parameters, fmean(losses), spread(losses), fmean(scores), spread(scores)
 
 
 def seed_values(trainings: Mapping[Any, Sequence[Training]]) -> dict[str, float]:
-    """Return the mean loss and BLEU of each model (`loss_KEY`, `bleu_KEY`), and the largest `spread` of a loss.
-
-    Args:
-        trainings: The trainings of each model by its key.
-    """
-    values = {f"loss_{key}": mean([one.loss for one in runs]) for key, runs in trainings.items()}
-    values |= {f"bleu_{key}": mean([one.bleu() for one in runs]) for key, runs in trainings.items()}
+    """Return the mean loss and BLEU of each model (`loss_KEY`, `bleu_KEY`), and the largest `spread` of a loss."""
+    values = {f"loss_{key}": fmean(one.loss for one in runs) for key, runs in trainings.items()}
+    values |= {f"bleu_{key}": fmean(one.bleu() for one in runs) for key, runs in trainings.items()}
     return values | {"spread": max(spread([one.loss for one in runs]) for runs in trainings.values())}
 
 
 def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
     """Return pairs as token ids, all of them."""
-    rows = ({"source": source, "target": target} for source, target in pairs)
-    return EncodedPairs(PairEncoder(tokenizers).rows(rows))
+    return EncodedPairs(PairEncoder(tokenizers).rows({"source": source, "target": target} for source, target in pairs))
 
 
 def loss_per_token(model: Any, rows: EncodedPairs) -> float:
@@ -67,24 +58,18 @@ def loss_per_token(model: Any, rows: EncodedPairs) -> float:
     return validation_loss(model, rows, TOKEN_BUDGET, model.config.pad_token_id, accelerator)
 
 
-def bleu(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Translate the sources of pairs, and return the BLEU against their targets."""
+def score(translator: Translator, pairs: Sequence[Pair], metric: str = "bleu") -> float:
+    """Translate the sources of pairs, and return a metric of `score_translations` against their targets."""
     texts = [best.text for best, *_ in translator.translate([source for source, _ in pairs])]
-    return score_translations(texts, [target for _, target in pairs], metrics=["bleu"])["bleu"]
+    return score_translations(texts, [target for _, target in pairs], metrics=[metric])[metric]
 
 
 def attention_along(
     translator: Translator, row: Mapping[str, Sequence[int]], kinds: Sequence[Kind] = KINDS
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return the attention weights of a model that is fed a pair.
+    """Return the attention weights of a model that is fed the `input_ids` and `labels` of a pair.
 
-    Args:
-        translator: The model's.
-        row: `input_ids` and `labels` of the pair.
-        kinds: Which weights.
-
-    Returns:
-        By kind the weights of each layer, `(heads, rows, columns)`: of every row, what it looks at.
+    By kind they are those of each layer, `(heads, rows, columns)`: of every row, what it looks at.
     """
     fed_ids = [translator.model.config.decoder_start_token_id, *row["labels"][:-1]]
     return record_attention(translator.model, row["input_ids"], fed_ids, kinds)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 
@@ -28,18 +28,11 @@ def held_out_pairs() -> list[Pair]:
 def joined_pairs(pairs: Iterable[Pair], sizes: Iterable[int]) -> list[Pair]:
     """Join neighbouring pairs to longer texts, with a blank between their sentences.
 
-    Args:
-        pairs: Pairs of one sentence each; none is used twice.
-        sizes: How many pairs to join to each text, until there are no more sizes or no more pairs. The last text has
-            fewer where the pairs run out.
+    `sizes` are numbers of pairs in a text. The last text has fewer where the pairs run out.
     """
-    rest, joined = iter(pairs), []
-    for size in sizes:
-        part = list(islice(rest, size))
-        if not part:
-            break
-        joined.append((" ".join(source for source, _ in part), " ".join(target for _, target in part)))
-    return joined
+    rest = iter(pairs)
+    parts = takewhile(bool, (list(islice(rest, size)) for size in sizes))
+    return [(" ".join(source for source, _ in part), " ".join(target for _, target in part)) for part in parts]
 
 
 def reversal_pairs(
@@ -47,33 +40,22 @@ def reversal_pairs(
 ) -> list[Pair]:
     """Return random sequences of symbols, each with the same symbols from the last to the first.
 
-    Args:
-        draw: Draws a sequence.
-        count: How many sequences.
-        seed: Of what is drawn.
-        is_distinct: Whether no sequence may come twice.
+    `draw` draws a sequence; where `is_distinct`, none comes twice.
     """
-    random, sequences = Random(seed), list[tuple[str, ...]]()
-    seen = set[tuple[str, ...]]()
-    while len(sequences) < count:
-        sequence = tuple(draw(random))
-        if not (is_distinct and sequence in seen):
-            seen.add(sequence)
-            sequences.append(sequence)
-    return [(" ".join(sequence), " ".join(reversed(sequence))) for sequence in sequences]
+    random, pairs = Random(seed), dict[str | int, Pair]()
+    while len(pairs) < count:
+        sequence = draw(random)
+        source = " ".join(sequence)
+        pairs[source if is_distinct else len(pairs)] = source, " ".join(reversed(sequence))
+    return list(pairs.values())
 
 
 def write_pairs(pairs: Iterable[Pair], folder: Path) -> str:
-    """Write pairs into a file that is named by its checksum, with the columns `source` and `target`.
+    """Write pairs into a file in the subfolder `data` of the trainings' folder, and return its path.
 
-    Args:
-        pairs: Source and target of each.
-        folder: Where trainings are kept; the file goes into its subfolder `data`.
-
-    Returns:
-        The file's path, to be used as `data.train`, `data.validation` or a set of `data.test`.
+    It is named by its checksum, and has the columns `source` and `target`.
     """
-    rows = [{"source": source, "target": target} for source, target in pairs]
+    rows = ({"source": source, "target": target} for source, target in pairs)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path = folder / "data" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not path.is_file():

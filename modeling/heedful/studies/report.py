@@ -13,21 +13,13 @@ Cell = str | int | float
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a report.
+    """A table of a report."""
 
-    Attributes:
-        name: A word for it, unique in the study.
-        title: A line above it.
-        columns: Heads of the columns.
-        rows: Cells; a row has one for every column.
-        formats: How Python formats the numbers of a column (".3f", ".1%", ","); without one, as they are.
-    """
-
-    name: str
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    formats: Mapping[str, str] = field(default_factory=dict)
+    name: str  # unique in the study
+    title: str  # a line above it
+    columns: Sequence[str]  # their heads
+    rows: Sequence[Sequence[Cell]]  # each has a cell for every column
+    formats: Mapping[str, str] = field(default_factory=dict)  # of a column's numbers: ".3f", ".1%", ","
 
     def __post_init__(self):
         """Check that every row has a cell for every column."""
@@ -37,15 +29,7 @@ class Table:
 
     @classmethod
     def of(cls, name: str, title: str, header: str, rows: Iterable[Sequence[Cell]]) -> "Table":
-        """Make a table whose columns and formats are written as one line.
-
-        Args:
-            name: As the attribute.
-            title: As the attribute.
-            header: The columns with " | " between them, each with the format of its numbers after " :", if it has
-                one: "model | parameters :, | BLEU :.1f".
-            rows: As the attribute.
-        """
+        """Make a table whose columns and formats are written as one line: "model | parameters :, | BLEU :.1f"."""
         fields = [field.partition(" :") for field in header.split(" | ")]
         formats = {head: form for head, _, form in fields if form}
         return cls(name, title, [head for head, _, _ in fields], list(rows), formats)
@@ -61,19 +45,12 @@ class Table:
 
 @dataclass
 class Outcome:
-    """What a study found; the words to it are in the study's description.
+    """What a study found; the words to it are in the study's description."""
 
-    Attributes:
-        rows: The rows of each of its tables.
-        panels: What to draw for each of its figures.
-        values: The numbers in its findings, by name.
-        settings: Other fields of titles and captions, which were set and not found.
-    """
-
-    rows: Mapping[str, Iterable[Sequence[Cell]]]
-    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
-    values: Mapping[str, Cell] = field(default_factory=dict)
-    settings: Mapping[str, Cell] = field(default_factory=dict)
+    rows: Mapping[str, Iterable[Sequence[Cell]]]  # of each of its tables
+    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)  # of each of its figures
+    values: Mapping[str, Cell] = field(default_factory=dict)  # the numbers in its findings, by name
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # other fields of titles and captions, set, not found
 
 
 def figure_file(study: str, name: str) -> str:
@@ -87,11 +64,7 @@ def filled_findings(results: Mapping[str, Any]) -> list[str]:
 
 
 def render_report(results: Mapping[str, Any]) -> str:
-    """Write results as Markdown: findings, tables, figures, and how they came about.
-
-    Args:
-        results: As `heedful.studies.study.run_study` writes them into `results.json`.
-    """
+    """Write what is in `results.json` as Markdown: findings, tables, figures, and how they came about."""
     parts = [f"# {results['study']}", results["question"]]
     if results["findings"]:
         parts.append("\n".join(f"- {finding}" for finding in filled_findings(results)))
@@ -108,11 +81,8 @@ def render_report(results: Mapping[str, Any]) -> str:
 
 def _render_trainings(trainings: list[dict[str, Any]]) -> str:
     """Say how models were trained: first the changes that all have in common, then a row for each with its own."""
-    common = {
-        key: value
-        for key, value in trainings[0]["changes"].items()
-        if all(key in one["changes"] and one["changes"][key] == value for one in trainings)
-    }
+    first, *others = (one["changes"] for one in trainings)
+    common = {key: value for key, value in first.items() if all((key, value) in one.items() for one in others)}
     rows = []
     for one in trainings:
         own = {key: value for key, value in one["changes"].items() if key not in common}

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from types import MappingProxyType
 from typing import Any, Literal
 
 from heedful.files import check_at_least, check_is_new, check_matplotlib, new_folder
@@ -32,41 +33,33 @@ from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model
 
 Data = Literal["builtin", "folder", "none"]
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Study:
     """An experiment.
 
-    Attributes:
-        name: The name of its module, and on the command line.
-        question: One line.
-        run: Does it all; gets a `Lab`.
-        findings: Sentences in which every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
-        tables: The `title` and the `columns` of each table, see `Table.of`.
-        figures: The caption of each figure.
-        changes: What differs from the shared recipe (`recipe.yaml`) in all its trainings, by dotted key.
-        data: What it can use: "builtin" is the built-in corpus, of which `--data builtin:train:COUNT` sets the size;
-            "folder" is a folder with the files that `changes` names as `data.train` and so on; "none" is a study that
-            makes its own data.
+    Of `data`, "builtin" is the built-in corpus, of which `--data builtin:train:COUNT` sets the size; "folder" is a
+    folder with the files that `changes` names as `data.train` and so on; "none" is a study that makes its own data.
     """
 
-    name: str
-    question: str
-    run: Callable[["Lab"], Outcome]
-    findings: Sequence[str] = ()
-    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    figures: Mapping[str, str] = field(default_factory=dict)
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    data: Data = "builtin"
+    name: str  # of its module, and on the command line
+    question: str  # one line
+    run: Callable[["Lab"], Outcome]  # does it all
+    findings: Sequence[str] = ()  # every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
+    figures: Mapping[str, str] = field(default_factory=dict)  # their captions
+    changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key
+    data: Data = "builtin"  # what it can use
 
     @classmethod
     def described(
-        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] = NO_CHANGES
     ) -> "Study":
         """Make the study of a module from its description, with changes that it shares with other studies."""
         words = {one.name: description[one.name] for one in fields(cls) if one.name in description}
-        words["changes"] = {**(changes or {}), **description.get("changes", {})}
+        words["changes"] = {**changes, **description.get("changes", {})}
         return cls(name=run.__module__.rpartition(".")[2], run=run, **words)
 
 
@@ -77,30 +70,17 @@ def description_of(module_file: str) -> dict[str, Any]:
 
 @dataclass
 class Lab:
-    """What a study gets: its settings, and a folder to train models in.
+    """What a study gets: its settings, and a folder to train models in."""
 
-    Attributes:
-        study: The study that runs.
-        seed: Of weights, data and everything drawn.
-        updates: Updates of each training, if not those of the recipe.
-        data: Other data than the recipe's, as `Study.data` allows.
-        folder: Where its trainings are kept; those of other studies may be there too.
-        trainings: All trainings so far, in order; they go into the report.
-    """
-
-    study: Study
-    seed: int = 1
-    updates: int | None = None
-    data: str | None = None
-    folder: Path = Path("runs/studies/trainings")
-    trainings: list[Training] = field(default_factory=list)
+    study: Study  # that runs
+    seed: int = 1  # of weights, data and everything drawn
+    updates: int | None = None  # of each training, if not those of the recipe
+    data: str | None = None  # other data than the recipe's, as `Study.data` allows
+    folder: Path = Path("runs/studies/trainings")  # keeps trainings; those of other studies may be there too
+    trainings: list[Training] = field(default_factory=list)  # so far, in order; they go into the report
 
     def __post_init__(self):
-        """Check the settings.
-
-        Raises:
-            ValueError: If one is out of range, or the study cannot use the data.
-        """
+        """Check the settings, and whether the study can use the data."""
         check_at_least(0, **{"--seed": self.seed})
         check_at_least(1, **{"--updates": self.updates})
         data, name = self.data, self.study.name
@@ -116,39 +96,25 @@ class Lab:
             return
         raise ValueError(f"`--data` must be {wanted}, but is {data or 'empty'} instead.")
 
-    def train(self, name: str, changes: Mapping[str, Any] | None = None) -> Training:
-        """Train a model, or find it trained.
-
-        Args:
-            name: What to call it in the report.
-            changes: On top of the study's own, by dotted key.
-
-        Raises:
-            ValueError: If a change or the data cannot be used.
-        """
+    def train(self, name: str, changes: Mapping[str, Any] = NO_CHANGES) -> Training:
+        """Train a model, or find it trained, with changes on top of the study's own; the report calls it `name`."""
         given: dict[str, Any] = {"seed": self.seed}
         if self.updates is not None:
             given["optimization.max_updates"] = self.updates
         where = "data.train" if self.study.data == "builtin" else "data.folder"
-        if self.data is not None and where not in (changes or {}):  # else this training makes its own data
+        if self.data is not None and where not in changes:  # else this training makes its own data
             given[where] = self.data
-        training = train_model(name, {**self.study.changes, **(changes or {}), **given}, self.folder)
+        training = train_model(name, {**self.study.changes, **changes, **given}, self.folder)
         self.trainings.append(training)
         return training
 
     def write_data(
         self, train: Iterable[Pair], validation: Iterable[Pair], **tests: Iterable[Pair]
     ) -> dict[str, str | dict[str, str]]:
-        """Write generated pairs into files, and return the changes that train and test a model on them.
-
-        `data.source` "source" and `data.target` "target" are to be set beside them.
-
-        Args:
-            train: Pairs to train on.
-            validation: Pairs to validate with.
-            **tests: The pairs of each test set.
-        """
+        """Write generated pairs into files, and return the changes that train and test a model on them."""
         return {
+            "data.source": "source",
+            "data.target": "target",
             "data.train": write_pairs(train, self.folder),
             "data.validation": write_pairs(validation, self.folder),
             "data.test": {name: write_pairs(pairs, self.folder) for name, pairs in tests.items()},
@@ -163,19 +129,10 @@ class Lab:
 
 
 def run_study(lab: Lab, output: Path) -> Path:
-    """Run a study and write its folder: `results.json`, `report.md` and the figures.
+    """Run a study and write `results.json`, `report.md` and the figures into a new folder, which is returned.
 
-    Args:
-        lab: The study and its settings.
-        output: The folder to make; it must not exist. It appears when everything has been found.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: If `output` exists, or the study cannot use its data.
-        ImportError: If matplotlib is missing.
-        TrainingInterrupted: After Ctrl-C or SIGTERM in a training; the same call goes on with it.
+    It appears when everything has been found. After Ctrl-C or SIGTERM in a training (`TrainingInterrupted`) the same
+    call goes on with it.
     """
     check_is_new(output, "--output")
     check_matplotlib()
@@ -197,10 +154,10 @@ def results_of(lab: Lab, outcome: Outcome) -> dict[str, Any]:
     assert outcome.panels.keys() == study.figures.keys(), "a study must have the figures of its description"
     trainings = [{key: value for key, value in asdict(one).items() if key != "folder"} for one in lab.trainings]
     versions = {"python": python_version()} | {name: version(name) for name in ("heedful", "torch", "transformers")}
-    tables = [
+    tables = (
         Table.of(name, words["title"].format(**known), words["columns"], outcome.rows[name])
         for name, words in study.tables.items()
-    ]
+    )
     return {
         "study": study.name,
         "question": study.question,

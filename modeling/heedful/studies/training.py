@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,27 +34,16 @@ WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
 
 @dataclass
 class Training:
-    """A finished training.
+    """A finished training."""
 
-    Attributes:
-        name: What the study calls it.
-        changes: Keys that differ from the shared recipe, with dots, and their values.
-        folder: The run's folder, with `log.jsonl` and `model/`.
-        updates: Optimizer steps.
-        target_tokens: Target tokens seen.
-        parameters: Number of the model's parameters, tied ones once.
-        seconds: Time the updates took on the machine it ran on.
-        metrics: Loss and perplexity on `validation`, and the scores of each test set.
-    """
-
-    name: str
-    changes: dict[str, Any]
-    folder: Path
-    updates: int
-    target_tokens: int
-    parameters: int
-    seconds: float
-    metrics: dict[str, Any] = field(default_factory=dict)
+    name: str  # what the study calls it
+    changes: dict[str, Any]  # keys that differ from the shared recipe, with dots, and their values
+    folder: Path  # the run's, with `log.jsonl` and `model/`
+    updates: int  # optimizer steps
+    target_tokens: int  # seen
+    parameters: int  # tied ones once
+    seconds: float  # that the updates took on the machine it ran on
+    metrics: dict[str, Any]  # loss and perplexity on `validation`, and the scores of each test set
 
     @property
     def loss(self) -> float:
@@ -69,9 +58,6 @@ class Training:
         """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
 
         The validation loss ends with that of the published weights.
-
-        Raises:
-            ValueError: If the log has no such value.
         """
         log = self.folder / "log.jsonl"
         # With few updates none was written.
@@ -92,46 +78,30 @@ class Training:
 
 def model_changes(options: Mapping[str, Any], learning_rate: float | None = None) -> dict[str, Any]:
     """Return the changes that train a model of such options, under a kernel that it has, at a learning rate."""
-    changes = {
-        "model.options": dict(options),
-        "model.attn_implementation": None if "model_type" in options else "eager",
-    }
-    return changes | ({} if learning_rate is None else {"optimization.learning_rate": learning_rate})
+    kernel = None if "model_type" in options else "eager"
+    rate = {} if learning_rate is None else {"optimization.learning_rate": learning_rate}
+    return {"model.options": dict(options), "model.attn_implementation": kernel, **rate}
 
 
 def study_recipe(changes: dict[str, Any]) -> Recipe:
-    """Return the shared recipe with changes.
-
-    Args:
-        changes: Values by dotted key: `{"model.options.dropout": 0.1, "optimization.max_updates": 100}`.
-
-    Raises:
-        ValueError: If a key is unknown or its value of another type.
-    """
+    """Return the shared recipe with changes: `{"model.options.dropout": 0.1, "optimization.max_updates": 100}`."""
     return read_recipe(SHARED_RECIPE, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
 
 
 def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
     """Train a model by the shared recipe with changes, go on with it, or return it if it has been trained.
 
-    Args:
-        name: What the study calls it.
-        changes: As in `study_recipe`.
-        folder: Where trainings are kept, each in a folder that is named by a checksum of its recipe and its data
-            files. Delete it to train anew.
-
-    Raises:
-        ValueError: If a change or the data cannot be used.
-        TrainingInterrupted: After Ctrl-C or SIGTERM; the same call goes on.
+    `folder` keeps each training in a folder that is named by a checksum of its recipe and its data files; delete that
+    to train anew.
     """
     recipe = study_recipe(changes)
     target = folder / checksum_of(recipe)
     summary = target / SUMMARY
-    if not summary.is_file():
+    if summary.is_file():
+        logger.info("trained already: %s (%s)", name, target)
+    else:
         logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
         _run_training(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()), summary)
-    else:
-        logger.info("trained already: %s (%s)", name, target)
     return Training(name, changes, target, **json.loads(summary.read_text(encoding="utf-8")))
 
 

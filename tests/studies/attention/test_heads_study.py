@@ -9,8 +9,14 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
 from heedful.studies import pairs
 from heedful.studies.attention import heads
-from heedful.studies.attention.looks import Look
-from heedful.studies.attention.pruning import Head, attention_modules, head_importance, heads_of, without_heads
+from heedful.studies.attention.single_heads import (
+    Head,
+    Look,
+    attention_modules,
+    head_importance,
+    heads_of,
+    without_heads,
+)
 from heedful.studies.study import Lab, run_study
 from helpers import sentences, tiny_model
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful.studies.measures import score
 from heedful.studies.models import dependence
 from heedful.studies.pairs import corpus_pairs
 from heedful.studies.study import Lab, run_study
@@ -106,4 +107,5 @@ def test_an_exact_match_has_every_symbol_in_its_place():
         def translate(self, sources):
             return [[type("Found", (), {"text": " ".join(reversed(source.split()))})()] for source in sources]
 
-    assert dependence._exact(Echo(), [("a b", "b a"), ("a b", "a b"), ("a b", "b"), ("a", "a")]) == 50
+    pairs = [("a b", "b a"), ("a b", "a b"), ("a b", "b"), ("a", "a")]
+    assert score(Echo(), pairs, "exact_match") == 50

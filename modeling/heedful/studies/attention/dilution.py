@@ -9,13 +9,15 @@ shows in the entropy of its attention.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle, islice
+from statistics import fmean, linear_regression
 
 import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.inference.attention.recording import Kind
 from heedful.studies.figures import Panel, lines
-from heedful.studies.measures import attention_along, encoded, mean
+from heedful.studies.measures import attention_along, encoded
 from heedful.studies.pairs import Pair, joined_pairs
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of
@@ -30,7 +32,8 @@ PAIRS = {"train": 24_000, "validation": 200, "test": 200}
 MEASURED = 25  # texts of each number of sentences
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
 
-Rows = dict[tuple[Kind, int, int], list[tuple[int, float]]]  # (kind, layer, head): tokens to look at, entropy
+Points = list[tuple[int, float]]  # tokens to look at, entropy in nats
+Rows = dict[tuple[Kind, int, int], Points]  # by kind of attention, layer and head
 
 
 def kept_weight(score: float, others: float, count: int) -> float:
@@ -39,28 +42,13 @@ def kept_weight(score: float, others: float, count: int) -> float:
 
 
 def texts(split: str, sentences: Sequence[int], count: int, seed: int) -> list[Pair]:
-    """Return texts of several sentences of the built-in corpus, and their translations.
-
-    Args:
-        split: Of the corpus.
-        sentences: Numbers of sentences in a text, in turn.
-        count: Number of texts.
-        seed: Of the corpus.
-    """
-    sizes = [sentences[number % len(sentences)] for number in range(count)]
+    """Return texts of the built-in corpus, each of the next number of `sentences` in turn, and their translations."""
+    sizes = list(islice(cycle(sentences), count))
     return joined_pairs([(row["ko"], row["en"]) for row in korean_english_pairs(split, sum(sizes), seed)], sizes)
 
 
 def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
-    """Measure the entropy in nats of every row of attention weights of a model, along the given translations.
-
-    Args:
-        training: The model's.
-        pairs: Source and target texts.
-
-    Returns:
-        By kind of attention, layer and head: for every row, how many tokens it could look at, and its entropy.
-    """
+    """Measure every row of attention weights of a model, along the given translations."""
     translator = training.translator()
     rows: Rows = defaultdict(list)
     encoded_pairs = encoded(pairs, translator.tokenizers)
@@ -74,20 +62,17 @@ def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
     return rows
 
 
-def by_length(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
+def by_length(points: Points) -> list[tuple[float, float]]:
     """Return the mean (tokens to look at, entropy) of rows of about the same length, two groups in each doubling."""
     bins = defaultdict(list)
     for seen, entropy in points:
         bins[round(2 * math.log2(seen))].append((seen, entropy))
-    means = [(mean([seen for seen, _ in rows]), mean([entropy for _, entropy in rows])) for rows in bins.values()]
-    return sorted(means)
+    return sorted((fmean(seen for seen, _ in rows), fmean(entropy for _, entropy in rows)) for rows in bins.values())
 
 
-def growth(points: list[tuple[int, float]]) -> float:
+def growth(points: Points) -> float:
     """Return the slope of entropy over ln n: 1 where attention is spread as over equal scores, 0 where it stays."""
-    xs, ys = [math.log(seen) for seen, _ in points], [entropy for _, entropy in points]
-    x_mean, y_mean = mean(xs), mean(ys)
-    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / sum((x - x_mean) ** 2 for x in xs)
+    return linear_regression([math.log(seen) for seen, _ in points], [entropy for _, entropy in points]).slope
 
 
 def train_on_texts(lab: Lab) -> Training:
@@ -101,10 +86,10 @@ def run(lab: Lab) -> Outcome:
     training = train_on_texts(lab)
     pairs = [pair for number in JOINED_IN_MEASURE for pair in texts("test", (number,), MEASURED, lab.seed + number)]
     rows = attention_rows(training, pairs)
-    slopes = {key: growth(points) for key, points in rows.items()}
+    slopes = {key: growth(rows[key]) for key in sorted(rows)}
     extremes = {"least": min(slopes, key=slopes.__getitem__), "most": max(slopes, key=slopes.__getitem__)}
     values = {f"kept_{others:g}_{n}": kept_weight(SCORE, others, n) for others in OTHERS for n in (10, 100)}
-    values |= {f"growth_{kind}": mean([slopes[key] for key in slopes if key[0] == kind]) for kind in KINDS}
+    values |= {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key[0] == kind) for kind in KINDS}
     values |= {name: slopes[key] for name, key in extremes.items()}
     heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
     entropies = []  # as a part of what equal scores would give
@@ -116,7 +101,7 @@ def run(lab: Lab) -> Outcome:
         {
             "weights": [(n, *(kept_weight(SCORE, others, n) for others in OTHERS)) for n in LENGTHS],
             "entropy": entropies,
-            "heads": [(*key, slopes[key]) for key in sorted(slopes)],
+            "heads": [(*key, slope) for key, slope in slopes.items()],
         },
         _panels(rows),
         {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},

@@ -6,23 +6,15 @@ they give that many distributions over the tokens instead of one.
 
 from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from heedful.inference.attention.labels import token_labels
 from heedful.inference.translation import Translator
-from heedful.studies.attention.looks import PLACES, Look, has_place, looks_of_heads, most_positional, sharpest
-from heedful.studies.attention.pruning import Head, head_importance, without_heads
+from heedful.studies import measures
+from heedful.studies.attention import single_heads
+from heedful.studies.attention.single_heads import PLACES, Head, Look, sharpest
 from heedful.studies.figures import Panel, lines, matrix
-from heedful.studies.measures import (
-    attention_along,
-    bleu,
-    encoded,
-    loss_per_token,
-    mean,
-    seed_cells,
-    seed_values,
-    train_with_seeds,
-)
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
@@ -39,43 +31,27 @@ IMPORTANCE_PAIRS = "builtin:validation:100"  # what is left out must not be chos
 
 
 class Pruned(NamedTuple):
-    """A model after some heads were left out.
+    """A model after some heads were left out, measured on the test pairs."""
 
-    Attributes:
-        kept: Number of heads that are left.
-        loss: Test loss in nats per token, with the least important heads left out.
-        random_loss: The mean test loss with as many heads left out in random orders.
-        bleu: Test BLEU, with the least important heads left out.
-        random_bleu: Test BLEU in the first random order.
-    """
-
-    kept: int
-    loss: float
-    random_loss: float
-    bleu: float
-    random_bleu: float
+    kept: int  # number of heads that are left
+    loss: float  # in nats per token, with the least important heads left out
+    random_loss: float  # the mean with as many heads left out in random orders
+    bleu: float  # with the least important heads left out
+    random_bleu: float  # in the first random order
 
 
 def prune(translator: Translator, importance: dict[Head, float], pairs: Sequence[Pair], seed: int) -> list[Pruned]:
-    """Leave out more and more heads of a model, the least important first, and at random.
-
-    Args:
-        translator: The model's; it stays as it is.
-        importance: Of every head.
-        pairs: Test pairs.
-        seed: Of the random orders.
-    """
+    """Leave more and more heads out of copies of a model, the least important first, and at random."""
     ascending = sorted(importance, key=lambda head: importance[head])
-    orders = [ascending]
-    for number in range(RANDOM_ORDERS):
-        orders.append(Random(f"{seed} {number}").sample(ascending, len(ascending)))
-    rows, steps = encoded(pairs, translator.tokenizers), []
+    draws = (Random(f"{seed} {number}") for number in range(RANDOM_ORDERS))
+    orders = [ascending, *(draw.sample(ascending, len(ascending)) for draw in draws)]
+    rows, steps = measures.encoded(pairs, translator.tokenizers), []
     for share in SHARES:
         count = round(share * len(ascending))
-        pruned = [without_heads(translator.model, order[:count]) for order in orders]
-        loss, *random_losses = (loss_per_token(model, rows) for model in pruned)
-        scores = (bleu(Translator(model, translator.tokenizers), pairs) for model in pruned[:2])
-        steps.append(Pruned(len(ascending) - count, loss, mean(random_losses), *scores))
+        pruned = [single_heads.without_heads(translator.model, order[:count]) for order in orders]
+        loss, *random_losses = (measures.loss_per_token(model, rows) for model in pruned)
+        scores = (measures.score(Translator(model, translator.tokenizers), pairs) for model in pruned[:2])
+        steps.append(Pruned(len(ascending) - count, loss, fmean(random_losses), *scores))
     return steps
 
 
@@ -84,23 +60,26 @@ def run(lab: Lab) -> Outcome:
     trainings = {}
     for count in COUNTS:
         changes = {f"model.options.{side}_attention_heads": count for side in ("encoder", "decoder")}
-        trainings[count] = train_with_seeds(lab, f"{count} head{'s' * (count > 1)}", changes, SEEDS)
+        trainings[count] = measures.train_with_seeds(lab, f"{count} head{'s' * (count > 1)}", changes, SEEDS)
     translators = {count: trainings[count][0].translator() for count in {LOOKED_AT, *PRUNED}}
-    tokenizers, width = translators[LOOKED_AT].tokenizers, translators[LOOKED_AT].model.config.d_model  # same for all
-    pairs, held_back = held_out_pairs()[:PAIRS], encoded(corpus_pairs(IMPORTANCE_PAIRS), tokenizers)
-    rows = encoded(pairs, tokenizers)
-    importance = {count: head_importance(translator.model, held_back) for count, translator in translators.items()}
-    looks = looks_of_heads(translators[LOOKED_AT], rows)
+    looking = translators[LOOKED_AT]  # its tokenizers and d_model are those of all
+    pairs, held_back = held_out_pairs()[:PAIRS], measures.encoded(corpus_pairs(IMPORTANCE_PAIRS), looking.tokenizers)
+    rows = measures.encoded(pairs, looking.tokenizers)
+    importance = {count: single_heads.head_importance(one.model, held_back) for count, one in translators.items()}
+    looks = single_heads.looks_of_heads(looking, rows)
     pruning = {count: prune(translators[count], importance[count], pairs, lab.seed) for count in PRUNED}
+    quality = [
+        (count, looking.model.config.d_model // count, *measures.seed_cells(runs)) for count, runs in trainings.items()
+    ]
     return Outcome(
         {
-            "quality": [(count, width // count, *seed_cells(runs)) for count, runs in trainings.items()],
+            "quality": quality,
             "looks": _look_rows(looks, importance[LOOKED_AT]),
-            "alignment": _alignment_rows(translators[LOOKED_AT], rows[0], sharpest(looks, "cross")),
+            "alignment": _alignment_rows(looking, rows[0], sharpest(looks, "cross")),
             "pruning": [(count, *step) for count, steps in pruning.items() for step in steps],
         },
         {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
-        {"parameters": trainings[COUNTS[0]][0].parameters, **seed_values(trainings)}
+        {"parameters": trainings[COUNTS[0]][0].parameters, **measures.seed_values(trainings)}
         | _look_values(looks)
         | _pruning_values(pruning),
         {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
@@ -110,14 +89,15 @@ def run(lab: Lab) -> Outcome:
 def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for head, look in looks.items():
-        shares = [f"{look.mean(place):.0%}" if has_place(head, place) else "–" for place in PLACES]
-        rows.append((str(head), *shares, look.mean("largest weight"), look.mean("entropy"), importance[head]))
+        shares = {place: f"{share:.0%}" for place, share in look.shares(head.kind).items()}
+        cells = [shares.get(place, "–") for place in PLACES]
+        rows.append((str(head), *cells, look.mean("largest weight"), look.mean("entropy"), importance[head]))
     return rows
 
 
 def _alignment_rows(translator: Translator, row: dict[str, list[int]], head: Head) -> list[tuple[str, str, float]]:
     """Say which source token a head of cross-attention looks at most, for every target token of a sentence."""
-    weights = attention_along(translator, row, ["cross"])["cross"][head.layer][head.number]
+    weights = measures.attention_along(translator, row, ["cross"])["cross"][head.layer][head.number]
     largest, places = weights.max(dim=1)
     sources = token_labels(translator.tokenizers.source, row["input_ids"])
     targets = token_labels(translator.tokenizers.target, row["labels"])
@@ -127,7 +107,7 @@ def _alignment_rows(translator: Translator, row: dict[str, list[int]], head: Hea
 def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
     values: dict[str, Cell] = {}
     for kind in ("encoder", "decoder"):
-        share, place, head = most_positional(looks, kind)
+        share, place, head = single_heads.most_positional(looks, kind)
         values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
     cross = sharpest(looks, "cross")
     return values | {"cross_head": str(cross), "cross_largest": looks[cross].mean("largest weight")}
@@ -143,10 +123,7 @@ def _pruning_values(pruning: dict[int, list[Pruned]]) -> dict[str, float]:
 
 
 def _look_panel(looks: dict[Head, Look]) -> Panel:
-    shares = [
-        [look.mean(place) if has_place(head, place) else float("nan") for place in PLACES]
-        for head, look in looks.items()
-    ]
+    shares = [[look.shares(head.kind).get(place, float("nan")) for place in PLACES] for head, look in looks.items()]
     image = {"cmap": "Blues", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest"}
     draw_matrix = matrix(shares, "mean attention weight", image=image, xlabel="token that is looked at")
 

@@ -8,7 +8,7 @@ are equal, and fresh projections give queries and keys of variance 1.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -27,38 +27,24 @@ SCORINGS = ("dot", "scaled_dot", "additive")
 MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient": "norm of the derivative"}
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """What a softmax over the scores of random queries and keys does, means over queries.
+class Softmax(NamedTuple):
+    """What a softmax over the scores of random queries and keys does, means over queries."""
 
-    Attributes:
-        variance: Of a score.
-        largest: The largest weight.
-        entropy: Of the weights, in nats.
-        gradient: Norm of the matrix of derivatives of the weights by the scores.
-    """
-
-    variance: float
-    largest: float
-    entropy: float
-    gradient: float
+    variance: float  # of a score
+    largest: float  # weight
+    entropy: float  # of the weights, in nats
+    gradient: float  # norm of the matrix of derivatives of the weights by the scores
 
 
 def softmax_of_random(d_k: int, is_scaled: bool, seed: int) -> Softmax:
     """Draw queries and keys with components of variance 1, and look at the softmax over their scores.
 
-    Args:
-        d_k: Width of queries and keys.
-        is_scaled: Whether scores are divided by √d_k.
-        seed: Of the draw; with and without scaling it is the same one.
+    The draw is the same one where scores are divided by √d_k and where they are not.
     """
     generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(QUERIES, 1, d_k, generator=generator)
-    scores = torch.cat(
-        [(query * torch.randn(QUERIES, 1, d_k, generator=generator)).sum(-1) for _ in range(KEYS)], dim=-1
-    )  # (queries, keys)
-    if is_scaled:
-        scores = scores / math.sqrt(d_k)
+    query = torch.randn(QUERIES, d_k, generator=generator)
+    products = [(query * torch.randn(QUERIES, d_k, generator=generator)).sum(-1) for _ in range(KEYS)]
+    scores = torch.stack(products, dim=-1) / (math.sqrt(d_k) if is_scaled else 1)  # (queries, keys)
     weights = scores.double().softmax(-1)
     # The derivative of weight i by score j is w_i (δ_ij - w_j).
     squares = weights.square()
@@ -82,8 +68,8 @@ def run(lab: Lab) -> Outcome:
     }
     curves = {key: training.curve() for key, training in trainings.items()}
     softmax_rows = [
-        (d_k, one.variance, one.largest, other.largest, one.entropy, other.entropy, one.gradient, other.gradient)
-        for (d_k, one), other in zip(plain.items(), scaled.values(), strict=True)
+        (d_k, plain[d_k].variance, *(getattr(one[d_k], name) for name in MEASURES for one in (plain, scaled)))
+        for d_k in WIDTHS
     ]
     training_rows = [
         (d_k, D_MODEL // d_k, scoring, curve[(len(curve) - 1) // 2][1], curve[-1][1])
@@ -103,11 +89,8 @@ def run(lab: Lab) -> Outcome:
 
 
 def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
-    return {
-        "model.options.attention_scoring": scoring,
-        "model.options.encoder_attention_heads": D_MODEL // d_k,
-        "model.options.decoder_attention_heads": D_MODEL // d_k,
-    }
+    heads = {f"model.options.{stack}_attention_heads": D_MODEL // d_k for stack in ("encoder", "decoder")}
+    return {"model.options.attention_scoring": scoring, **heads}
 
 
 def _panels(
@@ -120,8 +103,8 @@ def _panels(
     for name, label in MEASURES.items():
         both = {"q·k": by_width(plain, name), "q·k / √d_k": by_width(scaled, name)}
         softmax.append(lines(both, "d_k", label, log="x", ylim=(0, None)))
-    equal: Points = [(d_k, float(d_k)) for d_k in WIDTHS]
-    variance = lines({"measured": by_width(plain, "variance"), "d_k": equal}, "d_k", "variance of q·k", log="xy")
+    variances = {"measured": by_width(plain, "variance"), "d_k": [(d_k, d_k) for d_k in WIDTHS]}
+    variance = lines(variances, "d_k", "variance of q·k", log="xy")
     training = []
     for d_k in TRAINED_WIDTHS:
         by_scoring = {scoring: curves[d_k, scoring] for scoring in SCORINGS}

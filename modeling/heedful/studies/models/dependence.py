@@ -8,30 +8,27 @@ else.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from statistics import fmean
 
 import torch
 
 from heedful.inference.translation import Translator
 from heedful.studies.figures import Panel, lines
-from heedful.studies.measures import bleu, mean
+from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import Training, model_changes
 
-# At most so many sentences are joined to one source.
-MOST_SENTENCES = 3
+MOST_SENTENCES = 3  # that are joined to one source
 SENTENCES = {"train": 60_000, "validation": 600, "test": 2_000}
-# Upper ends of the groups of sources, in tokens.
-GROUPS = (10, 18, 26, 34, 50)
-# Sources of a group whose gradients are measured.
-MEASURED = 40
+GROUPS = (10, 18, 26, 34, 50)  # upper ends of the groups of sources, in tokens
+MEASURED = 40  # sources of a group whose gradients are measured
 
 # The task that JoeyNMT publishes: 50 symbols, at most 25 of them in training and at most 30 in the test.
 SYMBOLS = 50
 SEEN, LONGEST = 25, 30
-# Upper ends of the groups of sequences, in symbols; one ends at `SEEN`.
-SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)
+SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)  # upper ends, in symbols
 SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
 PUBLISHED_REVERSAL = 95.19
 
@@ -53,11 +50,9 @@ def joined_sentences(split: str, count: int, seed: int) -> list[Pair]:
 
 def reversed_sequences(longest: int, count: int, seed: int) -> list[Pair]:
     """Return random sequences of one to `longest` symbols, each with the same symbols from the last to the first."""
-
-    def draw(random: Random) -> list[str]:
-        return [f"s{random.randrange(SYMBOLS)}" for _ in range(random.randint(1, longest))]
-
-    return reversal_pairs(draw, count, seed)
+    return reversal_pairs(
+        lambda random: [f"s{random.randrange(SYMBOLS)}" for _ in range(random.randint(1, longest))], count, seed
+    )
 
 
 def run(lab: Lab) -> Outcome:
@@ -76,21 +71,17 @@ def run(lab: Lab) -> Outcome:
     on_sequences = {
         name: lab.train(f"reversal, {name}", REVERSAL | data | model_changes(model)) for name, model in MODELS.items()
     }
-    scores, gradients = _by_length(on_joined, _tokens, GROUPS, joined["test"], bleu)
-    exact, sequence_gradients = _by_length(on_sequences, _symbols, SEQUENCE_GROUPS, sequences["test"], _exact)
-    rows = {
-        "bleu": scores,
-        "gradients": gradients,
-        "reversal": {name: [one.bleu(), *exact[name]] for name, one in on_sequences.items()},
-        "reversal_gradients": sequence_gradients,
-    }
+    bleu, gradients = _by_length(on_joined, _tokens, GROUPS, joined["test"], "bleu")
+    exact, reversal_gradients = _by_length(on_sequences, _symbols, SEQUENCE_GROUPS, sequences["test"], "exact_match")
+    reversal = {name: [one.bleu(), *exact[name]] for name, one in on_sequences.items()}
+    rows = {"bleu": bleu, "gradients": gradients, "reversal": reversal, "reversal_gradients": reversal_gradients}
     return Outcome(
         {table: [(model, *numbers) for model, numbers in by_model.items()] for table, by_model in rows.items()},
         {
-            "length": _panels(GROUPS, "source tokens, at most", {"BLEU": scores, RATIO: gradients}),
-            "reversal": _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: sequence_gradients}),
+            "length": _panels(GROUPS, "source tokens, at most", {"BLEU": bleu, RATIO: gradients}),
+            "reversal": _panels(SEQUENCE_GROUPS, "symbols, at most", {"exact in %": exact, RATIO: reversal_gradients}),
         },
-        _values(on_sequences, scores, exact, sequence_gradients),
+        _values(on_sequences, bleu, exact, reversal_gradients),
         {"longest": LONGEST},
     )
 
@@ -100,14 +91,14 @@ def _by_length(
     lengths: Callable[[Translator, Sequence[Pair]], list[int]],
     ends: Sequence[int],
     pairs: Sequence[Pair],
-    score: Callable[[Translator, Sequence[Pair]], float],
+    metric: str,
 ) -> tuple[ByLength, ByLength]:
-    """Return a score of each group of pairs, and the share of the gradient at the first token of a source."""
+    """Return the score of each group of pairs, and the share of the gradient at the first token of a source."""
     scores, gradients = {}, {}
     for name, training in trainings.items():
         translator = training.translator()
         groups = _grouped(ends, pairs, lengths(translator, pairs))
-        scores[name] = [score(translator, some) for some in groups]
+        scores[name] = [score(translator, some, metric) for some in groups]
         gradients[name] = [_share_at_the_first(translator, some[:MEASURED]) for some in groups]
     return scores, gradients
 
@@ -129,9 +120,9 @@ def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Sequence[int])
 
 
 def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Return how large the gradient at the first source token is, over the average of all source tokens.
+    """Return how large the gradient at the first source token is, over the average of all, as a mean over pairs.
 
-    It is the norm of the gradient of a pair's loss with respect to the embedding, averaged over pairs.
+    It is the norm of the gradient of a pair's loss with respect to the token's embedding.
     """
     model, tokenizers = translator.model, translator.tokenizers
     shares = []
@@ -143,25 +134,18 @@ def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
             (gradient,) = torch.autograd.grad(loss, embedded)
         norms = gradient[0].norm(dim=-1)  # (source_length)
         shares.append((norms[0] / norms.mean()).item())
-    return mean(shares)
-
-
-def _exact(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Return the percentage of sequences that are reversed without a fault."""
-    found = translator.translate([source for source, _ in pairs])
-    right = [translations[0].text == target for (_, target), translations in zip(pairs, found, strict=True)]
-    return 100 * sum(right) / len(right)
+    return fmean(shares)
 
 
 def _values(
-    trainings: Mapping[str, Training], scores: ByLength, exact: ByLength, gradients: ByLength
+    trainings: Mapping[str, Training], bleu: ByLength, exact: ByLength, gradients: ByLength
 ) -> dict[str, Cell]:
     values: dict[str, Cell] = {"short": GROUPS[0], "long": GROUPS[-2], "beyond": LONGEST - SEEN}
     values |= {"few": SEQUENCE_GROUPS[0], "many": SEQUENCE_GROUPS[-3], "seen": SEEN}
     for name in MODELS:
         key = name.split()[0].rstrip(",").lower()
         # Of the sequences the last group is longer than any in training.
-        for measure, numbers, last in (("bleu", scores, -1), ("exact", exact, -2), ("gradient", gradients, -2)):
+        for measure, numbers, last in (("bleu", bleu, -1), ("exact", exact, -2), ("gradient", gradients, -2)):
             values |= {f"{measure}_{key}_short": numbers[name][0], f"{measure}_{key}_long": numbers[name][last]}
     best = max(trainings, key=lambda name: trainings[name].bleu())
     values |= {"reversal_best": best, "reversal_bleu": trainings[best].bleu()}

@@ -7,7 +7,6 @@ trained on pairs whose source is always the same, which says nothing.
 """
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from heedful.inference.translation import Translator
@@ -28,21 +27,13 @@ DESCRIPTION = description_of(__file__)
 
 
 class Memory(NamedTuple):
-    """A model of the next token.
-
-    Attributes:
-        name: What it is.
-        reads: What it knows of the sentence.
-        size: Number of its parameters, or of n-grams that were counted.
-        target_tokens: Target tokens of its training, as often as they came.
-        perplexity: Of the test sentences, per token.
-    """
+    """A model of the next token."""
 
     name: str
-    reads: str
-    size: int
-    target_tokens: int
-    perplexity: float
+    reads: str  # what it knows of the sentence
+    size: int  # number of its parameters, or of n-grams that were counted
+    target_tokens: int  # of its training, as often as they came
+    perplexity: float  # of the test sentences, per token
 
 
 def run(lab: Lab) -> Outcome:
@@ -51,24 +42,18 @@ def run(lab: Lab) -> Outcome:
     translator = lab.train("Transformer, with the source")
     same_tokenizer = {"tokenizer.path": str(translator.folder / "tokenizer")}
     state, attending = _recurrent("none"), _recurrent("additive")
-    sighted = {
-        "GRU, the source through its state": (state, "a state, which begins with the source's"),
-        "GRU with additive attention": (attending, "a state, the source"),
-    }
-    trained = [
-        _measured(lab.train(name, changes | same_tokenizer), pairs, name, reads)
-        for name, (changes, reads) in sighted.items()
-    ]
-    trained.append(_measured(translator, pairs, "Transformer with the source", "all before it, the source"))
-    blind = []
+    seeing = []
+    for name, changes, reads in (
+        ("GRU, the source through its state", state, "a state, which begins with the source's"),
+        ("GRU with additive attention", attending, "a state, the source"),
+    ):
+        seeing.append(_measured(lab.train(name, changes | same_tokenizer), pairs, name, reads))
+    seeing.append(_measured(translator, pairs, "Transformer with the source", "all before it, the source"))
+    blind, blind_pairs, blind_changes = [], _blind(pairs), _without_source(lab) | same_tokenizer
     for name, changes, reads in (("GRU", state, "a state"), ("Transformer", {}, "all before it")):
-        changes = changes | _without_source(lab) | same_tokenizer
-        training = replace(lab, data=None).train(f"{name}, without the source", changes)
-        blind.append(
-            _measured(training, [(NOTHING, target) for _, target in pairs], f"{name} without the source", reads)
-        )
-    counted = _count(translator.translator(), [target for _, target in _training_pairs(lab)])
-    others = [*blind, *trained]
+        training = lab.train(f"{name}, without the source", changes | blind_changes)
+        blind.append(_measured(training, blind_pairs, f"{name} without the source", reads))
+    counted, others = _count(translator.translator(), _training_pairs(lab), pairs), [*blind, *seeing]
     return Outcome(
         {"perplexity": [*counted, *others]}, {"perplexity": [_panel(counted, others)]}, _values(counted, others)
     )
@@ -83,27 +68,21 @@ def _training_pairs(lab: Lab) -> list[Pair]:
     return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
 
 
+def _blind(pairs: list[Pair]) -> list[Pair]:
+    return [(NOTHING, target) for _, target in pairs]
+
+
 def _without_source(lab: Lab) -> dict[str, Any]:
     """Return the changes that train a model on the targets alone."""
-    pairs = {
-        "train": _training_pairs(lab),
-        "validation": corpus_pairs(study_recipe({}).data.validation),
-        "test": held_out_pairs()[:TRANSLATED],
-    }
-    files = lab.write_data(**{name: [(NOTHING, target) for _, target in some] for name, some in pairs.items()})
-    return {
-        **files,
-        "data.source": "source",
-        "data.target": "target",
-        "data.cleaning.drop_overlap": False,  # every source is in the held-out data
-    }
+    train, validation = _training_pairs(lab), corpus_pairs(study_recipe({}).data.validation)
+    files = lab.write_data(_blind(train), _blind(validation), test=_blind(held_out_pairs()[:TRANSLATED]))
+    return {**files, "data.cleaning.drop_overlap": False}  # every source is in the held-out data
 
 
-def _count(translator: Translator, targets: list[str]) -> list[Memory]:
-    """Count the n-grams of the targets that the translator was trained on."""
+def _count(translator: Translator, trained_on: list[Pair], tested_on: list[Pair]) -> list[Memory]:
+    """Count the n-grams of targets, and measure on other targets."""
     tokenizers, start = translator.tokenizers, translator.model.config.decoder_start_token_id
-    train = tokenizers.encode_target(targets)
-    test = tokenizers.encode_target([target for _, target in held_out_pairs()])
+    train, test = (tokenizers.encode_target([target for _, target in some]) for some in (trained_on, tested_on))
     models = []
     for window in WINDOWS:
         model = NgramModel(train, window, len(tokenizers.target), start)

@@ -4,9 +4,11 @@ With τ = 0 it is a unigram model, with τ = 1 a first-order Markov chain, with 
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from statistics import fmean
+
+from heedful.files import check_at_least
 
 History = tuple[int, ...]
 
@@ -14,20 +16,14 @@ History = tuple[int, ...]
 SMALLEST_DISCOUNT, LARGEST_DISCOUNT = 0.1, 0.9
 
 
-@dataclass
 class Level:
-    """Counts of the tokens after histories of one length.
+    """Counts of the tokens after histories of one length."""
 
-    Attributes:
-        counts: For every history that was seen, how often each token followed. Below the longest histories it is in
-            how many different left contexts, see `NgramModel`.
-        totals: The sums of these counts.
-        discount: What is taken from every count above 0 and given to the shorter history.
-    """
-
-    counts: dict[History, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
-    totals: dict[History, int] = field(default_factory=dict)
-    discount: float = 0.5
+    def __init__(self):
+        # By history how often each token followed; below the longest ones, after how many different left contexts.
+        self.counts: dict[History, Counter[int]] = defaultdict(Counter)
+        self.totals: dict[History, int] = {}  # sums of these counts
+        self.discount = 0.5  # taken from every count above 0 and given to the shorter history
 
     def close(self) -> None:
         """Sum up, and estimate the discount as n₁ / (n₁ + 2 n₂) from the n-grams that were counted once and twice."""
@@ -46,25 +42,21 @@ class NgramModel:
     below the empty history. For a history that never occurred it is p(w | h′). Counts of shorter histories are numbers
     of different tokens to their left, save where a sentence begins, to the left of which nothing stands.
 
-    Args:
-        rows: Training sentences as token ids, each ending in </s>.
-        window: Number τ of earlier tokens that are read.
-        vocab_size: Number of tokens, seen or not.
-        start_id: Stands before the first token of every sentence.
-
-    Raises:
-        ValueError: If `window` is negative, there is no row, or a token id is out of range.
+    Rows are sentences as token ids, each ending in </s>; `vocab_size` counts tokens, seen or not, and `start_id`
+    stands before the first token of every sentence.
     """
 
     def __init__(self, rows: Iterable[Sequence[int]], window: int, vocab_size: int, start_id: int):
-        if window < 0:
-            raise ValueError(f"`window` must be at least 0, but is {window} instead.")
+        check_at_least(0, window=window)
         self.window = window
         self.vocab_size = vocab_size
         self.start_id = start_id
         self.levels = [Level() for _ in range(window + 1)]
         for row in rows:
-            self._count(self._checked(row))
+            for place, token in enumerate(row):
+                self._check(token)
+                history = self._history(row, place)
+                self.levels[len(history)].counts[history][token] += 1
         if not any(level.counts for level in self.levels):
             raise ValueError("`rows` must hold at least one sentence, but is empty instead.")
         self._count_left_contexts()
@@ -76,16 +68,8 @@ class NgramModel:
         return sum(len(tokens) for level in self.levels for tokens in level.counts.values())
 
     def probability(self, history: Sequence[int], token: int) -> float:
-        """Return p(token | history), of which the last `window` tokens are read.
-
-        Args:
-            history: All tokens of the sentence before it, without the start token.
-            token: The token to predict.
-
-        Raises:
-            ValueError: If the token id is out of range.
-        """
-        self._checked([token])
+        """Return p(token | history), which is all tokens of the sentence before it, without the start token."""
+        self._check(token)
         read = self._history(history, len(history))
         probability = 1 / self.vocab_size
         for length, level in enumerate(self.levels[: len(read) + 1]):
@@ -98,40 +82,22 @@ class NgramModel:
         return probability
 
     def perplexity(self, rows: Iterable[Sequence[int]]) -> float:
-        """Return the exponential of the mean negative log-likelihood per token, </s> included.
-
-        Args:
-            rows: Sentences as token ids, each ending in </s>.
-
-        Raises:
-            ValueError: If there is no row, or a token id is out of range.
-        """
-        loss, tokens = 0.0, 0
-        for row in rows:
-            for place, token in enumerate(row):
-                loss -= math.log(self.probability(row[:place], token))
-                tokens += 1
-        if not tokens:
+        """Return the exponential of the mean negative log-likelihood per token, </s> included."""
+        losses = [-math.log(self.probability(row[:place], token)) for row in rows for place, token in enumerate(row)]
+        if not losses:
             raise ValueError("`rows` must hold at least one sentence, but is empty instead.")
-        return math.exp(loss / tokens)
+        return math.exp(fmean(losses))
 
-    def _checked(self, row: Sequence[int]) -> Sequence[int]:
-        for token in row:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"A token must be at least 0 and below `vocab_size` ({self.vocab_size}), but is {token} instead."
-                )
-        return row
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(
+                f"A token must be at least 0 and below `vocab_size` ({self.vocab_size}), but is {token} instead."
+            )
 
     def _history(self, row: Sequence[int], place: int) -> History:
         """Return the tokens that the model reads before a place of a row: fewer than `window` near its beginning."""
         first = place - self.window
         return tuple(row[first:place]) if first >= 0 else (self.start_id, *row[:place])
-
-    def _count(self, row: Sequence[int]) -> None:
-        for place, token in enumerate(row):
-            history = self._history(row, place)
-            self.levels[len(history)].counts[history][token] += 1
 
     def _count_left_contexts(self) -> None:
         for longer, shorter in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):

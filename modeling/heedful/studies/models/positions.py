@@ -4,13 +4,12 @@ Section 3.5 chose sinusoids because PE(pos + k) is, for every k, a linear functi
 point on a circle, and k steps turn it by an angle that does not depend on where it stands.
 """
 
-from random import Random
 from typing import Any
 
 import torch
 
 from heedful.positions_heed import sinusoids
-from heedful.studies.figures import Panel, lines, matrix
+from heedful.studies.figures import Panel, Points, lines, matrix
 from heedful.studies.pairs import Pair, reversal_pairs
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of
@@ -29,15 +28,10 @@ REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every le
 
 
 def shift_matrix(offset: int, width: int) -> torch.Tensor:
-    """Return the matrix M with PE(pos + offset) = M PE(pos) for every pos: a rotation for each pair of features.
+    """Return the matrix M with PE(pos + k) = M PE(pos) for every pos: a rotation for each pair of features.
 
-    Args:
-        offset: Number of positions, k.
-        width: Size of the encoding, d_model.
-
-    Returns:
-        float64 `(width, width)`: for the features 2i and 2i+1, [[cos φ, sin φ], [-sin φ, cos φ]] with
-        φ = k / 10000^(2i / width).
+    In float64 `(width, width)` it has, for an offset k and the features 2i and 2i+1, [[cos φ, sin φ], [-sin φ, cos φ]]
+    with φ = k / 10000^(2i / width).
     """
     angles = offset * wave_numbers(width)
     blocks = torch.stack([angles.cos(), angles.sin(), -angles.sin(), angles.cos()], dim=-1).view(-1, 2, 2)
@@ -60,48 +54,36 @@ def shift_errors(offset: int) -> tuple[float, float]:
     shift = shift_matrix(offset, WIDTH)
     positions = torch.arange(POSITIONS)
     exact = encodings(positions, WIDTH) @ shift.T - encodings(positions + offset, WIDTH)
-    own = sinusoids(positions, WIDTH, "interleaved") @ shift.T.float()
-    own = own - sinusoids(positions + offset, WIDTH, "interleaved")
+    moved, there = (sinusoids(one, WIDTH, "interleaved") for one in (positions, positions + offset))
+    own = moved @ shift.T.float() - there
     return exact.abs().max().item(), own.abs().max().item()
 
 
 def reversed_letters(lengths: tuple[int, int], count: int, seed: int) -> list[Pair]:
     """Return texts of random letters, all different, each with the same letters from the last to the first."""
-
-    def draw(random: Random) -> list[str]:
-        return random.choices(LETTERS, k=random.randint(*lengths))
-
-    return reversal_pairs(draw, count, seed, is_distinct=True)
+    return reversal_pairs(
+        lambda random: random.choices(LETTERS, k=random.randint(*lengths)), count, seed, is_distinct=True
+    )
 
 
 def run(lab: Lab) -> Outcome:
     """Show the linear function, and train a model for each encoding on the built-in corpus and on reversal."""
     errors = {offset: shift_errors(offset) for offset in OFFSETS}
-    seeds = range(lab.seed, lab.seed + len(PAIRS))
     letters = {
-        name: reversed_letters(SEEN_LENGTHS, count, seed)
-        for (name, count), seed in zip(PAIRS.items(), seeds, strict=True)
+        name: reversed_letters(SEEN_LENGTHS, count, seed) for seed, (name, count) in enumerate(PAIRS.items(), lab.seed)
     }
     files = lab.write_data(**letters, longer=reversed_letters(LONGER_LENGTHS, PAIRS["test"], lab.seed))
-    corpus, reversal = {}, {}
+    values, quality = {"exact": max(error for error, _ in errors.values())}, []
+    curves: dict[str, dict[str, Points]] = {"built-in corpus": {}, "reversal": {}}
     for name in ENCODINGS:
         option = {"model.options.position_encoding": name}
-        corpus[name] = lab.train(f"corpus, {name}", option)
-        reversal[name] = lab.train(f"reversal, {name}", {**REVERSAL, **option, **files})
-    bleu = {name: one.bleu() for name, one in corpus.items()}
-    exact = {name: one.metrics["test"]["exact_match"] for name, one in reversal.items()}
-    longer = {name: one.metrics["longer"]["exact_match"] for name, one in reversal.items()}
-    values = {"exact": max(error for error, _ in errors.values())}
-    for name in ENCODINGS:
-        values |= {f"bleu_{name}": bleu[name], f"reversal_{name}": exact[name], f"longer_{name}": longer[name]}
-    quality = [
-        (name, one.loss, bleu[name], one.bleu("compositional"), exact[name], longer[name])
-        for name, one in corpus.items()
-    ]
-    losses = []
-    for task, trainings in {"built-in corpus": corpus, "reversal": reversal}.items():
-        curves = {name: one.curve() for name, one in trainings.items()}
-        losses.append(lines(curves, "update", "validation loss in nats per token", task))
+        corpus = lab.train(f"corpus, {name}", option)
+        reversal = lab.train(f"reversal, {name}", {**REVERSAL, **option, **files})
+        exact, longer = (reversal.metrics[test]["exact_match"] for test in ("test", "longer"))
+        quality.append((name, corpus.loss, corpus.bleu(), corpus.bleu("compositional"), exact, longer))
+        values |= {f"bleu_{name}": corpus.bleu(), f"reversal_{name}": exact, f"longer_{name}": longer}
+        curves["built-in corpus"][name], curves["reversal"][name] = corpus.curve(), reversal.curve()
+    losses = [lines(curve, "update", "validation loss in nats per token", task) for task, curve in curves.items()]
     return Outcome(
         {"shifts": [(offset, *both) for offset, both in errors.items()], "quality": quality},
         {"shift": _shift_panels(), "losses": losses},

@@ -6,7 +6,7 @@ away restricted self-attention sees, to either side.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -64,10 +64,8 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
     k-fold from layer to layer (`dilated`).
     """
     far, k = length - 1, settings.kernel_width
-    restricted = math.ceil(far / settings.neighbourhood)
     lengths = {
-        "restricted": restricted,
-        "masked": restricted,
+        **dict.fromkeys(("restricted", "masked"), math.ceil(far / settings.neighbourhood)),
         "recurrent": length,
         "convolutional": math.ceil(2 * far / (k - 1)),
         "causal": math.ceil(far / (k - 1)),
@@ -84,17 +82,11 @@ def least_power(base: int, number: int) -> int:
     return exponent
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What was counted while a layer ran.
+class Counted(NamedTuple):
+    """What was counted while a layer ran."""
 
-    Attributes:
-        operations: Multiply-adds.
-        products: Matrix products and convolutions, one after the other.
-    """
-
-    operations: int
-    products: int
+    operations: int  # multiply-adds
+    products: int  # matrix products and convolutions, one after the other
 
 
 class _Products(TorchDispatchMode):

@@ -5,6 +5,7 @@ order, are not among them. n is the length, d the width d_model, k the width of 
 away restricted self-attention sees, to either side.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -76,10 +77,7 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
 
 def least_power(base: int, number: int) -> int:
     """Return the least exponent, 1 or more, with base^exponent ≥ number; logarithms would round."""
-    exponent, power = 1, base
-    while power < number:
-        exponent, power = exponent + 1, power * base
-    return exponent
+    return next(exponent for exponent in itertools.count(1) if base**exponent >= number)
 
 
 class Counted(NamedTuple):

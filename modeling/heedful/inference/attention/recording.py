@@ -22,10 +22,11 @@ ATTENTIONS = {"encoder": {"encoder": "self_attn"}, "decoder": {"decoder": "self_
 def record_attention(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Compute the weights of all layers, or of one from 0 or from -1 for the last, in evaluation mode.
+    """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
-    The decoder is fed the start token first. A model whose attention function returns no weights is set to `eager` for
-    the duration. For each kind that it has there are its layers' `(heads, rows, columns)` in float32 on the CPU.
+    A layer, from 0, or from -1 for the last, is the only one to return. The decoder is fed the start token first. The
+    model computes in evaluation mode; if its attention function returns no weights, it is set to `eager` for the
+    duration.
     """
     with evaluation_mode(model), torch.inference_mode():
         found = _run(model, source_ids, fed_ids, kinds, layer)

@@ -35,14 +35,14 @@ CONFLICTS = (
     ("entropy", "data", "because it is of one sentence"),
 )
 NAMES = {"page": "a report (.html)"}
-ERRORS = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
+ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of `heedful attention`, by their names there; they do not contradict each other.
 
-    Nothing that is asked for, and an option that would be ignored, are a `ValueError`.
+    It is a `ValueError` to ask for nothing, and to give an option that would be ignored.
     """
 
     pairs: Sequence[Pair]  # each source with its target, or None to follow the model's own translation
@@ -87,7 +87,7 @@ class Request:
         return self.output is not None and self.output.suffix.lower() in REPORT_SUFFIXES
 
     def gold_alignments(self) -> list[GoldAlignment]:
-        """Read the given alignments, if any; those of words that are not there belong to other pairs."""
+        """Read the given alignments, if any; links of missing words belong to other pairs, or count from 1."""
         if self.gold is None:
             return []
         gold = read_gold_alignments(self.gold)
@@ -176,7 +176,7 @@ def answer_lines(answer: dict[str, Any]) -> Iterator[str]:
     """Write an answer as lines of text."""
     yield from answer.get("alignments", [])
     if "alignment_errors" in answer:
-        yield ERRORS.format(**answer["alignment_errors"])
+        yield ERROR_LINE.format(**answer["alignment_errors"])
     if "entropy" in answer:
         nats, shares = answer["entropy"]["nats"], answer["entropy"]["share"]
         cells = ["nats (share of log n)", *(f"head {head}" for head in range(len(nats[0])))]

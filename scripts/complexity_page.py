@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from heedful.complexity.figure import draw
-from heedful.complexity.report import as_json, make_report, tables
+from heedful.complexity.report import as_json, draw, make_report, tables
 from heedful.complexity.settings import ComplexitySettings
 
 DOCS = Path(__file__).parents[1] / "docs"

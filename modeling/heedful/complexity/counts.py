@@ -5,8 +5,9 @@ order, are not among them. n is the length, d the width d_model, k the width of 
 away restricted self-attention sees, to either side.
 """
 
+import itertools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -64,10 +65,8 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
     k-fold from layer to layer (`dilated`).
     """
     far, k = length - 1, settings.kernel_width
-    restricted = math.ceil(far / settings.neighbourhood)
     lengths = {
-        "restricted": restricted,
-        "masked": restricted,
+        **dict.fromkeys(("restricted", "masked"), math.ceil(far / settings.neighbourhood)),
         "recurrent": length,
         "convolutional": math.ceil(2 * far / (k - 1)),
         "causal": math.ceil(far / (k - 1)),
@@ -78,23 +77,14 @@ def path_length(kind: str, length: int, settings: ComplexitySettings) -> int:
 
 def least_power(base: int, number: int) -> int:
     """Return the least exponent, 1 or more, with base^exponent ≥ number; logarithms would round."""
-    exponent, power = 1, base
-    while power < number:
-        exponent, power = exponent + 1, power * base
-    return exponent
+    return next(exponent for exponent in itertools.count(1) if base**exponent >= number)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What was counted while a layer ran.
+class Counted(NamedTuple):
+    """What was counted while a layer ran."""
 
-    Attributes:
-        operations: Multiply-adds.
-        products: Matrix products and convolutions, one after the other.
-    """
-
-    operations: int
-    products: int
+    operations: int  # multiply-adds
+    products: int  # matrix products and convolutions, one after the other
 
 
 class _Products(TorchDispatchMode):

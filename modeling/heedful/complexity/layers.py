@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 
 from heedful.attention_heed import HeedAttention
@@ -23,18 +23,13 @@ from heedful.masks_heed import neighbourhood_mask, windowed_mask
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
 HALF_VARIANCE = math.sqrt(0.5)
-CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class SelfAttentionLayer(nn.Module):
     """Multi-head self-attention as in Heed's encoder (section 3.2), its mask included; no feed-forward network.
 
-    Args:
-        d_model: Width.
-        heads: Number of heads.
-        neighbourhood: How many positions away a query sees (restricted self-attention, section 4); `None` is all.
-        in_windows: Compute the neighbourhood in blocks, as Heed does it, and not by a mask of all pairs of positions.
-        kernel: `sdpa`, or `eager`, which is equation 1 as written.
+    A neighbourhood (restricted self-attention, section 4) is computed in blocks, as Heed does it, or by a mask of all
+    pairs of positions. The kernel is `sdpa`, or `eager`, which is equation 1 as written.
     """
 
     def __init__(
@@ -53,7 +48,7 @@ class SelfAttentionLayer(nn.Module):
         self.in_windows = in_windows
         self.attention = HeedAttention(self.config, "encoder")
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Transform `(batch, length, d_model)`."""
         radius = self.config.encoder_neighbourhood
         mask: Any = None
@@ -71,22 +66,17 @@ class SelfAttentionLayer(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """A recurrent layer that reads from left to right, by torch's own cells.
-
-    Args:
-        d_model: Width of input and state.
-        cell: `rnn`, `gru` or `lstm`.
-    """
+    """A recurrent layer that reads from left to right, by torch's own cells."""
 
     def __init__(self, d_model: int, cell: Cell = "lstm"):
         super().__init__()
-        self.cells = CELLS[cell](d_model, d_model, batch_first=True)
+        self.cells = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[cell](d_model, d_model, batch_first=True)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Transform `(batch, length, d_model)`."""
         return self.step(states, None)[0]
 
-    def step(self, states: torch.Tensor, memory):
+    def step(self, states: Tensor, memory):
         """Go on from the memory after the tokens before, `None` at the first; return the output and the memory."""
         return self.cells(states, memory)
 
@@ -100,17 +90,9 @@ def draw_weights(module: nn.Module, std: float) -> None:
 class GatedConvolution(nn.Module):
     """A convolution over time and a gated linear unit: A ⊙ σ(B) of the two halves of what it computes.
 
-    Weights are drawn so that the variance stays, as in section 3.5 of Gehring et al.; the paper's weight normalization
-    is `torch.nn.utils.parametrizations.weight_norm` of `convolution`.
-
-    Args:
-        d_model: Width.
-        kernel_width: Number of positions that are looked at, k.
-        dilation: Distance between two of them.
-        is_causal: Look at a position and earlier ones, and not to both sides.
-
-    Raises:
-        ValueError: If `kernel_width` is even and would look further to one side, or a number is below 1.
+    It looks at `kernel_width` positions, `dilation` apart: to both sides, or back alone if `is_causal`. Weights are
+    drawn so that the variance stays, as in section 3.5 of Gehring et al.; the paper's weight normalization is
+    `torch.nn.utils.parametrizations.weight_norm` of `convolution`.
     """
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False):
@@ -123,23 +105,20 @@ class GatedConvolution(nn.Module):
         self.convolution = nn.Conv1d(d_model, 2 * d_model, kernel_width, dilation=dilation)
         draw_weights(self.convolution, math.sqrt(4 / (kernel_width * d_model)))
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Transform `(batch, length, d_model)`."""
         channels = F.pad(states.transpose(1, 2), self.padding)  # (B, D, length + padding)
         return F.glu(self.convolution(channels), dim=1).transpose(1, 2)
 
 
 class ConvolutionalEncoderLayer(nn.Module):
-    """A gated convolution in a residual connection: (x + GLU(conv(x)))·√0.5 (Gehring et al., sections 3.2, 3.5).
-
-    The arguments are those of `GatedConvolution`.
-    """
+    """A gated convolution in a residual connection: (x + GLU(conv(x)))·√0.5 (Gehring et al., sections 3.2, 3.5)."""
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
         super().__init__()
         self.convolution = GatedConvolution(d_model, kernel_width, dilation)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Transform `(batch, source_length, d_model)`."""
         return (states + self.convolution(states)) * HALF_VARIANCE
 
@@ -151,8 +130,6 @@ class ConvolutionalDecoderLayer(nn.Module):
     states z, and adds up z + e, with the embeddings e of the source tokens. As in the authors' code sums of two are
     scaled by √0.5, and attention stands within the residual connection. With m source tokens its sum is scaled by √m
     (section 3.5).
-
-    The arguments are those of `GatedConvolution`.
     """
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
@@ -160,26 +137,15 @@ class ConvolutionalDecoderLayer(nn.Module):
         self.convolution = GatedConvolution(d_model, kernel_width, dilation, is_causal=True)
         self.query = nn.Linear(d_model, d_model)
         self.output = nn.Linear(d_model, d_model)
-        for projection in (self.query, self.output):
-            draw_weights(projection, d_model**-0.5)
+        draw_weights(nn.ModuleList((self.query, self.output)), d_model**-0.5)
 
     def forward(
-        self,
-        states: torch.Tensor,
-        target_embeddings: torch.Tensor,
-        source_states: torch.Tensor,
-        source_embeddings: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Transform the target's states, looking at itself, earlier ones, and the source.
+        self, states: Tensor, target_embeddings: Tensor, source_states: Tensor, source_embeddings: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Transform the target's states (B, T, D), and return them with the attention weights (B, T, S).
 
-        Args:
-            states: `(batch, target_length, d_model)`.
-            target_embeddings: What the first layer was given, of the same shape.
-            source_states: `(batch, source_length, d_model)`, of the last encoder layer.
-            source_embeddings: What the first encoder layer was given, of the same shape.
-
-        Returns:
-            The states, and the attention weights `(batch, target_length, source_length)`.
+        The source's states (B, S, D) are those of the last encoder layer; embeddings are what the first layers of
+        encoder and decoder were given.
         """
         hidden = self.convolution(states)
         query = (self.query(hidden) + target_embeddings) * HALF_VARIANCE
@@ -191,14 +157,14 @@ class ConvolutionalDecoderLayer(nn.Module):
 
 
 class CausalConvolutionLayer(nn.Module):
-    """A convolutional decoder layer that always reads the same source; the arguments are those of the former."""
+    """A convolutional decoder layer that always reads the same source."""
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1):
         super().__init__()
         self.layer = ConvolutionalDecoderLayer(d_model, kernel_width, dilation)
         self.register_buffer("source", torch.randn(1, 2, d_model))
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Transform `(1, length, d_model)`."""
         return self.layer(states, states, self.source, self.source)[0]
 
@@ -206,12 +172,9 @@ class CausalConvolutionLayer(nn.Module):
 def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", depth: int = 0) -> nn.Module:
     """Make a layer of a kind, in evaluation mode.
 
-    Args:
-        kind: Of Table 1, or `plain` and `masked`, which compute attention with every pair of positions in memory, or
-            `causal` and `dilated` convolutions, as a decoder has them.
-        settings: Sizes.
-        kernel: Computes attention where the kind does not say.
-        depth: Of the layer in its stack, from 0: dilation grows k-fold with it.
+    Kinds are those of Table 1, `plain` and `masked`, which compute attention with every pair of positions in memory,
+    and `causal` and `dilated` convolutions, as a decoder has them. The kernel computes attention where the kind does
+    not say; with the depth in the stack, from 0, dilation grows k-fold.
     """
     width, heads, radius, k = settings.d_model, settings.heads, settings.neighbourhood, settings.kernel_width
     makers: dict[str, Callable[[], nn.Module]] = {

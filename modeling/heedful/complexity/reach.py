@@ -31,15 +31,9 @@ def layer_at(kind: str, depth: int, settings: ComplexitySettings) -> nn.Module:
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:
-    """Tell which inputs reach which outputs.
+    """Tell which inputs reach which outputs, or those at some positions: `(outputs, inputs)`, true where they do.
 
-    Args:
-        outputs: `(1, length, d_model)`, computed from the inputs.
-        inputs: `(1, length, d_model)`, of which gradients are asked.
-        positions: Of the outputs to look at; all by default.
-
-    Returns:
-        `(outputs, inputs)`, true where the gradient is not zero.
+    Both are `(1, length, d_model)`, the outputs computed from the inputs, of which gradients are asked.
     """
     direction = torch.randn_like(outputs[0, 0])
     rows = []
@@ -52,8 +46,7 @@ def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None
 def layers_until_all_meet(kind: str, length: int, settings: ComplexitySettings) -> int:
     """Return how many layers it takes until every output depends on every input, or in a causal kind on all before it.
 
-    Raises:
-        RuntimeError: If that never happens.
+    It is a `RuntimeError` if as many layers as there are positions do not suffice.
     """
     torch.manual_seed(settings.seed)
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -99,11 +92,10 @@ def cells_between_ends(length: int, settings: ComplexitySettings) -> int:
 
 
 def measure_reach(settings: ComplexitySettings) -> list[dict[str, Any]]:
-    """Find the path length of each kind for each of `reach_lengths`.
+    """Find for each kind and each of `reach_lengths` how many `layers` it takes until all have met.
 
-    Returns:
-        For each kind and length `layers` until all have met, the `path` (of a recurrent layer the cells it leads
-        through, else the layers), and the `formula`, what `path_length` says.
+    Beside them stand the `path`, of a recurrent layer the cells that it leads through, and else the layers; and the
+    `formula`, what `path_length` says.
     """
     rows = []
     for kind in KINDS:

@@ -1,7 +1,7 @@
-"""All about Table 1 in one report: as JSON, as Markdown tables, and as a folder with a figure."""
+"""All about Table 1 in one report: as JSON, as Markdown tables, as a figure, and as a folder with all three."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from heedful.complexity.counts import count, operations, path_length, sequential_steps, term_of_table_1
-from heedful.complexity.figure import REACH_STYLES, STYLES, draw
 from heedful.complexity.layers import make_layer
-from heedful.complexity.measurement import KINDS, exponent, machine, measure
+from heedful.complexity.measurement import exponent, machine, measure
 from heedful.complexity.reach import measure_reach
 from heedful.complexity.settings import ComplexitySettings
 from heedful.diagnosis.memory import MIB
@@ -24,26 +23,33 @@ PAPER = {
     "recurrent": ("O(n·d²)", "O(n)", "O(n)", 1),
     "convolutional": ("O(k·n·d²)", "O(1)", "O(n/k), O(log_k n) dilated", 1),
 }
-FORMULAS = {
-    "self_attention": "1",
-    "restricted": "⌈(n−1)/r⌉",
-    "recurrent": "n",
-    "convolutional": "⌈2(n−1)/(k−1)⌉",
-    "causal": "⌈(n−1)/(k−1)⌉",
-    "dilated": "⌈log_k n⌉",
+# What is measured: label, colour, line; the last two are no layers of Table 1.
+STYLES = {
+    "self_attention": ("self-attention", "tab:blue", "-"),
+    "restricted": ("restricted self-attention", "tab:green", "-"),
+    "recurrent": ("recurrent", "tab:red", "-"),
+    "convolutional": ("convolutional", "tab:orange", "-"),
+    "plain": ("self-attention, all scores in memory", "tab:blue", ":"),
+    "masked": ("restricted by a mask of all pairs", "tab:green", ":"),
+}
+# What path lengths are looked for in: label, formula, colour, marker.
+REACH_STYLES = {
+    "self_attention": ("self-attention", "1", "tab:blue", "o"),
+    "restricted": ("restricted self-attention", "⌈(n−1)/r⌉", "tab:green", "o"),
+    "recurrent": ("recurrent", "n", "tab:red", "o"),
+    "convolutional": ("convolutional, to both sides", "⌈2(n−1)/(k−1)⌉", "tab:orange", "o"),
+    "causal": ("convolutional, causal", "⌈(n−1)/(k−1)⌉", "tab:orange", "^"),
+    "dilated": ("convolutional, causal, dilated", "⌈log_k n⌉", "tab:brown", "^"),
 }
 
 
 def make_report(settings: ComplexitySettings) -> dict[str, Any]:
     """Count, time and look for path lengths; minutes at the default settings.
 
-    Returns:
-        A tree that JSON can hold: `settings`, `machine`, `layers` (by kind: numbers by length, and `exponents` of n)
-        and `reach`.
+    The tree can be JSON: `settings`, `machine`, `layers` (by kind: numbers by length, and `exponents` of n), `reach`.
     """
     before = machine()
-    measured = measure(settings)
-    layers = {kind: {**_counts(kind, settings), **measured[kind]} for kind in KINDS}
+    layers = {kind: {**_counts(kind, settings), **measured} for kind, measured in measure(settings).items()}
     for kind, layer in layers.items():
         costs = {"operations": "operations", "time": "milliseconds", "memory": "bytes"}
         found = {name: round(exponent(settings.lengths, layer[column]), 2) for name, column in costs.items()}
@@ -68,7 +74,7 @@ def _counts(kind: str, settings: ComplexitySettings) -> dict[str, Any]:
         "term_of_table_1": [term_of_table_1(kind, n, settings) for n in settings.lengths],
         "sequential_steps": [sequential_steps(kind, n) for n in settings.lengths],
         "path_length": [path_length(kind, n, settings) for n in settings.lengths],
-        "counted_at_the_shortest": asdict(shortest),
+        "counted_at_the_shortest": shortest._asdict(),
     }
 
 
@@ -79,9 +85,28 @@ def as_json(report: dict[str, Any]) -> str:
 
 def tables(report: dict[str, Any]) -> str:
     """Write a report as Markdown: what was measured on what, then tables."""
-    return "\n\n".join(
-        [_told(report), _counts_table(report), _growth_table(report), _times_table(report), _reach_table(report)]
-    )
+    lengths, reach_lengths = report["settings"]["lengths"], report["settings"]["reach_lengths"]
+    steps = ["sequential steps", "maximum path length"]
+    counts = [[f"n = {lengths[-1]:,}", "Table 1", "million multiply-adds", "Table 1's term", *steps]]
+    growth = [["grows with n to the power of", "Table 1", "multiply-adds", "time", "memory"]]
+    times = [["milliseconds", *(f"n = {n:,}" for n in lengths), f"MiB at {lengths[-1]:,}"]]
+    reach = [["path length, by gradient", "formula", *(f"n = {n:,}" for n in reach_lengths)]]
+    for kind, (label, *_) in STYLES.items():
+        layer = report["layers"][kind]
+        if kind in PAPER:
+            millions = [f"{layer[name][-1] / 1e6:,.1f}" for name in ("operations", "term_of_table_1")]
+            numbers = [f"{layer[name][-1]:,}" for name in ("sequential_steps", "path_length")]
+            counts.append([label, "; ".join(map(str, PAPER[kind][:3])), *millions, *numbers])
+        powers = layer["exponents"]
+        paper = str(powers["paper"]) if kind in PAPER else "—"
+        growth.append([label, paper, *(f"{powers[name]:.2f}" for name in ("operations", "time", "memory"))])
+        milliseconds = (f"{value:,.1f}" for value in layer["milliseconds"])
+        times.append([label, *milliseconds, f"{layer['bytes'][-1] / MIB:,.1f}"])
+    for kind, (label, formula, *_) in REACH_STYLES.items():
+        found = [row for row in report["reach"] if row["kind"] == kind]
+        cells = [str(row["path"]) + (f" (not {row['formula']})" * (row["path"] != row["formula"])) for row in found]
+        reach.append([label, formula, *cells])
+    return "\n\n".join([_told(report), *map(_table, (counts, growth, times, reach))])
 
 
 def _told(report: dict[str, Any]) -> str:
@@ -99,62 +124,45 @@ def _told(report: dict[str, Any]) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    header, *others = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *others))
 
 
-def _counts_table(report: dict[str, Any]) -> str:
-    header = [f"n = {report['settings']['lengths'][-1]:,}", "Table 1", "million multiply-adds", "Table 1's term"]
-    header += ["sequential steps", "maximum path length"]
-    rows = []
-    for kind, (order, steps, path, _) in PAPER.items():
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw time, memory and path length against the length, on logarithmic axes, without pyplot or its settings."""
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 5.8), dpi=100, layout="constrained")
+    time, memory, reach = figure.subplots(1, 3)
+    lengths, reach_lengths = report["settings"]["lengths"], report["settings"]["reach_lengths"]
+    for kind, (label, colour, line) in STYLES.items():
         layer = report["layers"][kind]
-        total, term = layer["operations"][-1], layer["term_of_table_1"][-1]
-        row = [STYLES[kind][0], f"{order}; {steps}; {path}", f"{total / 1e6:,.1f}", f"{term / 1e6:,.1f}"]
-        rows.append([*row, f"{layer['sequential_steps'][-1]:,}", f"{layer['path_length'][-1]:,}"])
-    return _table(header, rows)
-
-
-def _growth_table(report: dict[str, Any]) -> str:
-    header = ["grows with n to the power of", "Table 1", "multiply-adds", "time", "memory"]
-    rows = []
-    for kind in KINDS:
-        found = report["layers"][kind]["exponents"]
-        paper = str(found["paper"]) if kind in PAPER else "—"
-        rows.append([STYLES[kind][0], paper, *(f"{found[name]:.2f}" for name in ("operations", "time", "memory"))])
-    return _table(header, rows)
-
-
-def _times_table(report: dict[str, Any]) -> str:
-    lengths = report["settings"]["lengths"]
-    header = ["milliseconds", *(f"n = {n:,}" for n in lengths), f"MiB at {lengths[-1]:,}"]
-    rows = []
-    for kind in KINDS:
-        layer = report["layers"][kind]
-        times = [f"{value:,.1f}" for value in layer["milliseconds"]]
-        rows.append([STYLES[kind][0], *times, f"{layer['bytes'][-1] / MIB:,.1f}"])
-    return _table(header, rows)
-
-
-def _reach_table(report: dict[str, Any]) -> str:
-    lengths = report["settings"]["reach_lengths"]
-    header = ["path length, by gradient", "formula", *(f"n = {n:,}" for n in lengths)]
-    rows = []
-    for kind, formula in FORMULAS.items():
-        found = [row for row in report["reach"] if row["kind"] == kind]
-        cells = [str(row["path"]) + (f" (not {row['formula']})" * (row["path"] != row["formula"])) for row in found]
-        rows.append([REACH_STYLES[kind][0], formula, *cells])
-    return _table(header, rows)
+        mebibytes = [value / MIB for value in layer["bytes"]]
+        for axes, name, costs in ((time, "time", layer["milliseconds"]), (memory, "memory", mebibytes)):
+            named = f"{label}: n^{layer['exponents'][name]:.2f}"
+            axes.plot(lengths, costs, label=named, color=colour, linestyle=line, marker="o", markersize=3)
+    for kind, (label, _, colour, marker) in REACH_STYLES.items():
+        rows = [row for row in report["reach"] if row["kind"] == kind]
+        numbers, formulas, paths = ([row[column] for row in rows] for column in ("length", "formula", "path"))
+        reach.plot(numbers, formulas, color=colour, linewidth=1)
+        reach.plot(numbers, paths, label=label, color=colour, marker=marker, markersize=5, linestyle="none")
+    for axes, title, ticks in (
+        (time, "CPU time of a layer, ms", lengths),
+        (memory, "memory of a layer, MiB", lengths),
+        (reach, "maximum path length (line: formula)", reach_lengths),
+    ):
+        axes.set(title=title, xscale="log", yscale="log", xlabel="length n")
+        axes.set_xticks(ticks, [f"{n:,}" for n in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    figure.savefig(path)
 
 
 def write_report(settings: ComplexitySettings, output: Path) -> dict[str, Any]:
-    """Make a report and write it into a new folder: `complexity.json`, `complexity.md`, `complexity.png`.
-
-    Raises:
-        ValueError: If the folder exists or cannot be made.
-        ImportError: If matplotlib is not installed.
-    """
+    """Make a report and write it into a new folder: `complexity.json`, `complexity.md`, `complexity.png`."""
     check_is_new(output, "output")
     check_matplotlib()
     with new_folder(output) as folder:

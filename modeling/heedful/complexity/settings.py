@@ -12,32 +12,17 @@ LONGEST_REACH = 256
 
 @dataclass(frozen=True)
 class ComplexitySettings:
-    """What is measured.
+    """What is measured; a number out of range or an unknown cell is a `ValueError` that names the field."""
 
-    Attributes:
-        d_model: Width d of every layer.
-        heads: Of self-attention.
-        neighbourhood: How many positions away restricted self-attention sees, r.
-        kernel_width: Width of a convolution, k.
-        cell: Of the recurrent layer: `rnn`, `gru` or `lstm`.
-        lengths: Numbers of positions n to time.
-        reach_lengths: Numbers of positions for which the path length is looked for by gradient, 256 at most.
-        rounds: How often each layer is timed at each length, in turns.
-        seed: Of weights and inputs.
-
-    Raises:
-        ValueError: For a number out of range or an unknown cell; the message names the field.
-    """
-
-    d_model: int = 512
-    heads: int = 8
-    neighbourhood: int = 32
-    kernel_width: int = 3
-    cell: Cell = "lstm"
-    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
-    reach_lengths: tuple[int, ...] = (16, 32, 64, 128)
-    rounds: int = 5
-    seed: int = 0
+    d_model: int = 512  # width d of every layer
+    heads: int = 8  # of self-attention
+    neighbourhood: int = 32  # r, how many positions away restricted self-attention sees
+    kernel_width: int = 3  # k, of a convolution
+    cell: Cell = "lstm"  # of the recurrent layer
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)  # numbers of positions n to time
+    reach_lengths: tuple[int, ...] = (16, 32, 64, 128)  # for which the path length is looked for by gradient
+    rounds: int = 5  # how often each layer is timed at each length, in turns
+    seed: int = 0  # of weights and inputs
 
     def __post_init__(self) -> None:
         check_at_least(1, **{name: getattr(self, name) for name in ("d_model", "heads", "neighbourhood", "rounds")})
@@ -61,11 +46,7 @@ class ComplexitySettings:
 
 
 def numbers_of(name: str, text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them.
-
-    Raises:
-        ValueError: If something else stands there; the message calls it `name`.
-    """
+    """Read numbers with commas between them; the message of a `ValueError` calls them `name`."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:

@@ -108,12 +108,9 @@ def draw_attention_grid(
 def _figure(width: float, height: float) -> "Figure":
     """Make a figure of so many inches, without pyplot."""
     check_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")
 
 
 def _save(figure: "Figure", path: Path) -> Path:
@@ -136,13 +133,12 @@ def _writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
 def _fonts_for(text: str) -> tuple[list[str], set[int]]:
     """List fonts that have the letters of a text together, matplotlib's own first, and the letters that none has."""
     from matplotlib import font_manager
-    from matplotlib.font_manager import fontManager
 
     families = ["DejaVu Sans"]
     # Variation selectors and joiners have no shape, so that no font needs them.
     missing = {ord(letter) for letter in text if letter.isprintable() and not 0xFE00 <= ord(letter) <= 0xFE0F}
     missing -= _letters_of(font_manager.findfont(families[0]))
-    for family, path in _wide_fonts(fontManager):
+    for family, path in _wide_fonts(font_manager.fontManager):
         if not missing:
             break
         letters = _letters_of(path)

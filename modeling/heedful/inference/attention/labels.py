@@ -1,7 +1,8 @@
 """Readable labels of tokens in any script, and the words that tokens belong to."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from tokenizers import decoders, models
@@ -21,15 +22,11 @@ FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
-    """Make readable labels of tokens.
+    """Make readable labels of the tokens of one sequence.
 
     Control tokens keep their name (`</s>`), a space is ▁. Byte-level pieces become the characters that begin in them.
     The label of a piece that continues a character of the piece before, as is frequent in Korean, begins with …; bytes
     that are no character are shown as ‹EC›. An id that the tokenizer does not know becomes <its number>.
-
-    Args:
-        tokenizer: The tokenizer that the ids come from.
-        ids: Token ids of one sequence.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -52,14 +49,10 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
 
 
 def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
-    """Return the number from 0 of the word that each token belongs to; white space separates words.
+    """Return the number from 0 of the word that each token of a sequence belongs to; white space separates words.
 
     Control tokens and tokens of white space alone belong to none. A token that ends one word and begins another
     belongs to the second.
-
-    Args:
-        tokenizer: The tokenizer that the ids come from.
-        ids: Token ids of one sequence.
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
@@ -88,30 +81,16 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
 
 def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:
     """Write the labels of neighbouring byte-level pieces."""
-    owners = [index for index, piece in run for _ in piece]
+    owners = (index for index, piece in run for _ in piece)
     for index, _ in run:
         labels[index] = ""
-    for start, size, text in _characters(b"".join(piece for _, piece in run)):
-        first = owners[start]
-        labels[first] += text
-        for index in sorted(set(owners[start : start + size]) - {first}):
+    # A byte that is in no character becomes a surrogate, U+DC80 to U+DCFF, which no character of UTF-8 is.
+    for character in b"".join(piece for _, piece in run).decode(errors="surrogateescape"):
+        own = character.encode(errors="surrogateescape")
+        first, *others = dict.fromkeys(islice(owners, len(own)))
+        labels[first] += f"‹{own[0]:02X}›" if "\udc80" <= character <= "\udcff" else _visible(character)
+        for index in others:
             labels[index] += CONTINUATION_MARK
-
-
-def _characters(text: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, number of bytes, label) of each character of UTF-8, and of each byte that begins no character."""
-    start = 0
-    while start < len(text):
-        for size in range(1, 5):
-            try:
-                character = text[start : start + size].decode()
-            except UnicodeDecodeError:
-                continue
-            break
-        else:
-            size, character = 1, ""
-        yield start, size, _visible(character) if character else f"‹{text[start]:02X}›"
-        start += size
 
 
 def _visible(character: str) -> str:

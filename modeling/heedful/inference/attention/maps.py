@@ -82,7 +82,7 @@ class AttentionMaps:
         Raises:
             ValueError: If there is no such kind or layer.
         """
-        check_number("layer", layer, self.layers(kind), from_the_end=True)
+        check_number("layer", layer, self.layers(kind))
         return layer % self.layers(kind)
 
     def map(self, kind: Kind = "cross", layer: int = -1, head: int | None = None) -> AttentionMap:
@@ -98,7 +98,7 @@ class AttentionMaps:
         """
         heads = self._of_kind(kind)[self.layer_number(kind, layer)]
         if head is not None:
-            check_number("head", head, len(heads), from_the_end=False)
+            check_number("head", head, len(heads))
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
     def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
@@ -149,15 +149,10 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every layer and head for token ids, as `attention_maps` does.
+    """Compute the attention of every layer and head, or of one layer, for token ids, as `attention_maps` does.
 
-    Args:
-        model: As in `attention_maps`.
-        tokenizers: As in `attention_maps`.
-        source_ids: What `TokenizerPair.encode_source` gives for one sentence, language tag included.
-        target_ids: What `TokenizerPair.encode_target` or `Translation.token_ids` gives: no <s>, but </s>.
-        kinds: As in `attention_maps`.
-        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
+    The source's ids are those of `TokenizerPair.encode_source`, language tag included, and the target's those of
+    `encode_target` or of a `Translation`: no <s>, but </s>.
     """
     plain = _plain_model(model)
     asked = KINDS if kinds is None else _checked_kinds(kinds)
@@ -174,10 +169,7 @@ def attention_maps_of_ids(
                 f"`kind` must be one that the model has, but is {kind!r} instead: a {type(plain).__name__} of this "
                 f"config gives no {kind} attention."
             )
-    radii: dict[Kind, int | None] = {
-        "encoder": getattr(plain.config, "encoder_neighbourhood", None),
-        "decoder": getattr(plain.config, "decoder_neighbourhood", None),
-    }
+    radii = {kind: getattr(plain.config, f"{kind}_neighbourhood", None) for kind in KINDS}
     return AttentionMaps(
         source_tokens=token_labels(tokenizers.source, source_ids),
         target_tokens=token_labels(tokenizers.target, target_ids),

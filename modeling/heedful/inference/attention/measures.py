@@ -9,49 +9,35 @@ import numpy as np
 
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 
-Link = tuple[int, int]
+Link = tuple[int, int]  # source word, target word, from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
 
 
 class Entropy(NamedTuple):
-    """How widely heads look around.
+    """How widely heads look around: float arrays (layers, heads).
 
-    Attributes:
-        nats: float array (layers, heads): −Σ a·ln a of each row, averaged over the rows.
-        share: float array (layers, heads): each row's entropy divided by ln n, where n is the number of positions that
-            the row may look at, averaged over the rows with n > 1: 0 looks at one position, 1 at all alike.
+    The share is each row's entropy divided by ln n, where n is the number of positions that the row may look at,
+    averaged over the rows with n > 1: 0 looks at one position, 1 at all alike.
     """
 
-    nats: np.ndarray
+    nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
     share: np.ndarray
 
 
 class AlignmentErrors(NamedTuple):
-    """How found links A compare with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003).
+    """How found links A compare with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003)."""
 
-    Attributes:
-        error_rate: AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best.
-        precision: |A∩P| / |A|.
-        recall: |A∩S| / |S|.
-        links: |A|.
-    """
-
-    error_rate: float
-    precision: float
-    recall: float
-    links: int
+    error_rate: float  # AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best
+    precision: float  # |A∩P| / |A|
+    recall: float  # |A∩S| / |S|
+    links: int  # |A|
 
 
 class GoldAlignment(NamedTuple):
-    """The given links of one sentence pair.
+    """The given links of one sentence pair."""
 
-    Attributes:
-        sure: S, (source word, target word) from 0.
-        possible: P, which contains S.
-    """
-
-    sure: frozenset[Link]
-    possible: frozenset[Link]
+    sure: frozenset[Link]  # S
+    possible: frozenset[Link]  # P, which contains S
 
 
 def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
@@ -148,12 +134,8 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 
 def _membership(words: Sequence[int | None]) -> np.ndarray:
     """Return (tokens, words), 1 where a token belongs to a word."""
-    count = max((word for word in words if word is not None), default=-1) + 1
-    members = np.zeros((len(words), count), dtype=np.float32)
-    for token, word in enumerate(words):
-        if word is not None:
-            members[token, word] = 1
-    return members
+    numbers = np.array([-1 if word is None else word for word in words])
+    return (numbers[:, None] == np.arange(numbers.max(initial=-1) + 1)).astype(np.float32)
 
 
 def write_links(links: Iterable[Link]) -> str:
@@ -162,12 +144,7 @@ def write_links(links: Iterable[Link]) -> str:
 
 
 def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
-    """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If anything else is in a line, or the file is not UTF-8.
-    """
+    """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise FileNotFoundError(f"The gold alignments must be a file, but {path} {what}.")

@@ -5,7 +5,7 @@ Heed model are dropped as soon as their layer has used them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,27 +15,18 @@ from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+# Names of the attentions in a layer of Heed's encoder and decoder.
+ATTENTIONS = {"encoder": {"encoder": "self_attn"}, "decoder": {"decoder": "self_attn", "cross": "cross_attn"}}
 
 
 def record_attention(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Compute attention weights of one pair, in evaluation mode.
+    """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
 
-    A model whose attention function returns none is set to `eager` for the duration.
-
-    Args:
-        model: An encoder-decoder of transformers.
-        source_ids: Token ids that the encoder reads.
-        fed_ids: Token ids that the decoder is fed, the start token first.
-        kinds: Which weights.
-        layer: The only layer to return, from 0, or from -1 for the last; None returns all.
-
-    Returns:
-        For each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
-
-    Raises:
-        ValueError: If there is no such layer.
+    A layer, from 0, or from -1 for the last, is the only one to return. The decoder is fed the start token first. The
+    model computes in evaluation mode; if its attention function returns no weights, it is set to `eager` for the
+    duration.
     """
     with evaluation_mode(model), torch.inference_mode():
         found = _run(model, source_ids, fed_ids, kinds, layer)
@@ -45,9 +36,9 @@ def record_attention(
     return found
 
 
-def check_number(field: str, number: int, count: int, *, from_the_end: bool) -> None:
-    """Raise a `ValueError` if there is no layer or head of that number among `count`."""
-    least = -count if from_the_end else 0
+def check_number(field: str, number: int, count: int) -> None:
+    """Raise a `ValueError` if there is no `layer`, which may be counted from the end, or `head` of that number."""
+    least = -count if field == "layer" else 0
     if not least <= number < count:
         raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
 
@@ -59,7 +50,7 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     source = torch.tensor([list(source_ids)], device=model.device)
     encoder = model.get_encoder()
     if "encoder" in kinds:
-        with _dropping(model, {"encoder"}, layer):
+        with _dropping(model, "encoder", kinds, layer):
             encoded = encoder(input_ids=source, **asked)
         _keep(found, "encoder", encoded.get("attentions"), left)
     else:
@@ -67,7 +58,7 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     kinds_of_decoder = {kind for kind in kinds if kind != "encoder"}
     if kinds_of_decoder:
         fed = torch.tensor([list(fed_ids)], device=model.device)
-        with _dropping(model, kinds_of_decoder, layer):
+        with _dropping(model, "decoder", kinds, layer):
             outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
         for kind in kinds_of_decoder:
             _keep(found, kind, outputs.get(f"{kind}_attentions"), left)
@@ -79,41 +70,27 @@ def _keep(found: dict, kind: Kind, weights: Sequence[torch.Tensor | None] | None
     if not layers:
         return
     if layer is not None:
-        check_number("layer", layer, len(layers), from_the_end=True)
+        check_number("layer", layer, len(layers))
         layers = [layers[layer]]
     found[kind] = layers
 
 
 @contextmanager
-def _dropping(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
-    """Let the other layers of a Heed model drop their weights after use: they grow with the square of the length.
+def _dropping(model: Any, stack: str, kinds: Collection[Kind], layer: int | None) -> Iterator[None]:
+    """Let attentions of a Heed model's encoder or decoder that are not asked for drop their weights after use.
 
-    The kinds are the encoder's, or some of the decoder's.
+    Weights grow with the square of the length.
     """
-    hooks = []
-    try:
-        for attention in _others(model, kinds, layer) if isinstance(model, HeedPreTrainedModel) else ():
-            # Before transformers' own hook, which keeps them.
-            hooks.append(attention.register_forward_hook(_without_weights, prepend=True))
+    layers = getattr(model, f"get_{stack}")().layers if isinstance(model, HeedPreTrainedModel) else ()
+    if layers and layer is not None:
+        check_number("layer", layer, len(layers))
+    with ExitStack() as hooks:
+        for number, part in enumerate(layers):
+            for kind, name in ATTENTIONS[stack].items():
+                if kind not in kinds or layer not in (None, number, number - len(layers)):
+                    # Before transformers' own hook, which keeps them.
+                    hooks.enter_context(getattr(part, name).register_forward_hook(_without_weights, prepend=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _others(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[torch.nn.Module]:
-    """Yield the attentions of a Heed model that are not asked for, of the encoder or of the decoder."""
-    stack = model.get_encoder() if "encoder" in kinds else model.get_decoder()
-    if layer is not None:
-        check_number("layer", layer, len(stack.layers), from_the_end=True)
-    for number, part in enumerate(stack.layers):
-        is_asked = layer is None or number == layer % len(stack.layers)
-        attentions = {"encoder": part.self_attn}
-        if "encoder" not in kinds:
-            attentions = {"decoder": part.self_attn, "cross": part.cross_attn}
-        for kind, attention in attentions.items():
-            if not (is_asked and kind in kinds):
-                yield attention
 
 
 def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:

@@ -56,7 +56,7 @@ def write_attention_report(
     kind = maps.kinds[0] if kind is None else kind
     number = maps.layer_number(kind, layer)
     if head is not None:
-        check_number("head", head, maps.heads(kind), from_the_end=False)
+        check_number("head", head, maps.heads(kind))
     title = title or "Attention"
     data = {
         "source": _sequence(maps.source_tokens),
@@ -73,20 +73,11 @@ def write_attention_report(
 
 
 def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
+    """Return tokens and the direction of their first letter that has one, as browsers do for `dir=auto`."""
     # The Latin letters of control tokens say nothing about the script.
     text = "".join(token for token in tokens if not CONTROL.fullmatch(token))
-    return {"tokens": list(tokens), "direction": _direction(text)}
-
-
-def _direction(text: str) -> str:
-    """Return rtl or ltr by the first letter that has a direction, as browsers do for `dir=auto`."""
-    for letter in text:
-        direction = unicodedata.bidirectional(letter)
-        if direction in ("R", "AL"):
-            return "rtl"
-        if direction == "L":
-            return "ltr"
-    return "ltr"
+    directions = (direction for direction in map(unicodedata.bidirectional, text) if direction in ("L", "R", "AL"))
+    return {"tokens": list(tokens), "direction": "ltr" if next(directions, "L") == "L" else "rtl"}
 
 
 def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:

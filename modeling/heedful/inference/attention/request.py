@@ -35,33 +35,27 @@ CONFLICTS = (
     ("entropy", "data", "because it is of one sentence"),
 )
 NAMES = {"page": "a report (.html)"}
+ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of `heedful attention`, by their names there; they do not contradict each other.
 
-    Args:
-        pairs: Sources, each with its target, or None to follow the model's own translation.
-        data: Whether the pairs come from files.
-        output, kind, layer, head, grid, rollout: What to draw, or which map to read: by default the mean over all
-            heads of the last layer's cross-attention, and all layers of a grid or rollout.
-        alignment, gold, entropy, json: What to print.
-
-    Raises:
-        ValueError: If nothing is asked for, or an option would be ignored.
-        FileNotFoundError: If the folder of the output does not exist.
-        ImportError: If a picture is to be drawn, and matplotlib is not installed.
+    It is a `ValueError` to ask for nothing, and to give an option that would be ignored.
     """
 
-    pairs: Sequence[Pair]
-    data: bool = False
+    pairs: Sequence[Pair]  # each source with its target, or None to follow the model's own translation
+    data: bool = False  # whether the pairs come from files
+    # What to draw, or which map to read: by default the mean over all heads of the last layer's cross-attention, and
+    # all layers of a grid or rollout.
     output: Path | None = None
     kind: Kind | None = None
     layer: int | None = None
     head: int | None = None
     grid: bool = False
     rollout: bool = False
+    # What to print.
     alignment: bool = False
     gold: Path | None = None
     entropy: bool = False
@@ -81,11 +75,9 @@ class Request:
                 raise ValueError(f"`--{one}` must not come with {NAMES.get(other, f'--{other}')}, {reason}.")
         if given & {"alignment", "gold"} and self.kind not in (None, "cross"):
             raise ValueError("`--kind` must be cross to align words.")
-        reads_no_map = not given & {"output", "alignment", "gold", "json"}
-        if reads_no_map and given & {"layer", "head", "rollout"}:
-            raise ValueError(
-                "`--layer`, `--head` and `--rollout` must not come with --entropy alone, which tells of all heads."
-            )
+        if given & {"layer", "head", "rollout"} and not given & {"output", "alignment", "gold", "json"}:
+            options = "`--layer`, `--head` and `--rollout`"
+            raise ValueError(f"{options} must not come with --entropy alone, which tells of all heads.")
         if "picture" in given:
             check_matplotlib()
 
@@ -95,13 +87,7 @@ class Request:
         return self.output is not None and self.output.suffix.lower() in REPORT_SUFFIXES
 
     def gold_alignments(self) -> list[GoldAlignment]:
-        """Read the given alignments, if any.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            ValueError: If it has another number of lines than there are pairs, or links words that are not there: it
-                belongs to other pairs, or counts words from 1.
-        """
+        """Read the given alignments, if any; links of missing words belong to other pairs, or count from 1."""
         if self.gold is None:
             return []
         gold = read_gold_alignments(self.gold)
@@ -123,30 +109,17 @@ class Request:
     def answer(
         self, translator: Translator, gold: Sequence[GoldAlignment] = (), target_language: str | None = None
     ) -> dict[str, Any]:
-        """Compute and write what is asked for.
+        """Compute and write what is asked for, with the gold alignments that were read.
 
-        Args:
-            translator: The model with its tokenizers.
-            gold: What `gold_alignments` has read.
-            target_language: Language to translate into, where the tokenizers know several.
-
-        Returns:
-            What was found, as JSON can hold it: `output`, `alignments`, `alignment_errors`, `entropy` (by layer and
-            head, in `nats` and as a `share`) and `maps`, as far as they were asked for.
-
-        Raises:
-            ValueError: As `attention_maps` does, or if there is no such kind, layer or head.
+        What was found can be JSON: `output`, `alignments`, `alignment_errors`, `entropy` (by layer and head, in `nats`
+        and as a `share`) and `maps`, as far as they were asked for.
         """
         kind, answer, links = self.kind or "cross", dict[str, Any](), []
         # A page shows all kinds, and rollout to the source needs the encoder's.
         kinds = None if self.is_page or (self.rollout and kind == "cross") else [kind]
-        maps_of_pairs = (
-            attention_maps(
-                translator, translator.tokenizers, source, target, kinds=kinds, target_language=target_language
-            )
-            for source, target in self.pairs
-        )
-        for maps in maps_of_pairs:
+        options: dict[str, Any] = {"kinds": kinds, "target_language": target_language}
+        for source, target in self.pairs:
+            maps = attention_maps(translator, translator.tokenizers, source, target, **options)
             if self.alignment or self.gold:
                 links.append(word_alignment(maps, self._map(maps)))
             if self.output is not None:
@@ -155,7 +128,9 @@ class Request:
                 entropy = attention_entropy(maps, kind)
                 answer["entropy"] = {"nats": entropy.nats.tolist(), "share": entropy.share.tolist()}
             if self.json:
-                answer.setdefault("maps", []).append(_as_numbers(self._map(maps)))
+                attention = self._map(maps)
+                numbers = [[round(float(weight), 6) for weight in row] for row in attention.weights]
+                answer.setdefault("maps", []).append({"kind": kind, **vars(attention), "weights": numbers})
         if self.alignment or self.gold:
             answer["alignments"] = [write_links(each) for each in links]
         if self.gold:
@@ -179,11 +154,7 @@ class Request:
 def pairs_of(
     text: str | None, target: str | None, data: Sequence[str] | None, source: str | None, target_column: str | None
 ) -> list[Pair]:
-    """Return the sentence of the command line, or the pairs of its files.
-
-    Raises:
-        ValueError: If not either TEXT or --data is given, or an option does not go with it.
-    """
+    """Return the sentence of the command line, or the pairs of its files."""
     if (text is None) == (data is None):
         raise ValueError("Either TEXT or --data must be given, and not both.")
     if text is not None and (source or target_column):
@@ -205,9 +176,7 @@ def answer_lines(answer: dict[str, Any]) -> Iterator[str]:
     """Write an answer as lines of text."""
     yield from answer.get("alignments", [])
     if "alignment_errors" in answer:
-        yield "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}".format(
-            **answer["alignment_errors"]
-        )
+        yield ERROR_LINE.format(**answer["alignment_errors"])
     if "entropy" in answer:
         nats, shares = answer["entropy"]["nats"], answer["entropy"]["share"]
         cells = ["nats (share of log n)", *(f"head {head}" for head in range(len(nats[0])))]
@@ -218,12 +187,3 @@ def answer_lines(answer: dict[str, Any]) -> Iterator[str]:
             yield f"{first:<23}" + "".join(f"{cell:<15}" for cell in others).rstrip()
     if "output" in answer:
         yield answer["output"]
-
-
-def _as_numbers(attention: AttentionMap) -> dict[str, Any]:
-    return {
-        "kind": attention.kind,
-        "source_tokens": attention.source_tokens,
-        "target_tokens": attention.target_tokens,
-        "weights": [[round(float(weight), 6) for weight in row] for row in attention.weights],
-    }

@@ -45,9 +45,8 @@ IDLE_SETTINGS: Settings = {
     **dict.fromkeys(("max_time", "stop_strings", "sequence_bias", "exponential_decay_length_penalty"), (None,)),
     **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids"), (None,)),
     **dict.fromkeys(("begin_suppress_tokens", "watermarking_config", "constraints"), (None, [])),
-    "guidance_scale": (None, 1, 1.0),
+    **dict.fromkeys(("guidance_scale", "encoder_repetition_penalty"), (None, 1, 1.0)),
     "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1, 1.0),
     "remove_invalid_values": (None, False),
 }
 # Settings that greedy search takes; in beam search CTranslate2 changes logits, but `generate()` log-probabilities.
@@ -62,20 +61,9 @@ GREEDY_SETTINGS: Settings = {
 
 
 class ExportedModel:
-    """A folder that `heedful export ctranslate2` wrote, in place of a model.
+    """A folder that `heedful export ctranslate2` wrote, in place of a model, with the model's configs.
 
-    Args:
-        folder: Where it lies.
-        device: Where to compute: the CPU or a CUDA device.
-        compute_type: CTranslate2's name of what to compute in; None takes the type that it was exported with.
-
-    Attributes:
-        config: The model's config.
-        generation_config: The model's generation config, with the only end of beam search that CTranslate2 has.
-        quantization: The type of weights that it was exported with.
-
-    Raises:
-        ValueError: If the folder was written in another version of the format, or its files are broken.
+    It computes on the CPU or a CUDA device, in one of CTranslate2's types; None takes the one it was exported with.
     """
 
     def __init__(self, folder: str | Path, device: torch.device, compute_type: ComputeType | None = None):
@@ -87,24 +75,17 @@ class ExportedModel:
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])
-            self.generation_config.early_stopping = True
-            self.quantization: ComputeType = metadata["quantization"]
+            self.generation_config.early_stopping = True  # the only end of beam search that CTranslate2 has
+            quantization: ComputeType = metadata["quantization"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.folder / METADATA_FILE} cannot be used: {first_line(error)}") from error
-        self.compute_type: ComputeType = compute_type or self.quantization
+        self.compute_type = compute_type or quantization
 
 
 class CTranslate2Engine:
-    """Greedy and beam search by CTranslate2.
+    """Greedy and beam search by CTranslate2, with a copy of a Heed model's weights or an `ExportedModel`.
 
-    Args:
-        model: A Heed model, whose weights are copied, or an `ExportedModel`.
-        tokenizers: The model's.
-        compute_type: CTranslate2's name of what to compute in; of an `ExportedModel` its own is taken.
-
-    Raises:
-        ImportError: If CTranslate2 is not installed.
-        ValueError: If CTranslate2 cannot express the model, or the device lacks the compute type.
+    An `ExportedModel` has a compute type of its own, which is taken.
     """
 
     def __init__(self, model: Any, tokenizers: TokenizerPair, compute_type: ComputeType = "float32"):
@@ -113,14 +94,13 @@ class CTranslate2Engine:
         if reason is not None:  # before its config is read, which may be another model's
             raise ValueError(reason)
         self.model = model
-        self._source_tokens = vocabulary(tokenizers.source)
-        self._target_tokens = vocabulary(tokenizers.target)
+        self._source_tokens, self._target_tokens = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
         self._target_ids = {token: number for number, token in enumerate(self._target_tokens)}
+        self._fingerprint: Fingerprint | None = None
         if isinstance(model, ExportedModel):
-            self._fingerprint: Fingerprint | None = None
             self._translator = _open(model.folder, model.device, model.compute_type)
             return
-        check_compute_type(compute_type, model.device, "precision")
+        check_compute_type(compute_type, model.device, "precision")  # before the copies are made
         self._fingerprint = Fingerprint(model)
         with tempfile.TemporaryDirectory() as folder:
             save_model(model, tokenizers, Path(folder), compute_type)
@@ -180,20 +160,22 @@ class CTranslate2Engine:
     def _rescored(self, words: list[list[str]], found: list[list[Hypothesis]], config: Any) -> list[list[Hypothesis]]:
         """Force the end of hypotheses that were cut off, and score all by the model itself, without the settings."""
         forced = config.forced_eos_token_id
+        end = forced[0] if isinstance(forced, list) else forced
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        rows = []
-        for each in (each for row in found for each in row):
-            is_cut = forced is not None and not each.finished
-            rows.append((*each.token_ids[: config.max_new_tokens - 1], _first(forced)) if is_cut else each.token_ids)
-        sources = [source for source, row in zip(words, found, strict=True) for _ in row]
+        sources, rows = [], []
+        for source, hypotheses in zip(words, found, strict=True):
+            for each in hypotheses:
+                is_cut = forced is not None and not each.finished
+                sources.append(source)
+                rows.append((*each.token_ids[: config.max_new_tokens - 1], end) if is_cut else each.token_ids)
         targets = [[self._target_tokens[token] for token in row] for row in rows]
         # CTranslate2 scores one more end token, after those that were given.
         results = self._translator.score_batch(sources, targets, max_input_length=0)
-        scores = [
-            sum(result.log_probs[: len(row)]) / len(row) ** penalty for row, result in zip(rows, results, strict=True)
-        ]
-        pairs = iter(zip(rows, scores, strict=True))
-        return [[Hypothesis(*next(pairs), each.finished) for each in row] for row in found]
+        scored = (
+            (row, sum(result.log_probs[: len(row)]) / len(row) ** penalty)
+            for row, result in zip(rows, results, strict=True)
+        )
+        return [[Hypothesis(*next(scored), each.finished) for each in row] for row in found]
 
 
 def is_exported_folder(folder: Path) -> bool:
@@ -202,14 +184,9 @@ def is_exported_folder(folder: Path) -> bool:
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Check that CTranslate2 can follow a generation config.
+    """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow.
 
-    Args:
-        config: The generation config.
-        model_config: The model's config, whose start token the exported model has.
-
-    Raises:
-        ValueError: If it cannot; the message names the setting.
+    The exported model has the start token of the model's config.
     """
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
@@ -232,29 +209,15 @@ def check_settings(config: Any, model_config: Any) -> None:
     )
 
 
-def _first(token: int | list[int]) -> int:
-    return token[0] if isinstance(token, list) else token
-
-
 def _any_rule_ends_alike(config: Any) -> bool:
     """Return whether the best hypothesis is the same by every rule of ending: without a length penalty it is."""
     return config.length_penalty == 0.0 and config.num_return_sequences in (None, 1)
 
 
 def check_compute_type(name: str, device: torch.device, field: str) -> None:
-    """Check that a device computes in a type.
-
-    Args:
-        name: CTranslate2's name of it.
-        device: The CPU or a CUDA device.
-        field: What the user calls it, for the message.
-
-    Raises:
-        ValueError: If it does not, or CTranslate2 does not run on the device.
-    """
-    ctranslate2 = import_ctranslate2()
+    """Raise a `ValueError` that names the user's field if CTranslate2 does not compute in a type on a device."""
     kind, index = _place(device)
-    supported = ctranslate2.get_supported_compute_types(kind, index)
+    supported = import_ctranslate2().get_supported_compute_types(kind, index)
     if name not in supported:
         raise ValueError(
             f"`{field}` must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this "
@@ -264,12 +227,11 @@ def check_compute_type(name: str, device: torch.device, field: str) -> None:
 
 def _place(device: torch.device) -> tuple[str, int]:
     """Return CTranslate2's name and number of a device."""
-    ctranslate2 = import_ctranslate2()
     if device.type == "cpu":
         return "cpu", 0
     if device.type != "cuda":
         raise ValueError(f"`device` must be cpu or cuda for CTranslate2, but is {str(device)!r} instead.")
-    index, count = device.index or 0, ctranslate2.get_cuda_device_count()
+    index, count = device.index or 0, import_ctranslate2().get_cuda_device_count()
     if index >= count:
         raise ValueError(
             f"`device` must be one that CTranslate2 finds, but is {str(device)!r} instead (it finds {count})."
@@ -278,13 +240,11 @@ def _place(device: torch.device) -> tuple[str, int]:
 
 
 def _open(folder: Path, device: torch.device, compute_type: ComputeType) -> Any:
-    ctranslate2 = import_ctranslate2()
     check_compute_type(compute_type, device, "precision")
     kind, index = _place(device)
+    options = {"device_index": index, "compute_type": compute_type, "intra_threads": torch.get_num_threads()}
     try:
-        return ctranslate2.Translator(
-            str(folder), kind, device_index=index, compute_type=compute_type, intra_threads=torch.get_num_threads()
-        )
+        return import_ctranslate2().Translator(str(folder), kind, **options)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"The model in {folder} cannot be loaded by CTranslate2: {first_line(error)}") from error
 

@@ -30,11 +30,7 @@ TABLE_ROWS = 2048
 
 
 def import_ctranslate2() -> Any:
-    """Import CTranslate2.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
+    """Return CTranslate2, or raise an `ImportError` that names the extra."""
     try:
         import ctranslate2
     except ImportError as error:
@@ -73,27 +69,20 @@ def positions_of_table(config: HeedConfig) -> int | None:
 
 
 def save_model(
-    model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str | None
+    model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write CTranslate2's files: model.bin, config.json and the vocabularies.
+    """Write CTranslate2's files into a folder: model.bin, config.json and the vocabularies.
 
-    Args:
-        model: A model without an `obstacle`, on any device; its weights are copied as float32.
-        tokenizers: Those that it was trained with.
-        folder: Where to write; it must exist.
-        quantization: One of CTranslate2's types for weights; None keeps float32.
-
-    Raises:
-        ValueError: If the tokens do not make a vocabulary.
+    The model may be on any device, and must have no `obstacle`. Its weights are written in one of CTranslate2's types.
     """
     specification = make_specification(model)
-    source, target = (vocabulary(tokenizer) for tokenizer in (tokenizers.source, tokenizers.target))
+    source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)
     specification.register_target_vocabulary(target)
     config: Any = model.config
-    special = {"bos_token": config.decoder_start_token_id, "eos_token": tokenizers.target.eos_token_id}
-    unknown = tokenizers.target.unk_token_id
-    special["unk_token"] = tokenizers.target.eos_token_id if unknown is None else unknown
+    end, unknown = tokenizers.target.eos_token_id, tokenizers.target.unk_token_id
+    special = {"bos_token": config.decoder_start_token_id, "eos_token": end}
+    special["unk_token"] = end if unknown is None else unknown
     for name, token_id in special.items():
         token = target[token_id]
         if token not in source:
@@ -102,16 +91,12 @@ def save_model(
     specification.config.decoder_start_token = target[config.decoder_start_token_id]
     specification.config.layer_norm_epsilon = config.layer_norm_eps
     specification.validate()
-    specification.optimize(quantization=quantization or "float32")
+    specification.optimize(quantization=quantization)
     specification.save(str(folder))
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
-    """Return a tokenizer's tokens in the order of their ids.
-
-    Raises:
-        ValueError: If two ids have the same token, or one has none.
-    """
+    """Return a tokenizer's tokens in the order of their ids, each with a token of its own."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if None in tokens:
         raise ValueError(f"Each id must have a token for CTranslate2, but {tokens.index(None)} has none.")
@@ -128,38 +113,26 @@ def make_specification(model: HeedForConditionalGeneration) -> Any:
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
     config: Any = model.config
-    encoder, decoder = model.model.encoder, model.model.decoder
-    specification = TransformerSpec(
-        TransformerEncoderSpec(**_options(config, "encoder")), TransformerDecoderSpec(**_options(config, "decoder"))
-    )
-    _set_stack(specification.encoder, specification.encoder.embeddings[0], encoder, config)
-    _set_stack(specification.decoder, specification.decoder.embeddings, decoder, config)
-    for theirs, ours in zip(specification.encoder.layer, encoder.layers, strict=True):
-        _set_self_attention(theirs.self_attention, ours)
-        _set_feed_forward(theirs.ffn, ours)
-    for theirs, ours in zip(specification.decoder.layer, decoder.layers, strict=True):
-        _set_self_attention(theirs.self_attention, ours)
-        attention = ours.cross_attn
-        query, output = theirs.attention.linear[0], theirs.attention.linear[2]
-        _set_joined(query, attention.q_proj)
-        _set_joined(theirs.attention.linear[1], attention.k_proj, attention.v_proj)
-        _set_joined(output, attention.out_proj)
-        _set_norm(theirs.attention.layer_norm, ours.cross_attn_residual.norm)
-        theirs.attention.queries_scale = float(attention.scaling)
-        _set_feed_forward(theirs.ffn, ours)
-    _set_joined(specification.decoder.projection, model.lm_head)
-    return specification
+    encoder = TransformerEncoderSpec(**_options(config, "encoder"))
+    decoder = TransformerDecoderSpec(**_options(config, "decoder"))
+    _set_stack(encoder, encoder.embeddings[0], model.model.encoder, config)
+    _set_stack(decoder, decoder.embeddings, model.model.decoder, config)
+    for theirs, ours in zip(decoder.layer, model.model.decoder.layers, strict=True):
+        across = ours.cross_attn
+        inputs = (across.q_proj,), (across.k_proj, across.v_proj)
+        _set_attention(theirs.attention, across, ours.cross_attn_residual, inputs)
+    _set_joined(decoder.projection, model.lm_head)
+    return TransformerSpec(encoder, decoder)
 
 
 def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
     """Return the arguments of CTranslate2's specification of a stack."""
     from ctranslate2.specs.common_spec import Activation
 
-    heads = getattr(config, f"{stack}_attention_heads")
-    key_value_heads = getattr(config, f"{stack}_key_value_heads") or heads
+    heads, key_value_heads = (getattr(config, f"{stack}_{part}_heads") for part in ("attention", "key_value"))
     name = config.activation_function
     d_k = config.d_k or config.d_model // heads
-    options: dict[str, Any] = {
+    return {
         "num_layers": getattr(config, f"{stack}_layers"),
         "num_heads": heads,
         "pre_norm": config.norm_placement == "pre",
@@ -167,18 +140,15 @@ def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": name in GATED_ACTIVATIONS,
         "rms_norm": config.norm_type == "rmsnorm",
+        "num_heads_kv": None if key_value_heads == heads else key_value_heads,
+        "head_dim": None if d_k * heads == config.d_model else d_k,
+        "rotary_dim": d_k if config.position_encoding == "rotary" else None,
+        "rotary_interleave": True,
     }
-    if key_value_heads != heads:
-        options["num_heads_kv"] = key_value_heads
-    if d_k * heads != config.d_model:
-        options["head_dim"] = d_k
-    if config.position_encoding == "rotary":
-        options |= {"rotary_dim": d_k, "rotary_interleave": True}
-    return options
 
 
 def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> None:
-    """Set what stands before and behind the layers of a stack."""
+    """Set embeddings and final norm of a stack, and in its layers what encoder and decoder have in common."""
     embeddings.weight = _copied(ours.embed_tokens.weight)
     theirs.scale_embeddings = config.scale_embedding
     if config.position_encoding != "rotary":
@@ -187,6 +157,11 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
         _set_norm(theirs.layernorm_embedding, ours.embedding_norm)
     if config.norm_placement == "pre":
         _set_norm(theirs.layer_norm, ours.norm)
+    for their_layer, layer in zip(theirs.layer, ours.layers, strict=True):
+        own = layer.self_attn
+        inputs = ((own.q_proj, own.k_proj, own.v_proj),)
+        _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
+        _set_feed_forward(their_layer.ffn, layer)
 
 
 def _position_table(ours: Any, config: HeedConfig) -> Any:
@@ -199,20 +174,18 @@ def _position_table(ours: Any, config: HeedConfig) -> Any:
     return sinusoids(torch.arange(rows) + config.position_offset, config.d_model, config.sinusoid_layout).numpy()
 
 
-def _set_self_attention(theirs: Any, layer: Any) -> None:
-    attention = layer.self_attn
-    _set_joined(theirs.linear[0], attention.q_proj, attention.k_proj, attention.v_proj)
-    _set_joined(theirs.linear[1], attention.out_proj)
-    _set_norm(theirs.layer_norm, layer.self_attn_residual.norm)
+def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tuple[Any, ...], ...]) -> None:
+    """Set an attention, whose projections of the same input are one linear layer."""
+    for linear, projections in zip(theirs.linear, (*inputs, (attention.out_proj,)), strict=True):
+        _set_joined(linear, *projections)
+    _set_norm(theirs.layer_norm, residual.norm)
     theirs.queries_scale = float(attention.scaling)
 
 
 def _set_feed_forward(theirs: Any, layer: Any) -> None:
     ours = layer.feed_forward
-    if ours.fc_gate is None:
-        _set_joined(theirs.linear_0, ours.fc1)
-    else:
-        _set_joined(theirs.linear_0, ours.fc_gate)  # the one with the activation
+    _set_joined(theirs.linear_0, ours.fc_gate or ours.fc1)  # the one with the activation
+    if ours.fc_gate is not None:
         _set_joined(theirs.linear_0_noact, ours.fc1)
     _set_joined(theirs.linear_1, ours.fc2)
     _set_norm(theirs.layer_norm, layer.feed_forward_residual.norm)

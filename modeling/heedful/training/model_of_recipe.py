@@ -47,7 +47,7 @@ def make_model(
 
 
 def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
-    """Return the engine, with its optimizer, for what the launcher asked for; every rank has the same weights."""
+    """Return the engine that the launcher asks for; the model has the same float32 weights on every rank."""
     kind = accelerator.distributed_type
     if settings.shrink_token_budget and kind in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         raise ValueError(

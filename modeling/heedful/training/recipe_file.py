@@ -105,10 +105,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
             values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
-    required = [entry.name for entry in fields(kind) if entry.default is MISSING and entry.default_factory is MISSING]
-    missing = [name for name in required if name not in values]
-    if missing:
-        raise ValueError(f"`{prefix}{missing[0]}` must be given, but is missing.")
+    for entry in fields(kind):
+        if entry.name not in values and entry.default is MISSING and entry.default_factory is MISSING:
+            raise ValueError(f"`{prefix}{entry.name}` must be given, but is missing.")
     return kind(**values)
 
 

@@ -38,9 +38,9 @@ class Progress:
             self.window[name] += value
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
-        """Note the value of the present update that the recipe selects by, and remember as many of the best.
+        """Note what a validation of the present update found, the value that the recipe selects by.
 
-        An update that is not saved, in a checkpoint, cannot be one of the best.
+        The `keep_best` best are remembered. An update without a checkpoint, not `is_saved`, cannot be one of them.
         """
         sign = -1 if higher_is_better else 1
         improved = not self.best or sign * value < sign * self.best[0][0]

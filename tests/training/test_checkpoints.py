@@ -25,7 +25,7 @@ from heedful.training.checkpoints.checkpoints import (
     save_checkpoint,
 )
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.retention import clear_leftovers, prune_checkpoints
+from heedful.training.checkpoints.store import clear_leftovers, prune_checkpoints
 from heedful.training.loop.averaging import average_weights
 from helpers import tiny_model
 

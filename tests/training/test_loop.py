@@ -8,7 +8,7 @@ import torch
 
 from heedful.data.micro_batches import split_update
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
-from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import prepare_corpus

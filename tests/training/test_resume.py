@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from heedful.training.checkpoints.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
-from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.folder import changed_keys, check_output_folder
 from heedful.training.loop.loop import TrainingLoop, seed_of_update
 from heedful.training.loop.signals import TrainingInterrupted

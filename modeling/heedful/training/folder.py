@@ -43,12 +43,7 @@ CHANGEABLE_KEYS = (
 
 
 def check_output_folder(recipe: Recipe) -> None:
-    """Check that the run may write into its folder.
-
-    Raises:
-        ValueError: If the folder is not empty and the recipe says neither `resume` nor `overwrite`, or the run in it
-            was another one.
-    """
+    """Check that the run may write into its folder: empty, or to be overwritten, or that of the run to be resumed."""
     folder = recipe.folder
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` must be a folder, but {folder} is a file.")
@@ -74,12 +69,12 @@ def check_output_folder(recipe: Recipe) -> None:
         raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
     earlier, now = asdict(read_recipe(written)), asdict(recipe)
     for name, (then, value) in changed_keys(earlier, now).items():
-        if recipe.allow_changes and not name.startswith("tokenizer."):
-            continue
-        raise ValueError(
-            f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: "
-            + ("the weights know no other tokenizer." if name.startswith("tokenizer.") else OTHER_RUN)
-        )
+        is_tokenizer = name.startswith("tokenizer.")
+        if is_tokenizer or not recipe.allow_changes:
+            reason = "the weights know no other tokenizer." if is_tokenizer else OTHER_RUN
+            raise ValueError(
+                f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: {reason}"
+            )
 
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -108,11 +103,7 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path) -> Iterator[None]:
-    """Make the folder, and lock it against other runs while the context is entered; for the main process.
-
-    Raises:
-        ValueError: If another run is writing into it, or it cannot be made or written to.
-    """
+    """Make the folder, and lock it against other runs while the context is entered; for the main process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,11 +134,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def earlier_run_backed_up(folder: Path) -> Iterator[None]:
-    """Move an earlier run's files into a backup; delete it if the context ends without an error, else restore it.
-
-    Raises:
-        ValueError: If there is a backup already.
-    """
+    """Move an earlier run's files into a backup; delete it if the context ends without an error, else restore it."""
     backup = folder.with_name(folder.name + ".replaced")
     if backup.exists():
         raise ValueError(

@@ -21,24 +21,15 @@ def make_model(
 ) -> "PreTrainedModel":
     """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
 
-    Sizes of vocabularies and special ids come from the tokenizers, so that the two cannot disagree.
-
-    Args:
-        recipe: The recipe's section.
-        tokenizers: The run's tokenizers.
-        checkpoint: A checkpoint of the same run.
-
-    Raises:
-        FileNotFoundError: If the config or the model does not exist.
-        ValueError: If the config is not one, contradicts the tokenizers, or has other sizes than the checkpoint.
+    Sizes of vocabularies and special ids come from the tokenizers, so that the two cannot disagree. A config that
+    contradicts them, or has other sizes than the run's checkpoint, is a `ValueError`.
     """
-    start = recipe.start_from
-    if start is None:
+    if recipe.start_from is None:
         model = _new_model(recipe, tokenizers)
     else:
         from heedful.inference.loading import load_model
 
-        model = load_model(start)
+        model = load_model(recipe.start_from)
         tokenizers.check_config(model.config)
     if recipe.attn_implementation is not None:
         model.set_attn_implementation(recipe.attn_implementation)
@@ -56,16 +47,7 @@ def make_model(
 
 
 def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
-    """Return the engine, with its optimizer, for what the launcher has asked for.
-
-    Args:
-        accelerator: The processes and devices.
-        model: The model, with the same float32 weights on every rank.
-        settings: The recipe's section.
-
-    Raises:
-        ValueError: If weights or optimizer are to be sharded, and the recipe asks for what is not supported then.
-    """
+    """Return the engine that the launcher asks for; the model has the same float32 weights on every rank."""
     kind = accelerator.distributed_type
     if settings.shrink_token_budget and kind in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         raise ValueError(

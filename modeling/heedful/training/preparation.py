@@ -27,27 +27,16 @@ Update = list[list[Row]]  # buckets of rows
 
 @dataclass(kw_only=True)
 class Corpus:
-    """Training rows and validation pairs of one run: a `StoredCorpus` or a `StreamedCorpus`.
-
-    Attributes:
-        tokenizers: The model's tokenizers.
-        batching: How rows become updates.
-        validation: Validation pairs, encoded.
-        validation_pairs: The same pairs as text.
-        report: What cleaning kept and dropped.
-        encoder: Encodes training pairs, and counts those that are too long.
-        fingerprint: A checksum of the validation rows, and of the training rows unless they are a stream.
-        pairs: Number of training rows; `None` for a stream whose end has not been reached yet.
-    """
+    """Training rows and validation pairs of one run: a `StoredCorpus` or a `StreamedCorpus`."""
 
     tokenizers: TokenizerPair
     batching: BatchingSettings
     validation: EncodedPairs
-    validation_pairs: list[dict[str, str]]
+    validation_pairs: list[dict[str, str]]  # the same pairs as text
     report: CleaningReport
-    encoder: PairEncoder
-    fingerprint: str
-    pairs: int | None = None
+    encoder: PairEncoder  # of training pairs; it counts those that are too long
+    fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
+    pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
 
     @property
     def target_language(self) -> str | None:
@@ -86,17 +75,11 @@ class StoredCorpus(Corpus):
 
 @dataclass(kw_only=True)
 class StreamedCorpus(Corpus):
-    """A corpus whose training pairs are read and encoded anew in every epoch.
+    """A corpus whose training pairs are read and encoded anew in every epoch, by all ranks together."""
 
-    Attributes:
-        stream: Cleaned training pairs.
-        pool_size: Rows that are read, sorted and shuffled at a time.
-        accelerator: The ranks that encode the stream together; `None` for one process.
-    """
-
-    stream: Pairs
-    pool_size: int
-    accelerator: Accelerator | None
+    stream: Pairs  # cleaned ones
+    pool_size: int  # rows that are read, sorted and shuffled at a time
+    accelerator: Accelerator | None  # `None` for one process
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
@@ -108,16 +91,9 @@ class StreamedCorpus(Corpus):
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Read, clean, tokenize and encode what the recipe names.
+    """Read, clean, tokenize and encode what the recipe names, the same on every rank; `None` is one process.
 
-    Args:
-        recipe: The run.
-        folder: Where the run's tokenizers are; they are trained and saved there unless they exist.
-        accelerator: The processes that need the same corpus; the main one writes. `None` for one process.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the data are unusable, or nothing is left of them.
+    The run's tokenizers are in `folder`, where the main process saves them unless they exist.
     """
     data, where = recipe.data, recipe.data.locations
     sides = (data.source, data.target)
@@ -140,16 +116,9 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
 
 
 def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main: bool) -> TokenizerPair:
-    """Load the tokenizers the recipe names or the run has already trained; otherwise train and save them.
+    """Load the tokenizers that the recipe names or the run has in `folder`; otherwise train them on cleaned pairs.
 
-    Args:
-        recipe: The run.
-        pairs: Cleaned training pairs.
-        folder: Where the run keeps its tokenizers.
-        is_main: Whether this process may write.
-
-    Raises:
-        ValueError: If the vocabulary is larger than the data allow.
+    Trained ones are saved in `folder`, by the main process.
     """
     settings = recipe.tokenizer
     given = settings.path or recipe.model.start_from

@@ -15,7 +15,7 @@ from heedful.inference.strategies.steps import SEARCH_SETTINGS
 from heedful.inference.translation import Translator
 from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.retention import published_checkpoints
+from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
@@ -35,14 +35,7 @@ def publish_weights(
 ) -> "PreTrainedModel":
     """Write the final folder: averaged weights, tokenizer, generation config and recipe.
 
-    Args:
-        recipe: The run.
-        tokenizers: The model's tokenizers.
-        progress: How far the run came; its last checkpoint is there.
-        accelerator: The processes, of which the main one writes.
-
-    Returns:
-        The model with the published weights, on every rank.
+    The main process writes it, and every rank gets the model with the published weights.
     """
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = load_model(checkpoints[-1])
@@ -68,10 +61,8 @@ def publish_weights(
 def set_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> None:
     """Write how the published model generates into its generation config, in place of earlier settings.
 
-    Args:
-        config: The model's. `Translator` and `BeamSearch` read all of it. transformers' own search ignores
-            `length_penalty_form` and `tokens_beyond_source`, which are written only where they change something.
-        decoding: The recipe's section.
+    `Translator` and `BeamSearch` read all of it. transformers' own search ignores `length_penalty_form` and
+    `tokens_beyond_source`, which are written only where they change something.
     """
     config.update(
         num_beams=decoding.num_beams,
@@ -90,16 +81,10 @@ def set_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> None:
 
 
 def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
-    """Load the published folder as any user would, and measure it on validation and test pairs.
+    """Load the published folder as any user would, and measure it on validation and test pairs, spread over the ranks.
 
-    Args:
-        recipe: The run.
-        corpus: Its validation pairs.
-        accelerator: Spreads batches and sentences over the ranks.
-
-    Returns:
-        `validation` with loss and perplexity, and the scores of each test set, or of validation where there is none;
-        also written to `metrics.json`.
+    The result is also written to `metrics.json`: `validation` with loss and perplexity, and the scores of each test
+    set, or of validation where there is none.
     """
     folder = recipe.folder / MODEL_FOLDER
     translator = Translator.from_pretrained(folder, device=accelerator.device)

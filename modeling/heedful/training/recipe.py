@@ -227,11 +227,7 @@ class CardRecipe:
 
 @dataclass
 class Recipe:
-    """One training run.
-
-    Raises:
-        ValueError: If a value is out of range or two exclude each other; the message names the key.
-    """
+    """One training run; values out of range, and those that exclude each other, are a `ValueError` naming the key."""
 
     name: str
     data: DataRecipe

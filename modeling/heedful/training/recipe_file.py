@@ -28,16 +28,7 @@ IN_WORDS = {
 
 
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe from YAML, with `section.key=value` overrides on top.
-
-    Args:
-        path: The YAML file.
-        overrides: Such as `["optimization.max_updates=500", "data.folder=corpora/multi30k"]`; values are YAML.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it is not YAML, or a key is unknown (the nearest is named), missing, or of another type.
-    """
+    """Read a recipe from YAML, with overrides on top, such as `data.folder=corpora`, whose values are YAML too."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"The recipe {path} does not exist.")
@@ -53,11 +44,7 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe of nested dictionaries.
-
-    Raises:
-        ValueError: If a key is unknown (the nearest is named), missing, or of another type.
-    """
+    """Make a recipe of nested dictionaries, of which every key and type is checked."""
     return _section(Recipe, tree, "")
 
 
@@ -67,12 +54,7 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Read a config.json, or the one of a folder, as a dictionary of fields.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-        ValueError: If it is not JSON, or not of a Heed model.
-    """
+    """Read the config.json of a Heed model, or the one of a folder, as a dictionary of fields."""
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -123,10 +105,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
             values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
-    required = [entry.name for entry in fields(kind) if entry.default is MISSING and entry.default_factory is MISSING]
-    missing = [name for name in required if name not in values]
-    if missing:
-        raise ValueError(f"`{prefix}{missing[0]}` must be given, but is missing.")
+    for entry in fields(kind):
+        if entry.name not in values and entry.default is MISSING and entry.default_factory is MISSING:
+            raise ValueError(f"`{prefix}{entry.name}` must be given, but is missing.")
     return kind(**values)
 
 

@@ -26,42 +26,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RunResult:
-    """What a run made.
+    """What a run made."""
 
-    Attributes:
-        folder: The published model's folder.
-        recipe: The run's recipe.
-        corpus: Its data, with the account of what was dropped.
-        progress: How far it came.
-        metrics: Validation loss and perplexity of the published weights, and scores by test set.
-        parameters: Number of the model's parameters, tied ones once.
-        hardware: What it ran on.
-        processes: Number of processes.
-    """
-
-    folder: Path
+    folder: Path  # of the published model
     recipe: Recipe
     corpus: Corpus
     progress: Progress
-    metrics: dict[str, Any]
-    parameters: int
-    hardware: str
+    metrics: dict[str, Any]  # validation loss and perplexity of the published weights, and scores by test set
+    parameters: int  # of the model, tied ones once
+    hardware: str  # in words
     processes: int
 
 
 def train(recipe: Recipe) -> RunResult:
-    """Run a recipe: prepare the data, train, publish the weights, test them.
+    """Run a recipe: prepare the data, train, publish the weights, test them; return what was made, on every rank.
 
-    Args:
-        recipe: The run. Its folder then holds `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/`.
-
-    Returns:
-        What was made, on every rank, though only the main process writes.
-
-    Raises:
-        FileNotFoundError: If a file of the recipe does not exist.
-        ValueError: If the recipe, the data or the output folder cannot be used.
-        TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
+    The run's folder then holds `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/`, which only the
+    main process writes. After Ctrl-C or SIGTERM it is a `TrainingInterrupted`, and the run can be resumed.
     """
     check_output_folder(recipe)
     # A BLEU tokenizer that is unknown or not installed must be reported now, and not after hours of training.

@@ -33,21 +33,13 @@ FORMAT = 2
 
 @dataclass
 class TrainingState:
-    """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors.
-
-    Attributes:
-        progress: How far the run is.
-        weights: The model's weights by name, tied ones once.
-        optimizer: State of the optimizer.
-        moving_average: Averaged weights, if the run keeps them.
-        scaler: State of fp16's gradient scaler.
-    """
+    """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors."""
 
     progress: Progress
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]  # the model's, tied ones once
     optimizer: dict[str, Any]
     moving_average: dict[str, torch.Tensor] | None = None
-    scaler: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None  # of fp16's gradients
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -62,20 +54,10 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
-    """Write a checkpoint under another name first, and rename it when it is whole; for the main process.
+    """Write a checkpoint under another name first, rename it when it is whole, and return its path.
 
-    Args:
-        folder: The run's checkpoint folder.
-        model: Any model of the right config; the weights written are those of `state`.
-        state: What to save.
-        tokenizers: The model's tokenizers.
-        recipe: The recipe as YAML.
-
-    Returns:
-        The checkpoint's path.
-
-    Raises:
-        OSError: If it could not be written, on a full disk say; nothing half-written is left.
+    The model is any of the right config: the weights written are those of `state`. The recipe is YAML. If a checkpoint
+    cannot be written, on a full disk say, it is an `OSError`, and nothing half-written is left.
     """
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
@@ -96,11 +78,7 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
 
 @contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes `path` when everything is written.
-
-    Raises:
-        OSError: If something could not be written; nothing of the folder is left.
-    """
+    """Yield a folder to write into, which becomes `path` when all is written; else nothing of it is left."""
     try:
         with written_whole(path) as partial:
             yield partial
@@ -109,16 +87,11 @@ def written_folder(path: Path) -> Iterator[Path]:
 
 
 def load_state(path: Path) -> TrainingState:
-    """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads.
-
-    Raises:
-        ValueError: If another version of Heedful wrote it.
-    """
+    """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads."""
     folder = path / STATE_FOLDER
-    progress = load_progress(path)
     average, scaler = folder / MOVING_AVERAGE, folder / SCALER
     return TrainingState(
-        progress=progress,
+        progress=load_progress(path),
         weights={},
         optimizer=torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu"),
         moving_average=load_file(average) if average.is_file() else None,
@@ -127,11 +100,7 @@ def load_state(path: Path) -> TrainingState:
 
 
 def load_progress(path: Path) -> Progress:
-    """Read how far the run of a checkpoint was.
-
-    Raises:
-        ValueError: If another version of Heedful wrote it.
-    """
+    """Read how far the run of a checkpoint was; another format than this version's is a `ValueError`."""
     state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
     written = state.pop("format")
     if written > FORMAT:
@@ -148,9 +117,7 @@ def load_progress(path: Path) -> Progress:
 def newest_whole_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
 
-    Raises:
-        ValueError: If there are checkpoints, but all are damaged.
-        OSError: If a file is there but cannot be read, which is no damage and may pass.
+    If all are damaged, it is a `ValueError`; a file that cannot be read, an `OSError`: it is no damage and may pass.
     """
     damages = {}
     for _, path in reversed(list_checkpoints(folder)):

@@ -14,41 +14,23 @@ def new_window() -> dict[str, float]:
 
 @dataclass
 class Progress:
-    """How far a run is. What randomness, learning rate and data order need follows from these and the recipe.
+    """How far a run is. What randomness, learning rate and data order need follows from these and the recipe."""
 
-    Attributes:
-        update: Finished updates, skipped ones too.
-        epoch: Epoch of the next update, from 0.
-        update_in_epoch: Finished updates of that epoch.
-        target_tokens: Target tokens of these updates, padding not counted.
-        seconds: Seconds since the run began, interruptions not counted.
-        processes: Number of processes that wrote this.
-        token_budget: Padded tokens of a micro-batch after memory ran out; `None` for the recipe's.
-        skipped_updates: Updates whose gradient was not finite.
-        skipped_in_a_row: How many of them were the last ones.
-        validated_update: The last update that was validated.
-        best: The best validations, (value, update), best first.
-        validations_without_improvement: How many there were since the best.
-        window: Sums since the last line of the log.
-        awaits_validation: Whether this update is to be validated and has not been.
-        data: A fingerprint of validation and training rows, of the latter where they are known from the start.
-    """
-
-    update: int = 0
-    epoch: int = 0
-    update_in_epoch: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
-    processes: int = 1
-    token_budget: int | None = None
-    skipped_updates: int = 0
-    skipped_in_a_row: int = 0
-    validated_update: int = 0
-    best: list[tuple[float, int]] = field(default_factory=list)
-    validations_without_improvement: int = 0
-    window: dict[str, float] = field(default_factory=new_window)
-    awaits_validation: bool = False
-    data: str | None = None
+    update: int = 0  # finished updates, skipped ones too
+    epoch: int = 0  # of the next update, from 0
+    update_in_epoch: int = 0  # finished updates of that epoch
+    target_tokens: int = 0  # of all updates, padding not counted
+    seconds: float = 0.0  # since the run began, interruptions not counted
+    processes: int = 1  # how many wrote this
+    token_budget: int | None = None  # padded tokens of a micro-batch after memory ran out; `None` for the recipe's
+    skipped_updates: int = 0  # because their gradient was not finite
+    skipped_in_a_row: int = 0  # how many of them were the last ones
+    validated_update: int = 0  # the last one
+    best: list[tuple[float, int]] = field(default_factory=list)  # validations (value, update), best first
+    validations_without_improvement: int = 0  # since the best
+    window: dict[str, float] = field(default_factory=new_window)  # sums since the last line of the log
+    awaits_validation: bool = False  # whether this update is to be validated and has not been
+    data: str | None = None  # fingerprint of validation rows, and of training rows that are known from the start
 
     def count(self, **values: float) -> None:
         """Add values to the sums of the window."""
@@ -56,13 +38,9 @@ class Progress:
             self.window[name] += value
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
-        """Note a validation of the present update.
+        """Note what a validation of the present update found, the value that the recipe selects by.
 
-        Args:
-            value: What the recipe selects by.
-            higher_is_better: Whether a higher value is better, as of scores.
-            keep_best: Number of best validations to remember.
-            is_saved: Whether the update has a checkpoint, without which it cannot be one of the best.
+        The `keep_best` best are remembered. An update without a checkpoint, not `is_saved`, cannot be one of them.
         """
         sign = -1 if higher_is_better else 1
         improved = not self.best or sign * value < sign * self.best[0][0]

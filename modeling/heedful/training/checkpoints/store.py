@@ -1,6 +1,7 @@
-"""The checkpoints of a run as it goes on: written and read by all ranks together, and pruned."""
+"""The checkpoints of a run: written and read by all ranks together, pruned, and chosen to be published."""
 
 import logging
+import shutil
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -8,17 +9,19 @@ from accelerate import Accelerator
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.checkpoints.checkpoints import (
     TrainingState,
+    checkpoint_path,
+    find_damage,
+    list_checkpoints,
     load_state,
     newest_whole_checkpoint,
     save_checkpoint,
 )
 from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.retention import clear_leftovers, kept_updates, prune_checkpoints
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
 from heedful.training.processes.collectives import any_rank, broadcast, full_weights
 from heedful.training.processes.heartbeat import Heartbeat
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -27,30 +30,13 @@ FOLDER = "checkpoints"
 
 
 def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | None:
-    """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none.
-
-    Raises:
-        ValueError: If there are checkpoints, but all are damaged.
-        OSError: If a file is there but cannot be read.
-    """
+    """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
     is_reader = recipe.resume and accelerator.is_main_process
     return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / FOLDER) if is_reader else None)
 
 
 class CheckpointStore:
-    """Saves and loads what a run needs to go on.
-
-    Args:
-        recipe: The run, which every checkpoint holds.
-        tokenizers: The model's tokenizers, likewise.
-        engine: The model and its optimizer.
-        moving_average: The moving average of the weights, if there is one.
-        heartbeat: Is paused while files are written.
-
-    Attributes:
-        folder: The run's checkpoint folder.
-        saved_update: The update whose checkpoint was written or read last; `None` if none was.
-    """
+    """Saves and loads what a run needs to go on; its heartbeat is paused while files are written."""
 
     def __init__(
         self,
@@ -64,20 +50,13 @@ class CheckpointStore:
         self.engine, self.moving_average, self.heartbeat = engine, moving_average, heartbeat
         self.accelerator = engine.accelerator
         self.folder = recipe.folder / FOLDER
-        self.saved_update: int | None = None
+        self.saved_update: int | None = None  # whose checkpoint was written or read last
 
     def load(self, path: Path, now: Progress) -> Progress:
-        """Load optimizer and averages of a checkpoint, whatever the number of processes that wrote it.
+        """Load optimizer and averages of a checkpoint, whose weights the engine has, and return how far the run was.
 
-        Args:
-            path: The checkpoint, whose weights the engine was made with.
-            now: Processes and data of the run that goes on.
-
-        Returns:
-            How far the run was.
-
-        Raises:
-            ValueError: If the data have changed and may not, or another version of Heedful wrote the checkpoint.
+        The processes and the data are those of `now`: any number of processes may have written the checkpoint, but
+        data that have changed are a `ValueError` unless the recipe allows it.
         """
         state = load_state(path)
         progress = state.progress
@@ -105,13 +84,7 @@ class CheckpointStore:
     def save(self, progress: Progress, must: bool) -> None:
         """Write a checkpoint, unless this update has one, and delete those that the recipe does not keep.
 
-        Args:
-            progress: How far the run is.
-            must: Whether to stop if it cannot be written; otherwise the run goes on, and tries again later.
-
-        Raises:
-            FloatingPointError: If a weight is not finite.
-            OSError: If the checkpoint cannot be written, but must.
+        If it cannot be written but must, it is an `OSError`; otherwise the run goes on, and tries again later.
         """
         if self.saved_update == progress.update:
             return
@@ -138,9 +111,11 @@ class CheckpointStore:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
 
     def prune(self, progress: Progress) -> None:
-        """Delete the checkpoints that the recipe does not keep."""
+        """Delete the checkpoints that the recipe does not keep: all but the last, the best and the present ones."""
         if self.accelerator.is_main_process:
-            prune_checkpoints(self.folder, kept_updates(self.folder, self.settings, progress))
+            best = [update for _, update in progress.best]
+            kept = {*_regular_updates(self.folder, self.settings, progress), *best, progress.update}
+            prune_checkpoints(self.folder, kept)
 
     def clear(self, progress: Progress) -> None:
         """Remove what a killed run left half-written or damaged after this progress, and prune."""
@@ -160,3 +135,48 @@ class CheckpointStore:
             moving_average=None if average is None else full_weights(average.weights, keep),
             scaler=None if scaler is None else scaler.state_dict(),
         )
+
+
+def clear_leftovers(folder: Path, update: int) -> None:
+    """Delete half-written checkpoints, and rename those after an update, which are damaged, to `….damaged`."""
+    for path in folder.glob("*.partial"):
+        shutil.rmtree(path)
+    for saved, path in list_checkpoints(folder):
+        if saved > update:
+            renamed = path.with_name(path.name + ".damaged")
+            shutil.rmtree(renamed, ignore_errors=True)
+            path.rename(renamed)
+
+
+def prune_checkpoints(folder: Path, keep: set[int]) -> None:
+    """Delete all checkpoints but those of the updates in `keep`; what cannot be deleted, a later call tries again."""
+    for update, path in list_checkpoints(folder):
+        if update not in keep:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                logger.warning("the checkpoint %s could not be deleted: %s", path, error)
+
+
+def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
+    """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
+    regular, best = _regular_updates(folder, settings, progress), [update for _, update in progress.best]
+    updates = {"average": regular, "average_best": best, "best": best[:1]}.get(settings.publish, [progress.update])
+    if not updates:
+        logger.warning("nothing was validated, so that the last weights are published and not the best")
+        updates = [progress.update]
+    whole = []
+    for path in (checkpoint_path(folder, update) for update in updates):
+        damage = find_damage(path)
+        if damage is None:
+            whole.append(path)
+        else:
+            logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
+    # The last one was written a moment ago.
+    return whole or [checkpoint_path(folder, progress.update)]
+
+
+def _regular_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[int]:
+    """List the newest checkpoints that the recipe's interval made, and the present one."""
+    saved, now = [update for update, _ in list_checkpoints(folder)], progress.update
+    return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]

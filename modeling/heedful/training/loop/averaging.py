@@ -13,14 +13,8 @@ class MovingAverage:
     """An exponential moving average of a model's weights, in float32, sharded where they are.
 
     The first updates count less than `decay` would let them, so that the random weights of the start are soon
-    forgotten: after t updates the decay is at most (1 + t) / (10 + t).
-
-    Args:
-        model: The model, not wrapped.
-        decay: How much of the average an update leaves, from 0 to below 1.
-
-    Attributes:
-        weights: The averages by the parameters' names.
+    forgotten: after t updates the decay, which is how much of the average an update leaves, is at most
+    (1 + t) / (10 + t). The model must not be wrapped; `weights` are the averages by its parameters' names.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float):
@@ -30,11 +24,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, number: int) -> None:
-        """Take in the weights after an update.
-
-        Args:
-            number: The update, from 1.
-        """
+        """Take in the weights after an update, whose number counts from 1."""
         averages = [local_shard(weight) for weight in self.weights.values()]
         current = [local_shard(weight.detach()).float() for weight in self._parameters.values()]
         decay = min(self.decay, (1 + number) / (10 + number))
@@ -48,11 +38,7 @@ class MovingAverage:
 
 
 def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the weights of checkpoints (section 6.1), summed in float64.
-
-    Raises:
-        ValueError: If there are none, or they are not of one model.
-    """
+    """Average the weights of checkpoints of one model (section 6.1), summed in float64."""
     if not paths:
         raise ValueError("`paths` must name at least one checkpoint, but is empty.")
     total: dict[str, torch.Tensor] = {}

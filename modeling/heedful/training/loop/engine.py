@@ -23,15 +23,8 @@ if TYPE_CHECKING:
 class Engine:
     """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
-    Args:
-        accelerator: The processes and devices.
-        model: The model, with the same weights on every rank.
-        optimizer: Its optimizer.
-
-    Attributes:
-        model: The model as Accelerate wraps it.
-        optimizer: The optimizer, likewise.
-        parameters: What the optimizer changes, or this rank's share of it.
+    The model is given with the same weights on every rank. `model` and `optimizer` are as Accelerate wraps them, and
+    `parameters` is what the optimizer changes, or this rank's share of it.
     """
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
@@ -56,25 +49,18 @@ class Engine:
         """Let DDP build the buckets in which it all-reduces gradients, which it does after its first backward pass.
 
         Sums over three and more ranks depend on these buckets in their last bit. Without this, the first update of a
-        resumed run would differ from that of a run which was never stopped.
-
-        Args:
-            micro_batch: Any one; its gradient is thrown away.
+        resumed run would differ from that of a run which was never stopped. Any micro-batch will do: its gradient is
+        thrown away.
         """
         if isinstance(self.model, DistributedDataParallel):
             self.accumulate([micro_batch], tokens=1)
             self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
-        """Add up the gradients of this rank's micro-batches, and all-reduce them with the last one.
+        """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
 
-        Args:
-            micro_batches: Those of this rank; every rank must have equally many.
-            tokens: Target tokens of the whole update, on all ranks: the summed loss is divided by them.
-            all_reduce: Whether to all-reduce; otherwise it is left to a call of `all_reduce`.
-
-        Returns:
-            The summed loss of this rank's micro-batches in nats, a scalar on its device.
+        Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
+        the whole update, on all ranks. Returns the summed loss of this rank's micro-batches in nats, a scalar.
         """
         total = torch.zeros((), device=self.accelerator.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
@@ -88,11 +74,7 @@ class Engine:
         return total
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
-        """Return the context of a forward and a backward pass.
-
-        Args:
-            all_reduces: Whether the backward pass all-reduces the gradients: once an update, with its last one.
-        """
+        """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(all_reduces)
             return nullcontext()
@@ -114,11 +96,7 @@ class Engine:
         torch._foreach_div_(gradients, torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> float:
-        """Return the norm of the gradient over all ranks, the same on each.
-
-        Args:
-            limit: The gradient is scaled down to this norm where it is longer; `None` leaves it.
-        """
+        """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""
         if limit is not None:
             norm = self.accelerator.clip_grad_norm_(self.parameters, limit)
         else:
@@ -128,11 +106,7 @@ class Engine:
         return full_tensor(norm).item()
 
     def step(self, rate: float) -> None:
-        """Change the weights by their gradients.
-
-        Args:
-            rate: The learning rate.
-        """
+        """Change the weights by their gradients, at a learning rate."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -153,11 +127,7 @@ class Engine:
         return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, tied ones once, and saved buffers; every rank must ask.
-
-        Args:
-            keep: Whether this rank wants them.
-        """
+        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask."""
         saved = self.network.state_dict()
         buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
         return full_weights(dict(self.network.named_parameters()) | buffers, keep)

@@ -25,7 +25,7 @@ from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.monitoring import RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
-from heedful.training.loop.validation import Validation
+from heedful.training.loop.validation import validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, Update
 from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
@@ -41,18 +41,7 @@ FP16_SKIPS = 30
 class TrainingLoop:
     """One run: model, optimizer, data and how far they are.
 
-    Args:
-        recipe: What to do.
-        corpus: Its data.
-        accelerator: The processes and devices it runs on.
-
-    Attributes:
-        progress: How far the run is.
-        engine: The model and its optimizer.
-        moving_average: The moving average of the weights, where the recipe asks for one.
-
-    Raises:
-        ValueError: If the recipe asks for what these processes cannot do, or resumes what cannot be resumed.
+    A recipe that asks for what these processes cannot do, or resumes what cannot be resumed, is a `ValueError`.
     """
 
     def __init__(self, recipe: Recipe, corpus: Corpus, accelerator: Accelerator):
@@ -65,7 +54,6 @@ class TrainingLoop:
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
-        self.validation = Validation(recipe, corpus)
         self.signals, self.heartbeat = StopSignals(), Heartbeat(accelerator)
         self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.heartbeat)
         self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
@@ -79,17 +67,11 @@ class TrainingLoop:
         self._is_stopping, self._time_is_up = False, self._is_late()
 
     def run(self) -> Progress:
-        """Train until the recipe's end, early stopping, or a signal.
+        """Train until the recipe's end, early stopping, or a signal, and return how far the run came.
 
-        Returns:
-            How far the run came.
-
-        Raises:
-            TrainingInterrupted: After Ctrl-C or SIGTERM; everything is saved.
-            FloatingPointError: If too many updates in a row had no finite gradient; nothing is saved.
-            MemoryError: If a micro-batch does not fit in memory.
-            ProcessLostError: If another process of the run has ended.
-            OSError: If the last checkpoint could not be written; earlier ones are tried again.
+        A signal ends it with `TrainingInterrupted`, when everything is saved; too many updates in a row without a
+        finite gradient with `FloatingPointError`, when nothing is; a micro-batch that does not fit with `MemoryError`;
+        and a last checkpoint that cannot be written with `OSError` (earlier ones are tried again).
         """
         is_hidden = not self.accelerator.is_main_process
         total, done = self.settings.max_updates, self.progress.update
@@ -175,11 +157,10 @@ class TrainingLoop:
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
     def _make_gradients(self, update: Update, tokens: int) -> tuple[float, int] | None:
-        """Add up the gradients of this rank's micro-batches, and all-reduce them.
+        """Add up the gradients of this rank's micro-batches, all-reduce them, and return its loss and padded tokens.
 
-        Returns:
-            This rank's summed loss in nats and its padded tokens, or `None` if memory ran out on some rank and the
-            token budget has been halved on all.
+        The loss is summed, in nats. `None` says that memory ran out on some rank, and the token budget was halved on
+        all.
         """
         begun = time.perf_counter()
         parts = split_update(update, self.token_budget, self.accelerator.num_processes)
@@ -271,7 +252,7 @@ class TrainingLoop:
         """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
-            values = self.validation.measure(self.engine, self.moving_average)
+            values = validate(self.recipe, self.corpus, self.engine, self.moving_average)
         self.engine.model.train()
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)

@@ -14,14 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn sums over updates into what people look at.
+    """Turn sums over updates, by the names of `SUMS`, into what people look at.
 
-    Args:
-        window: The sums, by the names of `SUMS`; `waiting_seconds` are those in which the loop waited for data.
-
-    Returns:
-        Target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting in the time;
-        unless all updates were skipped, also loss per target token, perplexity, and mean norm of the gradient.
+    These are target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting for data
+    in the time; unless all updates were skipped, also loss per target token, perplexity, and the gradient's mean norm.
     """
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
@@ -40,27 +36,14 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 
 
 class RunLog:
-    """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too.
-
-    Args:
-        file: The log, which the main process writes.
-        accelerator: The processes, and their trackers.
-    """
+    """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
 
     def __init__(self, file: Path, accelerator: Accelerator):
         self.file, self.accelerator = file, accelerator
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
-        """Write what became of the updates since the last such line.
-
-        Args:
-            progress: How far the run is; its window begins anew.
-            rate: The learning rate of the last update.
-
-        Returns:
-            A summary.
-        """
+        """Write what became of the updates since the last such line, begin a new window, and return a summary."""
         values = training_values(progress.window)
         values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}
         progress.window = new_window()

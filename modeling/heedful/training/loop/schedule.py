@@ -10,17 +10,9 @@ from heedful.training.recipe import OptimizationRecipe
 def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> float:
     """Return the learning rate of an update; a pure function, so that there is no schedule to save or resume.
 
-    `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3).
-    All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with update^-0.5,
-    `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
-
-    Args:
-        update: Number of the update, from 1.
-        settings: The recipe's section.
-        d_model: Width of the model.
-
-    Raises:
-        ValueError: If `update` is below 1.
+    `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3), where
+    updates count from 1. All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with
+    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
     """
     if update < 1:
         raise ValueError(f"`update` must be at least 1, but is {update} instead.")
@@ -41,11 +33,10 @@ def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> fl
 
 def make_optimizer(model: torch.nn.Module, settings: OptimizationRecipe) -> torch.optim.Optimizer:
     """Return Adam with the paper's constants (section 5.3), or AdamW, which decays matrices but no vector."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     betas = (settings.beta1, settings.beta2)

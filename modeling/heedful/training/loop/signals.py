@@ -17,13 +17,10 @@ class StopSignals:
     """A context in which Ctrl-C and SIGTERM are noted instead of ending the process.
 
     A second Ctrl-C ends it at once. Clusters may send SIGTERM several times, so a second SIGTERM changes nothing.
-
-    Attributes:
-        received: The number of the last signal that has come; `None` for none.
     """
 
     def __init__(self):
-        self.received: int | None = None
+        self.received: int | None = None  # the number of the last signal that has come
         self._interruption: TrainingInterrupted | None = None
         self._handlers: dict[int, Any] = {}
 

@@ -26,45 +26,23 @@ if TYPE_CHECKING:
 METRICS = ("bleu", "chrf", "exact_match")
 
 
-class Validation:
-    """Measures a model in training on the validation pairs.
+def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
+    """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
-    Args:
-        recipe: The run.
-        corpus: Validation pairs and tokenizers.
+    A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
     """
-
-    def __init__(self, recipe: Recipe, corpus: Corpus):
-        self.settings, self.corpus = recipe.validation, corpus
-        self.token_budget = recipe.optimization.micro_batch_tokens
-        self.scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer}
-
-    def measure(self, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
-        """Return loss, perplexity and, where the recipe asks for translations, scores; the model is left evaluating.
-
-        Args:
-            engine: The model.
-            moving_average: Is measured in place of the weights themselves, if there is one.
-        """
-        settings, corpus, accelerator = self.settings, self.corpus, engine.accelerator
-        pairs = corpus.validation_pairs[: settings.sentences]
-        with _measured_model(engine, moving_average) as model:
-            pad_token_id = corpus.tokenizers.source.pad_token_id
-            loss = validation_loss(model, corpus.validation, self.token_budget, pad_token_id, accelerator)
-            values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
-            if pairs:
-                scores = score_pairs(
-                    Translator(model, corpus.tokenizers),
-                    pairs,
-                    accelerator,
-                    self.scoring,
-                    target_language=corpus.target_language,
-                    token_budget=self.token_budget,
-                    num_beams=settings.num_beams,
-                    max_new_tokens=settings.max_new_tokens,
-                )
-                values |= {name: scores[name] for name in METRICS}
-        return values
+    settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
+    pairs, pad_token_id = corpus.validation_pairs[: settings.sentences], corpus.tokenizers.source.pad_token_id
+    scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer}
+    search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
+    search |= {"target_language": corpus.target_language, "token_budget": budget}
+    with _measured_model(engine, moving_average) as model:
+        loss = validation_loss(model, corpus.validation, budget, pad_token_id, accelerator)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
+        if pairs:
+            scores = score_pairs(Translator(model, corpus.tokenizers), pairs, accelerator, scoring, **search)
+            values |= {name: scores[name] for name in METRICS}
+    return values
 
 
 @contextmanager
@@ -90,12 +68,8 @@ def validation_loss(
 ) -> float:
     """Return the cross-entropy in nats per target token: one mean over all tokens, not a mean of batch means.
 
-    Args:
-        model: The model, in any wrapping; it is put into evaluation mode and back.
-        rows: Validation pairs.
-        token_budget: Padded tokens of one batch; it does not change the result.
-        pad_token_id: Fills up sources.
-        accelerator: Spreads the batches over the ranks.
+    The model, in any wrapping, is put into evaluation mode and back. The padded tokens of a batch, `token_budget`, do
+    not change the result; the batches are spread over the ranks.
     """
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]
@@ -125,14 +99,9 @@ def translate_on_ranks(
 def score_pairs(
     translator: Translator, pairs: list[dict[str, str]], accelerator: Accelerator, scoring: dict[str, Any], **settings
 ) -> dict[str, Any]:
-    """Translate the sources of pairs and score the result against their targets.
+    """Translate the sources of pairs, spread over the ranks, and score the result against their targets.
 
-    Args:
-        translator: The model and its tokenizers.
-        pairs: `source` and `target` texts.
-        accelerator: Spreads the sentences over the ranks.
-        scoring: Settings of `score_translations`.
-        settings: Settings of `Translator.translate`.
+    `scoring` are settings of `score_translations`, `settings` those of `Translator.translate`.
     """
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
     return score_translations(predictions, [pair["target"] for pair in pairs], **scoring)

@@ -43,9 +43,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
     """Return weights with all their shards, gathered one after another to save memory.
 
-    Args:
-        tensors: Weights by name, sharded or not.
-        keep: Whether this rank wants them; sharded ones come to the CPU. Other ranks get an empty dictionary.
+    Sharded ones come to the CPU. A rank that does not keep them gets an empty dictionary.
     """
     weights = {}
     for name, tensor in tensors.items():
@@ -78,9 +76,7 @@ def any_rank(accelerator: Accelerator, condition: bool) -> bool:
 
 def broadcast(accelerator: Accelerator, value: Any) -> Any:
     """Return the main process's value on every rank."""
-    if accelerator.num_processes == 1:
-        return value
-    return broadcast_object_list([value])[0]
+    return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
 
 
 def encode_in_shares(
@@ -88,12 +84,8 @@ def encode_in_shares(
 ) -> Iterator[Row]:
     """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
 
-    Every rank must read the stream to its end, because none can yield a row that another does not.
-
-    Args:
-        encoder: Encodes pairs; its count of long rows becomes that of all ranks.
-        pairs: The stream, the same on every rank.
-        accelerator: The processes; `None` for one.
+    Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
+    of long rows becomes that of all ranks.
     """
     if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
@@ -111,11 +103,7 @@ def encode_in_shares(
 
 @contextmanager
 def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
-    """Turn the errors that the end of another process causes into one that says so.
-
-    Raises:
-        ProcessLostError: If another process of the run has ended.
-    """
+    """Turn the errors that the end of another process causes into a `ProcessLostError`, which says so."""
     try:
         yield
     except RuntimeError as error:

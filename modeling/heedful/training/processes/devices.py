@@ -32,17 +32,7 @@ PATIENCE = timedelta(hours=3)
 def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
-    """Set up devices, processes, precision and trackers.
-
-    Args:
-        settings: The recipe's section.
-        trackers: Accelerate's trackers that get the values of the run's log.
-        folder: Where trackers write.
-
-    Raises:
-        ValueError: If the recipe asks for a GPU or a precision that is not there, or the launcher's settings
-            contradict the recipe, the machine or each other; see `check_launch`.
-    """
+    """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision == "fp16":
         raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
@@ -66,11 +56,7 @@ def make_accelerator(
 def join_processes(device: str | None) -> Accelerator:
     """Join the processes that a launcher has started, for work without a recipe such as translating a test set.
 
-    Args:
-        device: cpu, cuda, or `None` for a GPU where there is one; each process takes its own.
-
-    Raises:
-        ValueError: If the device cannot be had by every process.
+    Each process takes a device of its own: cpu, cuda, or with `None` a GPU where there is one.
     """
     if device not in (None, "cpu", "cuda"):
         raise ValueError(
@@ -85,12 +71,8 @@ def join_processes(device: str | None) -> Accelerator:
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
     """Return whether the CPU is used: asked for by a recipe, an option or the accelerate file, or for lack of a GPU.
 
-    Args:
-        device: auto, cpu or cuda.
-        name: What the user calls this setting.
-
-    Raises:
-        ValueError: If a GPU is asked for that is not there, or that the accelerate file forbids.
+    The device is auto, cpu or cuda; cuda is a `ValueError`, with the name that the user knows it by, where it is not
+    there or the accelerate file forbids it.
     """
     obstacles = {
         "there is no GPU": not torch.cuda.is_available(),
@@ -103,12 +85,7 @@ def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
 
 
 def complete_deepspeed(config: dict[str, Any], settings: OptimizationRecipe) -> None:
-    """Write into DeepSpeed's configuration what it needs, in place of what Accelerate would guess.
-
-    Args:
-        config: The configuration of Accelerate's plugin; it is changed.
-        settings: The recipe's section.
-    """
+    """Write into DeepSpeed's configuration what it needs, in place of what Accelerate would guess."""
     # Only its own statistics use it: the loop brings batches of its own, without a DataLoader.
     config["train_micro_batch_size_per_gpu"] = 1
     # Accelerate would clip at 1; DeepSpeed's 0 is no clipping.
@@ -129,11 +106,7 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers are installed, because Accelerate leaves out those that are not, without an error.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Check that trackers are installed, because Accelerate leaves out those that are not, without an error."""
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
         if name not in installed:

@@ -17,8 +17,8 @@ from torch.distributed import TCPStore
 
 from heedful.training.processes.collectives import broadcast
 
-PERIOD = 5.0
-PATIENCE = 30.0
+PERIOD = 5.0  # seconds between two heartbeats
+PATIENCE = 30.0  # seconds without a heartbeat after which a process counts as lost
 PAUSED = "paused"
 
 
@@ -26,11 +26,7 @@ class Heartbeat:
     """A context in which the processes of a run notice the loss of one; with a single process it does nothing.
 
     The main process watches all others, and they watch it: if one is lost, the main process ends, and then the rest.
-
-    Args:
-        accelerator: The processes; all must enter the context.
-        period: Seconds between two heartbeats.
-        patience: Seconds without a heartbeat after which a process counts as lost.
+    All must enter the context.
     """
 
     def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):

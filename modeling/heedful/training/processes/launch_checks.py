@@ -16,15 +16,9 @@ from heedful.training.recipe import OptimizationRecipe
 def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     """Check what the launcher says against the recipe and the machine.
 
-    Args:
-        settings: The recipe's section.
-        on_cpu: Whether the run is to use the CPU.
-
-    Raises:
-        ValueError: If there are more processes than GPUs or fewer than asked for; if the accelerate file asks for
-            GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would silently do something else; if it asks for a
-            precision, clipping or accumulation other than the recipe's, or for a variant that Heed does not support;
-            or if the recipe asks for what is not supported with DeepSpeed.
+    More processes than GPUs, or fewer than were asked for; GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would
+    silently do something else; precision, clipping or accumulation other than the recipe's; and what Heed does not
+    support: each is a `ValueError`.
     """
     check_processes(on_cpu)
     kind = _distributed_type()
@@ -57,14 +51,7 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
 
 
 def check_processes(on_cpu: bool) -> None:
-    """Check that as many processes were started as were asked for, and that each can have a GPU if it wants one.
-
-    Args:
-        on_cpu: Whether they are to use the CPU.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Check that as many processes were started as were asked for, and that each has a GPU if not on the CPU."""
     here, world = local_world_size(), world_size()
     gpus = 0 if on_cpu else torch.cuda.device_count()
     if not on_cpu and here > gpus:

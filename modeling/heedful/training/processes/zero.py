@@ -23,12 +23,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroEngine(Engine):
-    """Takes the steps of a run under DeepSpeed.
+    """Takes the steps of a run under DeepSpeed, whose configuration clips as the recipe says.
 
-    Args:
-        accelerator: The processes and devices; its DeepSpeed configuration clips as the recipe says.
-        model: The model, with the same float32 weights on every rank.
-        optimizer: Its optimizer, Adam or AdamW, which has not taken a step.
+    The optimizer is Adam or AdamW, and has not taken a step.
     """
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
@@ -43,11 +40,9 @@ class ZeroEngine(Engine):
             safe_set_full_fp32_param(parameter, value)
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
-        """Return the context of a forward and a backward pass.
+        """Return the context of a forward and a backward pass, the last of an update or not.
 
-        Args:
-            all_reduces: Whether the gradient is complete with it. ZeRO-2 reduces after every backward pass, because
-                no rank has room for the whole gradient.
+        ZeRO-2 reduces after every backward pass, because no rank has room for the whole gradient.
         """
         self.model.set_gradient_accumulation_boundary(all_reduces)
         return nullcontext()
@@ -58,22 +53,14 @@ class ZeroEngine(Engine):
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def gradient_norm(self, limit: float | None) -> float:
-        """Return the norm of the gradient over all ranks, the same on each.
-
-        Args:
-            limit: The same as in DeepSpeed's configuration, which clips when the step is taken.
-        """
+        """Return the norm of the gradient over all ranks; DeepSpeed clips to its own limit when the step is taken."""
         # DeepSpeed's own norm hides one that is not finite: as -1 in each group, and some versions add up its squares.
         shares = [gradient for group in self._zero.averaged_gradients.values() for gradient in group]
         norm = torch.nn.utils.get_total_norm(shares).item()
         return math.sqrt(all_reduce(self.accelerator, norm * norm)[0])
 
     def step(self, rate: float) -> None:
-        """Clip the gradients, and change the weights by them.
-
-        Args:
-            rate: The learning rate.
-        """
+        """Clip the gradients, and change the weights by them, at a learning rate."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.step()
@@ -86,11 +73,7 @@ class ZeroEngine(Engine):
         self._zero.zero_grad()
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole float32 weights by name, tied ones once, and saved buffers; every rank must ask.
-
-        Args:
-            keep: Whether this rank wants them.
-        """
+        """Return whole float32 weights by name, tied ones once, and saved buffers; every rank must ask."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = super().weights(keep)

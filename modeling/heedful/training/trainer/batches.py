@@ -19,20 +19,13 @@ class MicroBatches(Dataset):
     """The micro-batches of all processes, one after the other, of one epoch after the other.
 
     Element `epoch × len + place` is a micro-batch of that epoch. The number holds the epoch, so worker processes that
-    load data learn the epoch from it.
-
-    Args:
-        rows: The training dataset.
-        plan: Returns the micro-batches of an epoch as lists of row numbers, equally many in every epoch.
-        parts: The number of micro-batches of an update, over all processes.
-        filler: The number of the row that an empty micro-batch holds, with all its labels ignored.
+    load data learn the epoch from it. `plan` returns the micro-batches of an epoch as lists of row numbers, equally
+    many in every epoch. An update has `parts` of them, over all processes. An empty one holds the row whose number is
+    `filler`, with all its labels ignored.
     """
 
     def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
-        self.rows = rows
-        self.plan = plan
-        self.parts = parts
-        self.filler = filler
+        self.rows, self.plan, self.parts, self.filler = rows, plan, parts, filler
         self.epoch, self.batches = 0, plan(0)
         self.length = -(-len(self.batches) // parts) * parts
 
@@ -53,15 +46,10 @@ class MicroBatches(Dataset):
 
 @dataclass
 class Epoch(Sampler):
-    """The numbers of an epoch's micro-batches, in order.
+    """The numbers of an epoch's micro-batches, in order."""
 
-    Args:
-        size: The number of micro-batches of an epoch.
-        number: Returns the number of the epoch.
-    """
-
-    size: int
-    number: Callable[[], int]
+    size: int  # the number of micro-batches
+    number: Callable[[], int]  # returns the number of the epoch
 
     def __len__(self) -> int:
         return self.size
@@ -108,16 +96,10 @@ def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, 
 
 
 def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
-    """Divide one update into a number of micro-batches of similar lengths and about equal padded tokens.
+    """Divide an update's buckets of row numbers into micro-batches of similar lengths and about equal padded tokens.
 
-    Args:
-        update: The update's buckets of row numbers.
-        lengths: `(rows, 2)` tokens of every row's source and target.
-        parts: Number of micro-batches, at least 1.
-
-    Returns:
-        Lists of row numbers, the costliest first; where rows are too few, some are empty. Buckets stay apart where
-        there are enough parts for all of them.
+    `lengths` are `(rows, 2)` tokens of every row's source and target. The costliest micro-batch comes first; where
+    rows are too few, some are empty. Buckets stay apart where there are enough parts for all of them.
     """
     buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
     if len(buckets) > parts:
@@ -128,11 +110,8 @@ def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> l
 def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:
     """Put -100 behind the end of each of `(batch, length)` generated tokens, and cut them to the longest.
 
-    Args:
-        tokens: As `generate()` returns them. Behind the end they hold padding or, with beams, the end token again.
-        prompt: The number of tokens that each began with; an end token among them does not end the sentence.
-        pads: The ids of padding.
-        ends: The ids of the end.
+    Behind the end they hold padding or, with beams, the end token again. Each began with `prompt` tokens; an end token
+    among those does not end the sentence.
     """
     is_pad, is_end = (torch.isin(tokens, tokens.new_tensor([i for i in ids if i is not None])) for ids in (pads, ends))
     is_end[:, :prompt] = False

@@ -37,13 +37,7 @@ RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
 def check_settings(given: Mapping[str, Any], tokens_per_update: int | None, buckets_per_update: int | None) -> None:
     """Refuse settings that contradict each other, break the trainer's promises, or would be ignored.
 
-    Args:
-        given: Arguments of Seq2SeqTrainer by name.
-        tokens_per_update: As HeedSeq2SeqTrainer takes it.
-        buckets_per_update: As HeedSeq2SeqTrainer takes it.
-
-    Raises:
-        ValueError: If there is such a setting.
+    `given` are arguments of Seq2SeqTrainer by name, and the other two are those of HeedSeq2SeqTrainer.
     """
     args, rows = given.get("args"), given.get("train_dataset")
     if not isinstance(args, Seq2SeqTrainingArguments):

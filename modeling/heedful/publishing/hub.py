@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.inference.loading import WEIGHT_FILES, first_line, load_model
-from heedful.publishing.card_text import with_repository
+from heedful.publishing.model_card import with_repository
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard

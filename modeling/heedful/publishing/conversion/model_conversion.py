@@ -4,18 +4,22 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import ModelCard
 
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_is_new, listed, new_folder
-from heedful.inference.loading import first_line
+from heedful.inference.loading import HUB_ID, first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
-from heedful.publishing.conversion.conversion_card import Conversion, write_conversion_card
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
+from heedful.publishing.model_card import LANGUAGE_CODE, UNDETERMINED, metadata_of_card, render
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -55,6 +59,19 @@ RENAMINGS = {
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 # The learned positions of BART and mBART begin in this row of their tables.
 FIRST_POSITION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What became of a converted model."""
+
+    source: str  # folder or Hub id of the model that was converted
+    folder: Path  # of the Heed model
+    model_type: str  # what it was, such as "marian"
+    parameters: int  # shared ones counted once
+    difference: float  # the largest of a logit, in float32; relative where logits are above 1
+    languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
+    notes: tuple[str, ...] = ()  # what a user should know, a sentence each
 
 
 def convert(
@@ -106,7 +123,7 @@ def convert(
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
             converted.pair.save_pretrained(folder)
-        write_conversion_card(folder, conversion)
+        _write_card(folder, conversion)
     return conversion
 
 
@@ -275,3 +292,66 @@ def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "Gener
         if getattr(settings, name) is None:
             setattr(settings, name, getattr(config, name))
     return settings
+
+
+def _write_card(folder: Path, conversion: Conversion) -> None:
+    """Write README.md into `folder`, as `heedful push` wants it.
+
+    License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
+    or its card does not name them, they are `unknown` and `und`.
+    """
+    name = conversion.folder.name
+    theirs = _card_of(conversion.source)
+    base_model = _base_model(conversion.source)
+    license_id = theirs.get("license") or "unknown"
+    languages = _languages(conversion, theirs)
+    about = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
+    metadata = metadata_of_card(
+        name, languages, [conversion.model_type], license=license_id, base_model=base_model, **about
+    )
+    license_told = f"{license_id}, as its card says"
+    if license_id == "unknown":
+        license_told = "unknown: the source has no card that tells; find out before you publish it"
+    text = render(
+        "conversion_card_template.md",
+        metadata,
+        name=name,
+        version=version("heedful"),
+        source=base_model or Path(conversion.source).name,
+        base_model=base_model,
+        direction=" → ".join(conversion.languages or languages),
+        license=license_told,
+        conversion=conversion,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _languages(conversion: Conversion, theirs: dict[str, Any]) -> list[str]:
+    """Return the codes of the languages: of the direction, or else of the source's own card."""
+    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
+    chosen = [language.split("_")[0] for language in conversion.languages]
+    if chosen and all(LANGUAGE_CODE.fullmatch(language) for language in chosen):
+        return list(dict.fromkeys(chosen))
+    languages = theirs.get("language") or [UNDETERMINED]
+    return [languages] if isinstance(languages, str) else languages
+
+
+def _card_of(source: str) -> dict[str, Any]:
+    """Read the metadata of the source's own card, empty where it has none."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(source, "README.md", _raise_exceptions_for_missing_entries=False)
+        return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
+    except Exception:  # whatever the Hub, YAML or huggingface_hub raise: the card is missing or broken
+        return {}
+
+
+def _base_model(source: str) -> str | None:
+    """Return the source's id on the Hub; for a folder, the id that its config remembers, if any."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    remembered = config.get("_name_or_path") or ""
+    return remembered if HUB_ID.fullmatch(remembered) else None

@@ -8,10 +8,12 @@ import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_is_new, listed, new_folder
@@ -20,9 +22,6 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
 from heedful.publishing.model_card import LANGUAGE_CODE, UNDETERMINED, metadata_of_card, render
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
@@ -127,13 +126,10 @@ def convert(
     return conversion
 
 
-def convert_config(config: "PreTrainedConfig") -> HeedConfig:
+def convert_config(config: PreTrainedConfig) -> HeedConfig:
     """Return the config of the Heed model that computes the same, as far as the config alone tells.
 
     `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
-
-    Raises:
-        ValueError: If the model cannot be expressed; the message names every field that prevents it.
     """
     _check_expressible(config)
     options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
@@ -144,7 +140,7 @@ def convert_config(config: "PreTrainedConfig") -> HeedConfig:
     return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
 
 
-def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
+def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     """Return a Heed model with the weights of a Marian, BART, mBART or M2M100 model, copied, in evaluation mode.
 
     Args:
@@ -171,7 +167,7 @@ def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
 
 
 @torch.no_grad()
-def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGeneration) -> float:
+def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGeneration) -> float:
     """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1."""
     config: Any = ours.config
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +189,7 @@ def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGenera
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-def _check_expressible(config: "PreTrainedConfig") -> None:
+def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in KINDS:
         raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
@@ -216,10 +212,8 @@ def _check_expressible(config: "PreTrainedConfig") -> None:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
 
 
-def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
+def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
     # Code in the folder is never run: the four classes are transformers' own.
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
@@ -243,7 +237,7 @@ def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
     return model.float().eval(), dtype
 
 
-def _renamed_weights(theirs: "PreTrainedModel", config: HeedConfig) -> dict[str, torch.Tensor]:
+def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
     weights = {}
     for name, value in theirs.state_dict().items():
@@ -274,17 +268,15 @@ def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None
         )
 
 
-def _training_notes(config: "PreTrainedConfig") -> list[str]:
+def _training_notes(config: PreTrainedConfig) -> list[str]:
     """Return a note about fields that only training reads and Heed does not have, if there are any."""
     names = ("encoder_layerdrop", "decoder_layerdrop")
     found = [f"`{name}` {getattr(config, name)}" for name in names if getattr(config, name, 0)]
     return [f"Left out, because only training reads it: {', '.join(found)}."] if found else []
 
 
-def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "GenerationConfig":
+def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:
     """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
-    from transformers import GenerationConfig
-
     settings = GenerationConfig.from_dict(theirs.to_dict())
     if settings.max_new_tokens is None and settings.max_length in (None, TRANSFORMERS_DEFAULT_LENGTH):
         settings.max_length = config.max_position_embeddings
@@ -338,8 +330,6 @@ def _languages(conversion: Conversion, theirs: dict[str, Any]) -> list[str]:
 
 def _card_of(source: str) -> dict[str, Any]:
     """Read the metadata of the source's own card, empty where it has none."""
-    from transformers.utils import cached_file
-
     try:
         path = cached_file(source, "README.md", _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}

@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
+from transformers import GenerationConfig
+
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.ctranslate2.engine import (
     FORMAT_VERSION,
@@ -67,8 +69,6 @@ def export_ctranslate2(
 
 def _searches(model: Any) -> dict[str, Any]:
     """Return the settings of each search: of the model's own only its special ids and its length penalty."""
-    from transformers import GenerationConfig
-
     own = model.generation_config
     kept = {name: getattr(own, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
     kept |= {"length_penalty": 1.0 if own.length_penalty is None else own.length_penalty, "num_return_sequences": 1}

@@ -11,9 +11,15 @@ from huggingface_hub import ModelCard
 
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.metrics import score_translations
-from heedful.publishing.card_text import render, with_repository
 from heedful.publishing.hub import read_card
-from heedful.publishing.model_card import RunFacts, card_metadata, render_model_card, write_model_card
+from heedful.publishing.model_card import (
+    RunFacts,
+    card_metadata,
+    render,
+    render_model_card,
+    with_repository,
+    write_model_card,
+)
 from heedful.training.recipe_file import read_recipe
 from memorised import PAIRS, memorised_model
 
@@ -106,7 +112,7 @@ def test_nothing_is_left_to_fill_in():
 def test_a_name_that_only_the_template_knows_is_an_error(tmp_path, monkeypatch):
     template = tmp_path / "template.md"
     template.write_text("{{ unheard_of }}", encoding="utf-8")
-    monkeypatch.setattr("heedful.publishing.card_text.TEMPLATES", tmp_path)
+    monkeypatch.setattr("heedful.publishing.model_card.TEMPLATES", tmp_path)
     with pytest.raises(jinja2.UndefinedError, match="unheard_of"):
         render("template.md", card_metadata(changed()))
 

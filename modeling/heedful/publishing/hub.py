@@ -3,14 +3,14 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from huggingface_hub import ModelCard
+from transformers.dynamic_module_utils import get_relative_imports
 
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.inference.loading import WEIGHT_FILES, first_line, load_model
-from heedful.publishing.card_text import with_repository
-
-if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
+from heedful.publishing.model_card import with_repository
 
 # What may lie beside a model and is nobody's business on the Hub.
 PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.out.*", "*.log", "log.jsonl", "*.tmp"]
@@ -22,17 +22,11 @@ REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json"
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a pushed model is found.
+    """Where a pushed model is found."""
 
-    Attributes:
-        repository: Its id, `name/model`.
-        commit: The commit's id: `from_pretrained(repository, revision=commit)` loads exactly what was pushed.
-        url: The address of the commit.
-    """
-
-    repository: str
-    commit: str
-    url: str
+    repository: str  # its id, `name/model`
+    commit: str  # its id: `from_pretrained(repository, revision=commit)` loads exactly what was pushed
+    url: str  # of the commit
 
 
 def push(
@@ -83,12 +77,7 @@ def push(
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder holds all that it takes to load its model elsewhere.
-
-    Raises:
-        FileNotFoundError: If a file is missing; the message names it.
-        ValueError: If weights, tokenizers, config or card cannot be used.
-    """
+    """Check that a folder holds all that it takes to load its model elsewhere, by loading it here."""
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
@@ -109,7 +98,7 @@ def check_folder(folder: Path) -> None:
     read_card(folder / "README.md")
 
 
-def read_card(path: Path) -> "ModelCard":
+def read_card(path: Path) -> ModelCard:
     """Read a model card and check its metadata as far as that goes without asking the Hub.
 
     Returns:
@@ -119,8 +108,6 @@ def read_card(path: Path) -> "ModelCard":
         ValueError: If the metadata is missing or malformed, or lacks the license, the language or the library,
             by which the Hub files a model.
     """
-    from huggingface_hub import ModelCard
-
     try:
         card = ModelCard.load(path, ignore_metadata_errors=False)
         # The Hub gets what is written, so what is written must say what was read.
@@ -157,8 +144,6 @@ def _check_weights(folder: Path) -> None:
 
 def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the files of code that it takes to load a folder, each with the name of the file that asks for it."""
-    from transformers.dynamic_module_utils import get_relative_imports
-
     references = [*config.get("auto_map", {}).values()]
     references += [task["impl"] for task in config.get("custom_pipelines", {}).values()]
     # One with "--" lies in another repository.

@@ -1,25 +1,27 @@
 """The model card: what a published model is, where it came from and how well it does, from the facts of its run.
 
 The text is `model_card_template.md` beside this file; `model_card.md` at the top of the repository is what it becomes
-for the quickstart's model. Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand.
+for the quickstart's model. Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand. The
+card of a converted model has a template of its own, and the same renderer.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from heedful.publishing.card_text import LANGUAGE_CODE, metadata_of_card, render, without_folders
+import jinja2
+from huggingface_hub import EvalResult, ModelCardData
 
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
-
-TEMPLATE = "model_card_template.md"
+TEMPLATES = Path(__file__).parent
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
+UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
 _LICENSE_WORDS = """
@@ -32,83 +34,36 @@ lgpl-3.0 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail openrail+
 unlicense wtfpl zlib
 """
 HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
-INTENDED_USE = (
-    "Translating single sentences of the kind it was trained on, for research, teaching, and as a starting point for"
-    " fine-tuning. Measure it on your own sentences before you rely on it."
-)
-LIMITS = (
-    "It translates sentence by sentence, and does not know what the previous sentence said.",
-    "It can leave out, add or mistranslate words, names and numbers without any sign of doubt; the score of a"
-    " translation does not measure its correctness.",
-    "Sentences unlike its training data (other topics, styles, lengths or languages) come out worse, often by far.",
-    "The model has the biases of its training data.",
-)
-BUILTIN_LIMIT = (
-    "Its training data are Heed's built-in Korean-English sentences, which are generated from a small vocabulary and a"
-    " set of patterns. It knows no other words and cannot translate real text; its scores cannot be compared with"
-    " those of models that can."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Everything a model card tells about a training run.
+    """Everything a model card tells about a training run; a value that is empty or impossible is refused by name."""
 
-    Attributes:
-        name: Name of the model, such as "heed-small-ko-en".
-        source_language: Code of the source language, such as "ko".
-        target_language: Code of the target language, such as "en".
-        license: SPDX or Hub identifier of the model's license, such as "apache-2.0".
-        datasets: Where the training data came from, each in the form that the recipe names it (a Hub id, a file,
-            "builtin:train:100000").
-        pairs: Number of sentence pairs per split, as used, such as {"train": 100000, "validation": 1000}.
-        cleaning: `CleaningReport.to_dict()` of the training split: "kept", and "dropped" per reason.
-        parameters: Number of parameters, shared ones counted once.
-        architecture: One sentence or paragraph on the architecture.
-        vocabulary: One line on the vocabularies, such as "8,000 byte-level BPE pieces for both languages".
-        joint_vocabulary: Whether source and target share one tokenizer.
-        recipe: The settings of the run; nested mappings are shown as `outer.inner`.
-        updates: Number of updates (optimizer steps).
-        target_tokens: Number of target tokens that were trained on, repetitions counted.
-        seconds: Duration of the training.
-        hardware: What it ran on, such as "1 × NVIDIA H200" or "2 CPU cores".
-        scores: What `score_translations` gave, per name of a test set.
-        validation_loss: Loss of the published weights on the validation split, in nats per target token.
-        versions: Version per package; "heedful", "transformers" and "torch" at least.
-        example_source: A sentence to try, preferably from a test set.
-        example_translation: What the model makes of it.
-        example_language: The target language of the example, where the model knows several and must be told.
-        intended_use: What the model is for.
-        limits: Further limits, put before the general ones.
-
-    Raises:
-        ValueError: If a value is empty or impossible; the message names the field.
-    """
-
-    name: str
-    source_language: str
+    name: str  # such as "heed-small-ko-en"
+    source_language: str  # a code, such as "ko"
     target_language: str
-    license: str
-    datasets: Sequence[str]
-    pairs: Mapping[str, int]
-    cleaning: Mapping[str, Any]
-    parameters: int
-    architecture: str
-    vocabulary: str
-    joint_vocabulary: bool
-    recipe: Mapping[str, Any]
-    updates: int
-    target_tokens: int
-    seconds: float
-    hardware: str
-    scores: Mapping[str, Mapping[str, Any]]
-    validation_loss: float
-    versions: Mapping[str, str]
-    example_source: str
-    example_translation: str
-    example_language: str | None = None
-    intended_use: str = INTENDED_USE
-    limits: Sequence[str] = ()
+    license: str  # SPDX or Hub identifier, such as "apache-2.0"
+    datasets: Sequence[str]  # each as the recipe names it: a Hub id, a file, "builtin:train:100000"
+    pairs: Mapping[str, int]  # as used, per split, such as {"train": 100000, "validation": 1000}
+    cleaning: Mapping[str, Any]  # `CleaningReport.to_dict()` of the training split: "kept", and "dropped" per reason
+    parameters: int  # shared ones counted once
+    architecture: str  # a sentence or paragraph
+    vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
+    joint_vocabulary: bool  # whether source and target share one tokenizer
+    recipe: Mapping[str, Any]  # the settings of the run; nested ones are shown as `outer.inner`
+    updates: int  # optimizer steps
+    target_tokens: int  # that were trained on, repetitions counted
+    seconds: float  # of training
+    hardware: str  # such as "1 × NVIDIA H200" or "2 CPU cores"
+    scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
+    validation_loss: float  # of the published weights, in nats per target token
+    versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
+    example_source: str  # a sentence to try, preferably from a test set
+    example_translation: str  # what the model makes of it
+    example_language: str | None = None  # into which, where the model knows several and must be told
+    intended_use: str = ""  # the template's general one if empty
+    limits: Sequence[str] = ()  # put before the template's general ones
 
     def __post_init__(self):
         """Check every field."""
@@ -133,18 +88,7 @@ class RunFacts:
 
 
 def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
-    """Write a model's card, README.md, into its folder.
-
-    Args:
-        folder: The folder of the saved model.
-        facts: The facts of its run.
-
-    Returns:
-        The path of the card.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-    """
+    """Write a model's card, README.md, into its folder, and return its path."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} must be the folder of a model, but does not exist.")
@@ -155,21 +99,19 @@ def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
 
 def render_model_card(facts: RunFacts) -> str:
     """Return the card of a run: metadata between two lines of ---, then Markdown."""
-    is_builtin = any(dataset.startswith(BUILTIN) for dataset in facts.datasets)
     return render(
-        TEMPLATE,
+        "model_card_template.md",
         card_metadata(facts),
         facts=facts,
-        limits=[*facts.limits, *([BUILTIN_LIMIT] if is_builtin else []), *LIMITS],
+        is_builtin=any(dataset.startswith(BUILTIN) for dataset in facts.datasets),
         recipe=_flat(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
         has_intervals=any(key.endswith("_interval") for scores in facts.scores.values() for key in scores),
         metric_names=METRIC_NAMES,
-        datasets=[without_folders(dataset) for dataset in facts.datasets],
     )
 
 
-def card_metadata(facts: RunFacts) -> "ModelCardData":
+def card_metadata(facts: RunFacts) -> ModelCardData:
     """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
@@ -199,9 +141,7 @@ def _is_on_the_hub(dataset: str) -> bool:
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)
 
 
-def _evaluation_results(facts: RunFacts) -> "list[EvalResult]":
-    from huggingface_hub import EvalResult
-
+def _evaluation_results(facts: RunFacts) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="translation",
@@ -226,3 +166,90 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def metadata_of_card(name: str, languages: Sequence[str], tags: Sequence[str], **others: Any) -> ModelCardData:
+    """Make the metadata by which the Hub files a model, with tags besides those of every Heed model.
+
+    Of further fields, such as `license`, None leaves one out.
+    """
+    return ModelCardData(
+        language=list(dict.fromkeys(languages)),
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["heed", "translation", "encoder-decoder", *tags],
+        model_name=name,
+        **others,
+    )
+
+
+def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
+    """Fill in a template beside this file: the metadata between the two `---`, and all names that it has."""
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= FILTERS
+    source = (TEMPLATES / template).read_text(encoding="utf-8")
+    text = environment.from_string(source).render(metadata=metadata.to_yaml(), **facts)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def with_repository(card: str, repository: str) -> str:
+    """Return a card whose code loads the model from this repository."""
+    line = f"repository = {python_string(repository)}"
+    return re.sub(r'^repository = ".*"$', lambda _: line, card, flags=re.MULTILINE)
+
+
+def without_folders(value: Any) -> str:
+    """Return a value as text; of a path on this machine only its last part, for the rest is nobody's business."""
+    text = str(value)
+    return Path(text).name if Path(text).is_absolute() else text
+
+
+def python_string(text: str) -> str:
+    """Write a string as Python does, in double quotes as in the rest of a card's code."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _keyword(value: str | None, name: str) -> str:
+    """Write a further keyword argument of a call, if there is a value."""
+    return "" if value is None else f", {name}={python_string(value)}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _score(scores: Mapping[str, Any], metric: str) -> str:
+    if metric not in scores:
+        return "–"
+    interval = scores.get(f"{metric}_interval")
+    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    return f"{scores[metric]:.2f}{brackets}"
+
+
+def _cell(value: Any) -> str:
+    """Make a value fit for one cell of a Markdown table."""
+    return " ".join(without_folders(value).split()).replace("|", "\\|")
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(text.split())
+    return f'"{line}"' if line else "(nothing)"
+
+
+# What templates write as `{{ value | count }}`.
+FILTERS = {
+    "cell": _cell,
+    "count": "{:,}".format,
+    "duration": _duration,
+    "keyword": _keyword,
+    "quoted": _quoted,
+    "score": _score,
+    "tojson_text": python_string,
+    "without_folders": without_folders,
+}

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
-from heedful.publishing.card_text import LANGUAGE_CODE, UNDETERMINED
-from heedful.publishing.model_card import BUILTIN, INTENDED_USE, REQUIRED_VERSIONS, RunFacts, write_model_card
+from heedful.publishing.model_card import (
+    BUILTIN,
+    LANGUAGE_CODE,
+    REQUIRED_VERSIONS,
+    UNDETERMINED,
+    RunFacts,
+    write_model_card,
+)
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
@@ -15,17 +21,7 @@ BUILTIN_LICENSE = "apache-2.0"
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder.
-
-    Args:
-        result: What `heedful.training.run.train` returned.
-
-    Returns:
-        The path of the card.
-
-    Raises:
-        ValueError: If a fact is impossible; the message names it.
-    """
+    """Write the card of a run's published model into its folder, and return its path."""
     return write_model_card(result.folder, facts_of(result))
 
 
@@ -68,7 +64,7 @@ def facts_of(result: RunResult) -> RunFacts:
         example_source=example,
         example_translation=translation,
         example_language=language,
-        intended_use=recipe.card.intended_use or INTENDED_USE,
+        intended_use=recipe.card.intended_use or "",
         limits=[recipe.card.limits] if recipe.card.limits else [],
     )
 

@@ -4,21 +4,24 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_is_new, listed, new_folder
-from heedful.inference.loading import first_line
+from heedful.inference.loading import HUB_ID, first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
-from heedful.publishing.conversion.conversion_card import Conversion, write_conversion_card
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from heedful.publishing.model_card import LANGUAGE_CODE, UNDETERMINED, metadata_of_card, render
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
@@ -55,6 +58,19 @@ RENAMINGS = {
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 # The learned positions of BART and mBART begin in this row of their tables.
 FIRST_POSITION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What became of a converted model."""
+
+    source: str  # folder or Hub id of the model that was converted
+    folder: Path  # of the Heed model
+    model_type: str  # what it was, such as "marian"
+    parameters: int  # shared ones counted once
+    difference: float  # the largest of a logit, in float32; relative where logits are above 1
+    languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
+    notes: tuple[str, ...] = ()  # what a user should know, a sentence each
 
 
 def convert(
@@ -106,17 +122,14 @@ def convert(
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
         if converted.pair is not None:
             converted.pair.save_pretrained(folder)
-        write_conversion_card(folder, conversion)
+        _write_card(folder, conversion)
     return conversion
 
 
-def convert_config(config: "PreTrainedConfig") -> HeedConfig:
+def convert_config(config: PreTrainedConfig) -> HeedConfig:
     """Return the config of the Heed model that computes the same, as far as the config alone tells.
 
     `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
-
-    Raises:
-        ValueError: If the model cannot be expressed; the message names every field that prevents it.
     """
     _check_expressible(config)
     options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
@@ -127,7 +140,7 @@ def convert_config(config: "PreTrainedConfig") -> HeedConfig:
     return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
 
 
-def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
+def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     """Return a Heed model with the weights of a Marian, BART, mBART or M2M100 model, copied, in evaluation mode.
 
     Args:
@@ -154,7 +167,7 @@ def convert_model(theirs: "PreTrainedModel") -> HeedForConditionalGeneration:
 
 
 @torch.no_grad()
-def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGeneration) -> float:
+def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGeneration) -> float:
     """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1."""
     config: Any = ours.config
     generator = torch.Generator().manual_seed(0)
@@ -176,7 +189,7 @@ def largest_difference(theirs: "PreTrainedModel", ours: HeedForConditionalGenera
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-def _check_expressible(config: "PreTrainedConfig") -> None:
+def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in KINDS:
         raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
@@ -199,10 +212,8 @@ def _check_expressible(config: "PreTrainedConfig") -> None:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
 
 
-def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
+def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
     # Code in the folder is never run: the four classes are transformers' own.
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
@@ -226,7 +237,7 @@ def _load(source: str) -> "tuple[PreTrainedModel, torch.dtype]":
     return model.float().eval(), dtype
 
 
-def _renamed_weights(theirs: "PreTrainedModel", config: HeedConfig) -> dict[str, torch.Tensor]:
+def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
     weights = {}
     for name, value in theirs.state_dict().items():
@@ -257,17 +268,15 @@ def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None
         )
 
 
-def _training_notes(config: "PreTrainedConfig") -> list[str]:
+def _training_notes(config: PreTrainedConfig) -> list[str]:
     """Return a note about fields that only training reads and Heed does not have, if there are any."""
     names = ("encoder_layerdrop", "decoder_layerdrop")
     found = [f"`{name}` {getattr(config, name)}" for name in names if getattr(config, name, 0)]
     return [f"Left out, because only training reads it: {', '.join(found)}."] if found else []
 
 
-def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "GenerationConfig":
+def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:
     """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
-    from transformers import GenerationConfig
-
     settings = GenerationConfig.from_dict(theirs.to_dict())
     if settings.max_new_tokens is None and settings.max_length in (None, TRANSFORMERS_DEFAULT_LENGTH):
         settings.max_length = config.max_position_embeddings
@@ -275,3 +284,64 @@ def _generation_config(theirs: "GenerationConfig", config: HeedConfig) -> "Gener
         if getattr(settings, name) is None:
             setattr(settings, name, getattr(config, name))
     return settings
+
+
+def _write_card(folder: Path, conversion: Conversion) -> None:
+    """Write README.md into `folder`, as `heedful push` wants it.
+
+    License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
+    or its card does not name them, they are `unknown` and `und`.
+    """
+    name = conversion.folder.name
+    theirs = _card_of(conversion.source)
+    base_model = _base_model(conversion.source)
+    license_id = theirs.get("license") or "unknown"
+    languages = _languages(conversion, theirs)
+    about = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
+    metadata = metadata_of_card(
+        name, languages, [conversion.model_type], license=license_id, base_model=base_model, **about
+    )
+    license_told = f"{license_id}, as its card says"
+    if license_id == "unknown":
+        license_told = "unknown: the source has no card that tells; find out before you publish it"
+    text = render(
+        "conversion_card_template.md",
+        metadata,
+        name=name,
+        version=version("heedful"),
+        source=base_model or Path(conversion.source).name,
+        base_model=base_model,
+        direction=" → ".join(conversion.languages or languages),
+        license=license_told,
+        conversion=conversion,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _languages(conversion: Conversion, theirs: dict[str, Any]) -> list[str]:
+    """Return the codes of the languages: of the direction, or else of the source's own card."""
+    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
+    chosen = [language.split("_")[0] for language in conversion.languages]
+    if chosen and all(LANGUAGE_CODE.fullmatch(language) for language in chosen):
+        return list(dict.fromkeys(chosen))
+    languages = theirs.get("language") or [UNDETERMINED]
+    return [languages] if isinstance(languages, str) else languages
+
+
+def _card_of(source: str) -> dict[str, Any]:
+    """Read the metadata of the source's own card, empty where it has none."""
+    try:
+        path = cached_file(source, "README.md", _raise_exceptions_for_missing_entries=False)
+        return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
+    except Exception:  # whatever the Hub, YAML or huggingface_hub raise: the card is missing or broken
+        return {}
+
+
+def _base_model(source: str) -> str | None:
+    """Return the source's id on the Hub; for a folder, the id that its config remembers, if any."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    remembered = config.get("_name_or_path") or ""
+    return remembered if HUB_ID.fullmatch(remembered) else None

@@ -13,12 +13,13 @@ import random
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
-
-if TYPE_CHECKING:
-    from heedful.configuration_heed import HeedConfig
 
 # A folder with one of these has a tokenizer.
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "sentencepiece.bpe.model", "source.spm")
@@ -40,39 +41,21 @@ RANDOM_TEXTS = 200
 
 
 class ConvertedTokenizers(NamedTuple):
-    """What became of a checkpoint's tokenizer.
+    """What became of a checkpoint's tokenizer."""
 
-    Attributes:
-        pair: The tokenizers, or None where the source has none.
-        settings: What the generation config must say.
-        notes: What a user should know, a sentence each.
-        languages: Source and target language, as the tokenizer names them; empty where it names none.
-    """
-
-    pair: TokenizerPair | None
-    settings: dict[str, Any]
-    notes: list[str]
-    languages: tuple[str, ...] = ()
+    pair: TokenizerPair | None  # None where the source has none
+    settings: dict[str, Any]  # what the generation config must say
+    notes: list[str]  # what a user should know, a sentence each
+    languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
 
 
 def convert_tokenizers(
-    source: str, config: "HeedConfig", source_language: str | None = None, target_language: str | None = None
+    source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
-    """Return the tokenizers of a checkpoint for its converted model, and fit the model's config to them.
+    """Return the tokenizers of a checkpoint for its converted model; `convert` describes the other arguments.
 
-    Args:
-        source: A folder, or the name of a repository on the Hub.
-        config: Config of the converted model; its special ids are set here, and the decoder's start where a language
-            decides on it.
-        source_language: As `convert` takes it.
-        target_language: Likewise.
-
-    Raises:
-        ValueError: If a language is unknown or missing, or the tokenizer does not fit the model.
-        ImportError: If the tokenizer needs sentencepiece, which is not installed.
+    The model's config gets their special ids, and the decoder's start where a language decides on it.
     """
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = _load(source)
     if tokenizer is None:
         if source_language or target_language:
@@ -93,8 +76,6 @@ def convert_tokenizers(
 
 
 def _load(source: str) -> Any:
-    from transformers import AutoTokenizer
-
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
         return None
     try:
@@ -106,7 +87,7 @@ def _load(source: str) -> Any:
 
 
 def _choose_languages(
-    tokenizer: Any, config: "HeedConfig", source_language: str | None, target_language: str | None
+    tokenizer: Any, config: HeedConfig, source_language: str | None, target_language: str | None
 ) -> dict[str, Any]:
     """Set a tokenizer's languages; return what the generation config must say about the target language."""
     chosen = {"source_language": source_language, "target_language": target_language}
@@ -124,7 +105,7 @@ def _choose_languages(
     if tokens is None:
         special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
         tokens = {token: token for token in special if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)}
-    for name, language in (("source_language", source), ("target_language", target)):
+    for name, language in zip(chosen, (source, target), strict=True):
         if language not in tokens:
             raise ValueError(
                 f"`{name}` must be one of {', '.join(sorted(tokens))}, but is {language!r} instead: the tokenizer "
@@ -143,7 +124,7 @@ def _choose_languages(
     return {"forced_bos_token_id": language_id}
 
 
-def _fast_pair(tokenizer: Any, config: "HeedConfig", bos: str | None) -> TokenizerPair | None:
+def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair | None:
     """Return plain fast tokenizers that give the same ids, or None where they do not."""
     source = target = _plain_fast(tokenizer, config.vocab_size, bos)
     if getattr(tokenizer, "src_lang", None) is not None:
@@ -158,9 +139,6 @@ def _fast_pair(tokenizer: Any, config: "HeedConfig", bos: str | None) -> Tokeniz
 
 
 def _plain_fast(tokenizer: Any, size: int, bos: str | None) -> Any:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     if state["model"]["type"] == "Unigram":
@@ -188,7 +166,7 @@ def _without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[s
     return {"type": "Sequence", "pretokenizers": [*steps, cut]}
 
 
-def _kept_pair(tokenizer: Any, config: "HeedConfig", bos: str | None) -> TokenizerPair:
+def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair:
     """Return tokenizers of the same class, with the additions that Heedful needs."""
     # M2M100's class numbers its languages after the vocabulary, but need not count them among its tokens.
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
@@ -233,8 +211,6 @@ def _fill_up(tokenizer: Any, size: int) -> None:
 
 
 def _add_special(tokenizer: Any, tokens: list[str]) -> None:
-    from tokenizers import AddedToken
-
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
 
 

@@ -1,16 +1,26 @@
-"""What `generate()` and an exported model make of the same sentences."""
+"""What every export shares: the model it is made of, a folder that appears whole or not at all, and the comparison.
 
-from collections.abc import Sequence
+An engine is compared with `generate()` on sentences, token by token.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.files import check_at_least
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import check_at_least, check_is_new, new_folder
+from heedful.inference.engines import GenerateEngine, token_batches
+from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
 
-# A compared translation may have this many tokens more than the longest source.
+# A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50
+TOKEN_BUDGET = 4096
 # The least mean share of tokens in common; a quantized model below it has lost what it learned.
 LEAST_LIKENESS = 0.5
 
@@ -26,15 +36,10 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `generate()` and an engine made of the same sentences.
+    """What `generate()` and an engine made of the same sentences."""
 
-    Attributes:
-        sentences: How many were compared.
-        differences: Those with other tokens, in their order.
-    """
-
-    sentences: int
-    differences: tuple[Difference, ...]
+    sentences: int  # how many were compared
+    differences: tuple[Difference, ...]  # those with other tokens, in their order
 
     @property
     def likeness(self) -> float:
@@ -43,14 +48,127 @@ class Comparison:
         return 1 - sum(1 - matcher.ratio() for matcher in matchers) / self.sentences
 
 
-def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
-    """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model.
+@dataclass(frozen=True)
+class Export:
+    """What was exported, and how it compared."""
 
-    Args:
-        comparisons: What was compared, by the name of a search.
-        engine: Name of the engine, for the message.
-        quantization: Type of the weights.
+    folder: Path
+    quantization: str  # the type of its weights
+    size: int  # bytes of the files that hold the weights
+    comparisons: dict[str, Comparison]  # by the name of a search
+    difference: float | None = None  # the largest of a logit, relative where logits are above 1, if it is known
+
+
+class UnscoredEngine(GenerateEngine):
+    """`generate()` without the scores, which no comparison reads."""
+
+    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the `(batch, length)` tokens of a batch, and zeros for their scores."""
+        sequences = self.model.generate(**inputs, generation_config=settings)
+        return sequences, torch.zeros(len(sequences))
+
+
+@contextmanager
+def begun_export(
+    model: str | Path, target: str | Path, sentences: Sequence[str]
+) -> Iterator[tuple[Any, TokenizerPair, list[str], Path]]:
+    """Check and load what is to be exported, and yield it with a folder that goes away if the exporter fails.
+
+    An adapter is merged into its model. Yielded are the model, on the CPU and in evaluation mode; its tokenizers; the
+    sentences without blank ones; and the folder to write to, which holds the tokenizers already and gets the name
+    `target` when all is in it.
     """
+    check_is_new(Path(target))
+    sentences = [sentence for sentence in sentences if sentence.strip()]
+    if not sentences:
+        raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
+    source = model_folder(model)
+    loaded: Any = load_model(source)
+    _check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
+    if is_adapter(source) and not (source / "tokenizer.json").is_file():
+        source = adapted_model(source)
+    tokenizers = TokenizerPair.from_pretrained(source)
+    tokenizers.check_config(loaded.config)
+    with new_folder(target) as folder:
+        tokenizers.save_pretrained(folder)
+        yield loaded, tokenizers, sentences, folder
+
+
+def _check_kind(config: Any) -> None:
+    if config.model_type == "heed_rnn":
+        raise ValueError(
+            "`model_type` must be heed to be exported, but is heed_rnn instead: the engines know no recurrent "
+            f"decoder, such as this one of {config.cell} cells."
+        )
+    if config.model_type != "heed":
+        raise ValueError(
+            f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
+            "turns Marian, BART, mBART, M2M100 and NLLB models into Heed models."
+        )
+
+
+def check_quantization(quantization: str, known: Sequence[str]) -> None:
+    """Raise a `ValueError` if a type of weights is not among the known ones."""
+    if quantization not in known:
+        raise ValueError(f"`quantization` must be one of {', '.join(known)}, but is {quantization!r} instead.")
+
+
+def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -> list[list[int]]:
+    """Encode sentences of at most `limit` tokens, into the target languages in turn where there are several."""
+    languages = tokenizers.languages if len(tokenizers.languages) > 1 else (None,)
+    sources: list[list[int]] = [[] for _ in sentences]
+    for first, language in enumerate(languages):
+        sources[first :: len(languages)] = tokenizers.encode_source(sentences[first :: len(languages)], language)
+    for number, source in enumerate(sources, start=1):
+        if limit is not None and len(source) > limit:
+            raise ValueError(
+                f"Sentence {number} must have at most {limit} tokens, the model's number of positions, but has "
+                f"{len(source)} instead."
+            )
+    return sources
+
+
+def batches(sources: list[list[int]], search: Any, limit: int | None) -> Iterator[list[int]]:
+    """Yield the numbers of sources of similar length, each time after `search` got a length that suits them."""
+    costs = {number: len(source) * search.num_beams for number, source in enumerate(sources)}
+    for numbers in token_batches(costs, TOKEN_BUDGET):
+        longest = max(len(sources[number]) for number in numbers) + MORE_THAN_SOURCE
+        search.max_new_tokens = min(longest, limit or longest)
+        yield numbers
+
+
+def compare_engines(
+    engines: Sequence[Any], sentences: list[str], sources: list[list[int]], searches: dict[str, Any], limit: int | None
+) -> dict[str, Comparison]:
+    """Compare what two engines, `generate()` first, make of encoded sentences with each search.
+
+    The models of both are left with the last search as their generation config.
+    """
+
+    def translated(engine: Any, search: Any) -> list[tuple[int, ...]]:
+        engine.model.generation_config = search  # its own would fill in what the search leaves open
+        outputs: list[tuple[int, ...]] = [()] * len(sources)
+        for numbers in batches(sources, search, limit):
+            found = engine.search([sources[number] for number in numbers], search, TOKEN_BUDGET)
+            for number, (best,) in zip(numbers, found, strict=True):
+                outputs[number] = best.token_ids
+        return outputs
+
+    return {
+        name: compare(sentences, *(translated(engine, search) for engine in engines))
+        for name, search in searches.items()
+    }
+
+
+def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
+    """Compare the tokens of `generate()` and of an engine for each sentence, `</s>` included and padding not."""
+    rows = enumerate(zip(sentences, expected, found, strict=True))
+    differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
+    return Comparison(len(sentences), tuple(differences))
+
+
+def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
+    """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model."""
     for search, comparison in comparisons.items():
         if quantization == "float32" and comparison.differences:
             number, sentence, expected, found = comparison.differences[0]
@@ -66,31 +184,10 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
             )
 
 
-def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
-    """Compare what `generate()` and an engine made of sentences.
-
-    Args:
-        sentences: The sources.
-        expected: The tokens of `generate()` for each sentence, `</s>` included and padding not.
-        found: The tokens of the engine, likewise.
-    """
-    rows = enumerate(zip(sentences, expected, found, strict=True))
-    differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
-    return Comparison(len(sentences), tuple(differences))
-
-
 def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Return the first sentences of a text file, or built-in Korean and English ones.
+    """Return the first sentences of a text file in UTF-8, one a line, or built-in Korean and English ones.
 
     The built-in sentences try a model of any language with tokens and lengths of real text.
-
-    Args:
-        path: A text file in UTF-8 with one sentence a line; blank lines are left out.
-        count: The most sentences.
-
-    Raises:
-        ValueError: If the file holds no sentence or is not UTF-8, or `count` is below 1.
-        FileNotFoundError: If there is no such file.
     """
     check_at_least(1, count=count)
     if path is None:

@@ -39,20 +39,13 @@ TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
-    """Write the ONNX files of a model and its configuration into an existing folder, in float32.
+    """Write the ONNX files of a model on the CPU and its configuration into an existing folder, in float32.
 
     The model is changed: to evaluation mode, float32 and the `eager` attention function.
-
-    Args:
-        model: A Heed model on the CPU.
-        folder: To write into.
-
-    Raises:
-        ValueError: If the model cannot be exported.
     """
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
-    encoder, first, following = (part(model).eval() for part in (_Encoder, _FirstStep, _NextStep))
+    encoder, first, following = _Encoder(model).eval(), _Decoder(model).eval(), _Decoder(model, has_past=True).eval()
     config: Any = model.config
     # No two sizes are alike and none is 1, so that the trace cannot take one for another.
     tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
@@ -113,15 +106,23 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What the two decoder files share."""
+    """What decoder_model.onnx computes, and decoder_with_past_model.onnx beside keys and values of earlier steps."""
 
-    def __init__(self, model: HeedForConditionalGeneration):
+    def __init__(self, model: HeedForConditionalGeneration, has_past: bool = False):
         super().__init__()
         self.config = model.config
         self.decoder = model.model.decoder
         self.lm_head = model.lm_head
+        self.has_past = has_past
 
-    def decode(self, input_ids: torch.Tensor, states: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        cache: Any = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if self.has_past:
+            input_ids, mask, *past = inputs
+            fill_cache(cache, past)
+            states = past[2][:, 0]  # with keys and values in the cache, only the shape of the source's states is read
+        else:
+            input_ids, states, mask = inputs
         # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
         added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
         output = self.decoder(
@@ -131,47 +132,15 @@ class _Decoder(nn.Module):
             past_key_values=cache,
             use_cache=True,
         )
-        return self.lm_head(output.last_hidden_state)
-
-    def empty_cache(self) -> Any:
-        return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-
-
-class _FirstStep(_Decoder):
-    """What decoder_model.onnx computes."""
-
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        input_ids, states, mask = inputs
-        cache = self.empty_cache()
-        logits = self.decode(input_ids, states, mask, cache)
-        return logits, *cached_tensors(cache)
-
-
-class _NextStep(_Decoder):
-    """What decoder_with_past_model.onnx computes."""
-
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        input_ids, mask, *past = inputs
-        cache = self.empty_cache()
-        fill_cache(cache, past)
-        # With keys and values in the cache, only the shape of the source's states is read.
-        logits = self.decode(input_ids, past[2][:, 0], mask, cache)
-        return logits, *(part for layer in cache.self_attention_cache.layers for part in (layer.keys, layer.values))
+        return self.lm_head(output.last_hidden_state), *cached_tensors(cache, has_source=not self.has_past)
 
 
 def write_part(
     path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
 ) -> None:
-    """Trace a part of the model and write it.
+    """Trace a part of the model, whose `forward` takes tensors only, and write it.
 
-    Args:
-        path: File to write.
-        part: A module whose `forward` takes tensors only.
-        inputs: For each input its name, an example, and the names of the axes that vary.
-        outputs: Their names.
-
-    Raises:
-        ValueError: If torch cannot trace or write it.
+    Each input has a name, an example, and the names of the axes that vary; `outputs` are the outputs' names.
     """
     import onnx_ir
 
@@ -210,17 +179,13 @@ def quantize_file(path: Path) -> None:
 @contextmanager
 def quiet_export() -> Iterator[None]:
     """Keep from the user what torch's exporter and onnxruntime's quantizer say about their own insides."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", None)]  # onnxruntime's quantizer logs to the root
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
 def _remove_notes(model: Any) -> None:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from heedful.configuration_heed import HeedConfig
+from heedful.generation_heed import HeedGenerationMixin
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -29,12 +30,9 @@ ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
 
 
 def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool = True) -> list[str]:
-    """Return the names of the cached keys and values, in the order of the exported files.
+    """Return the names of the cached keys and values in the order of the exported files, the source's as `encoder`.
 
-    Args:
-        layers: Number of decoder layers.
-        prefix: `past_key_values` for inputs, `present` for outputs.
-        has_source: Whether the keys and values of the source are among them, under `encoder`.
+    The prefix is `past_key_values` for inputs and `present` for outputs.
     """
     sides = ("decoder", "encoder") if has_source else ("decoder",)
     return [
@@ -42,10 +40,10 @@ def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool =
     ]
 
 
-def cached_tensors(cache: Any) -> list[torch.Tensor]:
-    """Return all keys and values of a cache, the source's among them, in the order of `cache_names`."""
-    pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
-    return [part for pair in pairs for layer in pair for part in (layer.keys, layer.values)]
+def cached_tensors(cache: Any, has_source: bool = True) -> list[torch.Tensor]:
+    """Return the keys and values of a cache in the order of `cache_names`."""
+    sides = [cache.self_attention_cache.layers, *([cache.cross_attention_cache.layers] if has_source else [])]
+    return [part for layers in zip(*sides, strict=True) for layer in layers for part in (layer.keys, layer.values)]
 
 
 def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -56,7 +54,7 @@ def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
         cache.is_updated[layer] = True
 
 
-class OnnxModel(PreTrainedModel, GenerationMixin):
+class OnnxModel(PreTrainedModel, HeedGenerationMixin):
     """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
 
     It has no parameters, so nothing in it can be trained, resized or saved: onnxruntime holds the weights.
@@ -69,6 +67,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
 
     config_class = HeedConfig
     main_input_name = "input_ids"
+    device = torch.device("cpu")  # where the sessions compute
+    dtype = torch.float32  # of the logits
 
     def __init__(self, config: HeedConfig, folder: str | Path, threads: int | None = None):
         super().__init__(config)
@@ -96,24 +96,9 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
 
-    @property
-    def device(self) -> torch.device:
-        """The CPU, where the sessions compute."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the logits."""
-        return torch.float32
-
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Return the encoder, as `generate()` asks for it."""
         return self.encoder
-
-    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, but count tokens by the target's vocabulary where it has another size."""
-        with self.config.vocabulary_of_the_target():
-            return GenerationMixin.generate(self, *args, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -144,40 +129,28 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: If something is asked for that the exported files do not compute.
         """
-        _check_request(past_key_values, kwargs)
+        _check_request(decoder_input_ids, past_key_values, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         states = encoder_outputs[0]
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
         inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "encoder_attention_mask": attention_mask}
-        if past_key_values is not None and past_key_values.get_seq_length():
-            logits = self._extend(inputs, past_key_values)
-        else:
+        cache: Any = past_key_values
+        if cache is None or not cache.get_seq_length():
             logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
-            if past_key_values is not None:
-                fill_cache(past_key_values, present)
-        return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values)
-
-    def _extend(self, inputs: dict[str, torch.Tensor], cache: Any) -> torch.Tensor:
-        count = inputs["input_ids"].shape[1]
-        if count != 1:
-            raise ValueError(
-                f"`decoder_input_ids` must have one token beside a filled cache, but has {count} instead."
-            )
-        past = zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True)
-        logits, *present = _run(self.next_step, inputs | dict(past))
+            if cache is not None:
+                fill_cache(cache, present)
+            return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+        past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
+        logits, *present = _run(self.next_step, inputs | past)
         for layer, own in enumerate(cache.self_attention_cache.layers):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
-        return logits
+        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
 
 
 class OnnxEncoder(nn.Module):
-    """The exported encoder.
-
-    Args:
-        session: The session of onnxruntime that computes it.
-    """
+    """The exported encoder, computed by a session of onnxruntime."""
 
     main_input_name = "input_ids"
 
@@ -195,11 +168,7 @@ class OnnxEncoder(nn.Module):
 
 
 def import_for_onnx(name: str) -> Any:
-    """Import onnxruntime, or another module that ONNX models need.
-
-    Raises:
-        ImportError: If it is not installed; the message names the extra.
-    """
+    """Import onnxruntime, or another module that ONNX models need, or name the extra that installs it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -216,17 +185,19 @@ def _session(path: Path, threads: int) -> Any:
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Run a session, with integers in 64 bits: it takes no others."""
-    arrays = {
-        name: (value if value.is_floating_point() else value.long()).contiguous().numpy()
-        for name, value in inputs.items()
-    }
-    return [torch.from_numpy(output) for output in session.run(None, arrays)]
+    inputs = {name: value if value.is_floating_point() else value.long() for name, value in inputs.items()}
+    outputs = session.run(None, {name: value.contiguous().numpy() for name, value in inputs.items()})
+    return list(map(torch.from_numpy, outputs))
 
 
-def _check_request(cache: EncoderDecoderCache | None, others: dict[str, Any]) -> None:
-    """Refuse what would be ignored."""
+def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[str, Any]) -> None:
+    """Refuse what would be ignored, and what the exported files do not compute."""
     if cache is not None and cache.is_compileable:
         raise ValueError("`cache_implementation` must be dynamic for a model exported to ONNX, but is static instead.")
+    if cache is not None and cache.get_seq_length() and tokens.shape[1] != 1:
+        raise ValueError(
+            f"`decoder_input_ids` must have one token beside a filled cache, but has {tokens.shape[1]} instead."
+        )
     for name, value in others.items():
         if name == "decoder_attention_mask":
             if value is not None and not bool(value.all()):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful import BeamSearch
-from heedful.inference.strategies.penalties import coverage_penalty, length_penalty
+from heedful.inference.strategies.beams import coverage_penalty, length_penalty
 from heedful.inference.strategies.steps import average
 from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, padded, sentences, tiny_model
 from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of, without

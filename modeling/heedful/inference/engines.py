@@ -23,19 +23,13 @@ from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a search found for a sentence.
+    """What a search found for a sentence."""
 
-    Attributes:
-        token_ids: The generated tokens, </s> included.
-        score: Log-probability of the tokens, divided by their number to the power of the generation config's
-            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`: what `generate()` calls
-            `sequences_scores` for beams. Greedy search and sampling give it too.
-        finished: Whether the model ended the sentence itself; `False` if the length limit did.
-    """
-
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()  # generated, </s> included
+    # The tokens' log-probability, divided by the length penalty of the generation config: what `generate()` calls
+    # `sequences_scores` for beams. Greedy search and sampling give it too.
     score: float = 0.0
-    finished: bool = True
+    finished: bool = True  # whether the model ended the sentence itself, and not the length limit
 
 
 class Engine(Protocol):
@@ -46,24 +40,15 @@ class Engine(Protocol):
         """Whether the engine still computes what the model does."""
 
     def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
-        """Translate sentences.
+        """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        Args:
-            sources: Token ids of each sentence, in any order.
-            config: The generation config, with `num_beams`, `num_return_sequences` and `max_new_tokens`.
-            token_budget: Padded source tokens × rows per sentence of one batch.
-
-        Returns:
-            `num_return_sequences` hypotheses of each sentence, best first.
+        The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
+        sentence keep within the budget.
         """
 
 
 class GenerateEngine:
-    """transformers' own `generate()`.
-
-    Args:
-        model: An encoder-decoder of transformers; it is put into evaluation mode while it searches.
-    """
+    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -109,15 +94,7 @@ class GenerateEngine:
 
 
 class NativeEngine(GenerateEngine):
-    """Heed's own decoder for the CPU.
-
-    Args:
-        model: A Heed model on the CPU.
-        precision: `float32`, `bfloat16` or `int8`.
-
-    Raises:
-        ValueError: If the `NativeDecoder` cannot take the model's place.
-    """
+    """Heed's own decoder for the CPU; a `ValueError` if the `NativeDecoder` cannot take the model's place."""
 
     def __init__(self, model: Any, precision: Precision = "float32"):
         super().__init__(model)
@@ -167,15 +144,10 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Group sentences of similar length so that no group costs more than a budget.
+    """Yield groups of numbers of sentences of similar cost, which is their tokens × their rows.
 
-    Args:
-        lengths: The cost of each sentence by its number: its tokens × its rows.
-        token_budget: Largest number of sentences × cost of the longest; a sentence above it is a group of its own.
-
-    Returns:
-        An iterator of groups of numbers. The longest sentences come first, so that what does not fit into memory
-        fails at once.
+    The sentences of a group × the cost of the longest keep within the budget; a sentence above it is a group of its
+    own. The longest come first, so that what does not fit into memory fails at once.
     """
     batch: list[int] = []
     longest = 0
@@ -190,20 +162,8 @@ def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[i
 
 
 def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Make the input tensors of a batch, padded on the right.
-
-    Args:
-        sources: Token ids of every sentence.
-        pad_token_id: Fills up the shorter ones.
-        device: Where the tensors are to be.
-
-    Returns:
-        `input_ids` and `attention_mask`, both `(batch, longest source)`.
-    """
+    """Return `input_ids` and `attention_mask` of a batch, both `(batch, longest source)` and padded on the right."""
     longest = max(map(len, sources))
     filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
     mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
-    return {
-        "input_ids": torch.tensor(filled, device=device),
-        "attention_mask": torch.tensor(mask, device=device),
-    }
+    return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}

@@ -15,11 +15,7 @@ COMPARED = 4
 
 
 class Fingerprint:
-    """What a model's weights and hooks were when a copy was made.
-
-    Args:
-        model: Any module.
-    """
+    """What a model's weights and hooks were when a copy was made."""
 
     def __init__(self, model: nn.Module):
         self._model: Any = model
@@ -50,11 +46,9 @@ def foreign_hooks(module: nn.Module) -> list[Callable]:
 
 
 def obstacle_to_copies(model: Any, engine: str) -> str | None:
-    """Return why copied weights would not compute what a model does, or `None` where they would.
+    """Return why weights copied into an engine would not compute what any model does, or `None` where they would.
 
-    Args:
-        model: Any model; it must be Heed's Transformer, without parts of others.
-        engine: What would compute with the copies, for the message.
+    The model must be Heed's Transformer, without parts of others.
     """
     if not isinstance(model, HeedForConditionalGeneration):
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."

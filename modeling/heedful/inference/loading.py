@@ -26,13 +26,9 @@ IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Find the device to run on.
+    """Return the device "cpu", "cuda", "cuda:1", "mps"; for None CUDA where there is one, else the CPU.
 
-    Args:
-        device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
-
-    Raises:
-        ValueError: If the name is another one, or this machine has no such device.
+    Another name, or a device that this machine lacks, is a `ValueError`.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,17 +49,10 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
-    """Find the folder of a model, and fetch it first if it is on the Hub.
+    """Return the folder of a model, and fetch it first if it is an id on the Hub; a local folder of that name wins.
 
-    Args:
-        model: A local folder, or an id on the Hub such as `name/model`; a folder of that name wins.
-        revision: Branch, tag or commit on the Hub; by default the newest of the main branch. A commit that was
-            fetched before needs no network.
-
-    Raises:
-        FileNotFoundError: If there is neither such a folder nor such a model or revision on the Hub, the Hub
-            cannot be reached and the model was not fetched before, or a file has that name.
-        ValueError: If a revision is given for a local folder.
+    `revision` is a branch, tag or commit on the Hub, by default the newest of the main branch. A commit that was
+    fetched before needs no network. What cannot be found or fetched is a `FileNotFoundError`.
     """
     folder = Path(model)
     if folder.is_file():
@@ -147,14 +136,9 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapted_model(folder: Path) -> Path:
-    """Find the folder of the model that an adapter was trained on.
+    """Return the folder of the model that the adapter in a folder was trained on.
 
-    Args:
-        folder: The adapter's folder.
-
-    Raises:
-        FileNotFoundError: If it names no model, or one that is neither here nor on the Hub.
-        ValueError: If its settings are not JSON.
+    If it names none, or one that is neither here nor on the Hub, that is a `FileNotFoundError`.
     """
     path = folder / ADAPTER_FILE
     settings = read_object(path)

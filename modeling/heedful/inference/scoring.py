@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from heedful.inference.strategies.penalties import length_penalty
+from heedful.inference.strategies.beams import length_penalty
 from heedful.inference.strategies.steps import end_tokens
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
@@ -12,15 +12,10 @@ LOGITS_BUDGET = 2**25
 
 
 def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, list[bool]]:
-    """Count the generated tokens of each sequence.
+    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended by itself.
 
-    Args:
-        sequences: `(rows, length)`, each with the decoder's start token first.
-        source_mask: `(sentences, source_length)`, 0 at padding.
-        config: The generation config, with `max_new_tokens`.
-
-    Returns:
-        `(rows)` counts, </s> included, and for each row whether it ended by itself.
+    The decoder's start token, which is first in each, is not counted, and </s> is. The `(sentences, source_length)`
+    mask is 0 at padding.
     """
     generated = sequences[:, 1:]
     ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
@@ -39,20 +34,11 @@ def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any
 def score_sequences(
     model: Any, inputs: dict[str, torch.Tensor], sequences: torch.Tensor, counts: torch.Tensor, config: Any
 ) -> torch.Tensor:
-    """Score finished sequences with one pass of the model.
+    """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
 
-    `generate()` returns scores of beams only together with every step's scores of the whole vocabulary, which take
-    more memory than the model does, and none at all for greedy search.
-
-    Args:
-        model: The encoder-decoder.
-        inputs: `input_ids` and `attention_mask`, both `(sentences, source_length)`.
-        sequences: `(rows, length)`, each with the decoder's start token first.
-        counts: `(rows)`, the generated tokens of each sequence.
-        config: The generation config, with `num_return_sequences` and the length penalty.
-
-    Returns:
-        `(rows)` log-probabilities in nats, divided by the length penalty.
+    One pass of the model computes them, from `counts` tokens of each row behind the decoder's start token, and from
+    `(sentences, source_length)` inputs. `generate()` returns scores of beams only together with every step's scores of
+    the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
     decoder_inputs, labels = sequences[:, :-1], sequences[:, 1:]
@@ -67,5 +53,4 @@ def score_sequences(
         losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels[part], reduction="none")
         totals.append(-losses.masked_fill(places >= counts[part, None], 0.0).sum(dim=1))
     alpha = 1.0 if config.length_penalty is None else config.length_penalty
-    form: Any = getattr(config, "length_penalty_form", None) or "power"
-    return torch.cat(totals) / length_penalty(counts, alpha, form)
+    return torch.cat(totals) / length_penalty(counts, alpha, getattr(config, "length_penalty_form", None))

@@ -38,9 +38,10 @@ class Translation(Hypothesis):
     """One translation of one sentence.
 
     Attributes:
-        token_ids: As of a `Hypothesis`; they need not be those that `encode_target(text)` gives.
-        score: As of a `Hypothesis`; 0.0 for an empty line.
-        finished: As of a `Hypothesis`.
+        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
+        score: Log-probability of the tokens, divided by their number to the power of the generation config's
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; 0.0 for an empty line.
+        finished: Whether the model ended the sentence itself; `False` if the length limit did.
         text: The decoded text.
     """
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -18,8 +17,6 @@ from heedful.inference.strategies.steps import (
     UNSET,
     active_settings,
     check_request,
-    end_tokens,
-    filler,
 )
 
 # Settings of other ways of decoding.
@@ -30,11 +27,6 @@ OTHER_MODES = {
 }
 # Settings that read the source's tokens, of which only the encoding is left, and the values that change nothing.
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
-# The logits processors of transformers that tell the rows of a batch apart by their number.
-ROW_PROCESSORS = (
-    logits_process.PrefixConstrainedLogitsProcessor,
-    logits_process.SynthIDTextWatermarkLogitsProcessor,
-)
 # The stopping criteria that the native search applies itself.
 KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 # What a step does not keep.
@@ -99,15 +91,7 @@ class NativeDecoder:
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the `(batch, source_length, d_model)` encoding, without a check that the weights are the model's.
-
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-
-        Raises:
-            ValueError: As `encoded` does.
-        """
+        """Return the `(batch, source_length, d_model)` encoding as `encoded`, without its check of the weights."""
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
@@ -144,47 +128,18 @@ class NativeDecoder:
     def search(
         self, input_ids: torch.Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Search, without a check that all settings can be followed.
+        """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
 
-        Args:
-            input_ids: `(batch · beams, length)` decoder prompts.
-            logits_processor: As `generate()` made it.
-            generation_config: With all settings.
-            model_kwargs: The encoded source and its mask.
-
-        Returns:
-            `(batch · num_return_sequences, length)` tokens, and `(batch · num_return_sequences)` scores: in greedy
-            search only if `return_dict_in_generate` asks for them.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary.
+        Returns `(batch · num_return_sequences, length)` tokens, and `(batch · num_return_sequences)` scores: in greedy
+        search only if `return_dict_in_generate` asks for them.
         """
         self.model.model.decoder.check_token_ids(input_ids)
-        beams, ends = generation_config.num_beams or 1, end_tokens(generation_config)
-        fill = filler(generation_config)
-        if fill == 0 and beams > 1 and ends:
-            fill = ends[0]  # as in transformers' beam search, which takes the id 0 for "no padding token"
-        settings = SearchSettings(
-            beams=beams,
-            returned=generation_config.num_return_sequences or 1,
-            max_new_tokens=generation_config.max_length - input_ids.shape[1],
-            ends=ends,
-            fill=fill,
-            length_penalty=generation_config.length_penalty,
-            early_stopping=generation_config.early_stopping,
-            processor=logits_processor if len(logits_processor) else None,
-            scored=bool(generation_config.return_dict_in_generate),
-            # Processors that are not of transformers may tell rows apart too.
-            keeps_rows=any(
-                type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS)
-                for each in logits_processor
-            ),
-        )
-        prompt = input_ids[::beams]
+        settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
+        prompt = input_ids[:: settings.beams]
         source, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            state = self.network.start(source, mask, beams)
-            search = greedy_search if beams == 1 else beam_search
+            state = self.network.start(source, mask, prompt, settings.beams)
+            search = greedy_search if settings.beams == 1 else beam_search
             tokens, scores = search(self.network, state, prompt, settings)
         return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
 

@@ -26,6 +26,7 @@ from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
+SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
 
 Transformation = Callable[[torch.Tensor], torch.Tensor]
@@ -34,21 +35,17 @@ Transformation = Callable[[torch.Tensor], torch.Tensor]
 class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
-    Args:
-        model: A model on the CPU. Later changes of its weights do not change the copies.
-        precision: `float32`, `bfloat16`, or `int8` weights with float32 between them.
-
-    Raises:
-        ValueError: If `obstacle` finds one, or there are no kernels for `precision`.
+    Later changes of the model's weights do not change the copies. With `int8` weights, float32 is between them.
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
+        """Pack the weights; a `ValueError` says if `obstacle` finds one, or there are no kernels for `precision`."""
         reason = obstacle(model)
         if reason is not None:
             raise ValueError(reason)
         self.config: Any = model.config
         self.precision = precision
-        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.dtype = _type_between(precision)
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder, self.dtype)
         self.embed_target = _Embedding(decoder, self.dtype)
@@ -86,8 +83,13 @@ class NativeNetwork:
         mask = near[None, None] if mask is None else mask + near
         return mask.clamp(min=torch.finfo(self.dtype).min)  # or a row that sees nothing would become NaN
 
-    def start(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
-        """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each."""
+    def start(
+        self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
+    ) -> "DecodingState":
+        """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each.
+
+        Of the `(N, length)` prompts all is read but the newest tokens, with which the first step begins.
+        """
         count, length = source.shape[:2]
         projected = self.project_source(source.to(self.dtype).flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
         parts = projected.view(count, length, len(self.decoder_layers), -1)
@@ -99,7 +101,10 @@ class NativeNetwork:
             values.append(_by_head(value, heads))
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None
-        return DecodingState(self, beams, keys, values, _source_mask(attention_mask, self.dtype), count)
+        state = DecodingState(self, beams, count, keys, values, _source_mask(attention_mask, self.dtype))
+        for tokens in prompt[:, :-1].T:
+            self.step(tokens.repeat_interleave(beams), state)
+        return state
 
     def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
@@ -125,29 +130,29 @@ def obstacle(model: Any) -> str | None:
 
 
 class DecodingState:
-    """The cache of N sentences with K hypotheses each.
+    """The cache of N sentences with K hypotheses each."""
 
-    Attributes:
-        length: Number of target tokens that were read so far.
-        keys, values: Per layer `(N·H, T·K, d)`; slot p·K + i is what hypothesis i wrote at position p.
-        source_keys, source_values: Per layer `(N·H, S, d)`.
-        source_mask: `(N, 1, 1, S)`, added to the scores, or `None`.
-        ancestry: `(N, K, T·K)`, added to the scores: 0 at the slots of a hypothesis' ancestors, -inf elsewhere. The
-            slots of later positions are set as if each hypothesis went on from itself. `None` if K is 1.
-    """
-
-    def __init__(self, network: NativeNetwork, beams: int, source_keys, source_values, source_mask, sentences: int):
+    def __init__(
+        self,
+        network: NativeNetwork,
+        beams: int,
+        sentences: int,
+        source_keys: list[torch.Tensor],
+        source_values: list[torch.Tensor],
+        source_mask: torch.Tensor | None,
+    ):
         self.network = network
-        self.beams = beams
-        self.sentences = sentences
-        self.length = 0
-        self.room = 0
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.source_keys: list[torch.Tensor] = source_keys
-        self.source_values: list[torch.Tensor] = source_values
-        self.source_mask: torch.Tensor | None = source_mask
-        self.ancestry: torch.Tensor | None = None
+        self.beams, self.sentences = beams, sentences  # K, N
+        self.source_keys, self.source_values = source_keys, source_values  # of each layer (N·H, S, d)
+        self.source_mask = source_mask  # (N, 1, 1, S), added to the scores
+        self.length = self.room = 0  # target tokens that were read, and that there is room for
+        own = [layer.self_attn for layer in network.decoder_layers]
+        # Of each layer (N·H, T·K, d): slot p·K + i is what hypothesis i wrote at position p.
+        self.keys = [torch.empty(sentences * each.heads, 0, each.d_k, dtype=network.dtype) for each in own]
+        self.values = [torch.empty(sentences * each.heads, 0, each.d_v, dtype=network.dtype) for each in own]
+        # (N, K, T·K), added to the scores: 0 at the slots of a hypothesis' ancestors, -inf elsewhere. The slots of
+        # later positions are set as if each hypothesis went on from itself.
+        self.ancestry = torch.empty(sentences, beams, 0, dtype=network.dtype) if beams > 1 else None
 
     @property
     def position(self) -> torch.Tensor:
@@ -158,23 +163,13 @@ class DecodingState:
         """Double the cache if it has no room for the next token's keys and values."""
         if self.length < self.room:
             return
-        self.room = max(FIRST_ROOM, 2 * self.room)
-        for number, layer in enumerate(self.network.decoder_layers):
-            attention = layer.self_attn
-            for kept, width in ((self.keys, attention.d_k), (self.values, attention.d_v)):
-                shape = self.sentences * attention.heads, self.room * self.beams, width
-                larger = torch.empty(shape, dtype=self.network.dtype)
-                if number < len(kept):
-                    larger[:, : kept[number].shape[1]] = kept[number]
-                    kept[number] = larger
-                else:
-                    kept.append(larger)
-        if self.beams > 1:
+        added = max(FIRST_ROOM, self.room)
+        self.room += added
+        for kept in (self.keys, self.values):
+            kept[:] = [F.pad(states, (0, 0, 0, added * self.beams)) for states in kept]
+        if self.ancestry is not None:
             own = torch.full((self.beams, self.beams), NEVER, dtype=self.network.dtype).fill_diagonal_(0.0)
-            larger = own.repeat(self.sentences, 1, self.room)
-            if self.ancestry is not None:
-                larger[:, :, : self.ancestry.shape[-1]] = self.ancestry
-            self.ancestry = larger
+            self.ancestry = torch.cat([self.ancestry, own.repeat(self.sentences, 1, added)], -1)
 
     def self_attention_mask(self) -> torch.Tensor | None:
         """Return the mask that is added to the scores of the next step, `(N, 1, K, (t + 1)·K)`, or `None`."""
@@ -270,28 +265,25 @@ class _Attention:
         self.project_output = packed_linear(module.out_proj.weight, module.out_proj.bias, precision)
 
 
-class _Sublayers:
-    """The residual connections of a layer (section 3.1)."""
-
-    def __init__(self, layer: Any, names: tuple[str, ...], dtype: torch.dtype):
-        residuals = [getattr(layer, f"{name}_residual") for name in names]
-        self.is_post_norm = residuals[0].is_post_norm
-        self.norms = [_norm(residual.norm, dtype) for residual in residuals]
-
-    def connect(self, states: torch.Tensor, number: int, sublayer: Transformation) -> torch.Tensor:
-        if self.is_post_norm:
-            return self.norms[number](states + sublayer(states))
-        return states + sublayer(self.norms[number](states))
-
-
-class _EncoderLayer:
-    """Self-attention and a feed-forward network, over the rows of all sentences."""
+class _Layer:
+    """Packed weights of a layer of either stack, and its residual connections (section 3.1)."""
 
     def __init__(self, layer: Any, precision: Precision):
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
         self.feed_forward = _feed_forward(layer.feed_forward, precision)
-        self.sublayers = _Sublayers(layer, ("self_attn", "feed_forward"), dtype)
+        names = [name for name in SUBLAYERS if hasattr(layer, name)]
+        residuals = {name: getattr(layer, f"{name}_residual") for name in names}
+        self.is_post_norm = residuals["self_attn"].is_post_norm
+        self.norms = {name: _norm(residuals[name].norm, _type_between(precision)) for name in names}
+
+    def connect(self, name: str, states: torch.Tensor, sublayer: Transformation) -> torch.Tensor:
+        if self.is_post_norm:
+            return self.norms[name](states + sublayer(states))
+        return states + sublayer(self.norms[name](states))
+
+
+class _EncoderLayer(_Layer):
+    """Self-attention and a feed-forward network, over the rows of all sentences."""
 
     def __call__(
         self,
@@ -314,19 +306,16 @@ class _EncoderLayer:
                 output, _ = _kernel(None, query, key, value, mask)
             return attention.project_output(output.reshape(len(states), -1))
 
-        states = self.sublayers.connect(states, 0, attend)
-        return self.sublayers.connect(states, 1, self.feed_forward)
+        states = self.connect("self_attn", states, attend)
+        return self.connect("feed_forward", states, self.feed_forward)
 
 
-class _DecoderLayer:
+class _DecoderLayer(_Layer):
     """One step of self-attention, attention to the source and a feed-forward network, for R rows."""
 
     def __init__(self, layer: Any, precision: Precision):
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
+        super().__init__(layer, precision)
         self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
-        self.feed_forward = _feed_forward(layer.feed_forward, precision)
-        self.sublayers = _Sublayers(layer, ("self_attn", "cross_attn", "feed_forward"), dtype)
 
     def __call__(self, states: torch.Tensor, state: DecodingState, number: int, mask: torch.Tensor | None):
         """Transform the `(R, D)` states of the newest tokens."""
@@ -348,9 +337,9 @@ class _DecoderLayer:
             keys, values = state.source_keys[number], state.source_values[number]
             return attention.project_output(_attend(query, keys, values, state.source_mask, state))
 
-        states = self.sublayers.connect(states, 0, attend_to_target)
-        states = self.sublayers.connect(states, 1, attend_to_source)
-        return self.sublayers.connect(states, 2, self.feed_forward)
+        states = self.connect("self_attn", states, attend_to_target)
+        states = self.connect("cross_attn", states, attend_to_source)
+        return self.connect("feed_forward", states, self.feed_forward)
 
 
 def _kernel(
@@ -376,6 +365,11 @@ def _attend(
     if state.beams > 1:
         output = output.view(state.sentences, heads, state.beams, -1).transpose(1, 2)
     return output.reshape(rows, -1)
+
+
+def _type_between(precision: Precision) -> torch.dtype:
+    """Return the type of the states between matrix products."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def _norm(module: nn.Module, dtype: torch.dtype) -> Transformation:

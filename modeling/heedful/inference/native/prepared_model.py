@@ -46,11 +46,7 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
 
 
 class PreparedModel:
-    """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
-
-    Args:
-        decoder: The model's native decoder.
-    """
+    """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`."""
 
     def __init__(self, decoder: NativeDecoder):
         self.model = decoder.model
@@ -85,14 +81,8 @@ class PreparedModel:
     ) -> torch.Tensor | None:
         """Return the `(batch, source_length, d_model)` encoding, or `None` if the encoder's modules must compute it.
 
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-            inputs_embeds: Embeddings in place of tokens.
-            records: Whether attention weights or hidden states are asked for.
-
-        Raises:
-            ValueError: As `NativeDecoder.encoded` does.
+        They do where `records`, that is attention weights or hidden states, are asked for. Errors are those of
+        `NativeDecoder.encoded`.
         """
         if input_ids is None or inputs_embeds is not None or records or not self._may_compute():
             return None

@@ -43,17 +43,10 @@ def kernel_name(precision: Precision) -> str:
 def packed_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision, relu: bool = False
 ) -> Product:
-    """Return the function x ↦ x Wᵀ + b, or max(0, x Wᵀ + b).
+    """Return the function x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix.
 
-    Args:
-        weight: `(out_features, in_features)`.
-        bias: `(out_features)`, or `None`.
-        precision: Type of the weights. With `int8` each output feature has its own scale, and the input is quantized
-            at each call, with one scale for all its rows.
-        relu: Whether ReLU follows.
-
-    Raises:
-        ValueError: If torch has no kernel for the precision here.
+    With `int8` each output feature has its own scale, and the input is quantized at each call, with one scale for all
+    its rows. If torch has no kernel for the precision here, that is a `ValueError`.
     """
     weight = weight.detach().float()
     bias = None if bias is None else bias.detach().float()

@@ -7,32 +7,47 @@ Letters in shape comments: B sentences, K hypotheses of a sentence (k of a group
 V target tokens, S source length, L target length.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import torch
 
-from heedful.inference.strategies.beam_settings import BeamSettings
+from heedful.files import check_at_least
+from heedful.inference.strategies.beams import (
+    NEVER,
+    Beam,
+    LengthPenaltyForm,
+    best_of,
+    check_found,
+    coverage_penalty,
+)
 from heedful.inference.strategies.constraints import ForcedWords, Progress, read_constraints
-from heedful.inference.strategies.penalties import LengthPenaltyForm, coverage_penalty
 from heedful.inference.strategies.steps import (
     Averaging,
     ModelSteps,
     Records,
     average,
-    check_found,
     check_members,
     check_request,
     end_tokens,
     filler,
+    given_once,
     member_steps,
     once_per_sentence,
-    picked,
+    require,
     source_attention,
 )
 
-NEVER = float("-inf")
+# Settings that may stand in the strategy or in generate()'s config, and what they are where neither has them.
+SHARED = {
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "force_words_ids": None,
+    "length_penalty_form": None,
+    "tokens_beyond_source": None,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,31 +115,62 @@ class BeamSearch:
     ) -> Any:
         """Decode as `Strategy` says; with `return_dict_in_generate` a `GenerateBeamEncoderDecoderOutput`."""
         check_request("BeamSearch", model, generation_config, model_kwargs)
-        settings = BeamSettings.resolve(self, generation_config)
+        config = generation_config
+        strategy = replace(self, **{name: given_once(self, config, name, unset) for name, unset in SHARED.items()})
+        _check_settings(strategy, config)
         check_members(model, self.models)
-        voters = _Voters(settings, len(input_ids) // settings.beams, model, inputs_tensor, model_kwargs)
-        search = _Search(settings, voters, input_ids, logits_processor, stopping_criteria)
+        prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])  # (B, K, L)
+        voters = _Voters(strategy, prompts, model, inputs_tensor, model_kwargs)
+        search = _Search(strategy, config, voters, prompts, logits_processor, stopping_criteria)
         while not search.is_done:
             search.step()
         return search.result(model_kwargs["encoder_outputs"])
 
 
+def _check_settings(strategy: BeamSearch, config: Any) -> None:
+    """Raise a `ValueError` if a setting is out of range, or two cannot be combined."""
+    beams, returned = config.num_beams or 1, config.num_return_sequences or 1
+    require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
+    alpha = getattr(config, "penalty_alpha", None)
+    require(not alpha, "penalty_alpha", "not be set with BeamSearch", alpha)
+    require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
+    groups, diversity = strategy.num_beam_groups or 0, strategy.diversity_penalty or 0.0
+    fit = groups >= 1 and beams % groups == 0
+    require(fit, "num_beams", f"be divisible by `num_beam_groups` ({groups})", beams)
+    check_at_least(0, diversity_penalty=diversity, coverage_penalty=strategy.coverage_penalty)
+    is_idle, are_alike = groups == 1 and diversity > 0, groups > 1 and not diversity
+    require(not is_idle, "num_beam_groups", f"be at least 2 with a `diversity_penalty` of {diversity}", groups)
+    require(not are_alike, "diversity_penalty", f"be above 0 with {groups} groups, or they would be alike", diversity)
+    has_shared, has_own = strategy.force_words_ids is not None, strategy.sentence_force_words_ids is not None
+    require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
+    if has_shared or has_own:
+        require(groups == 1, "num_beam_groups", "be 1 with forced words", groups)
+        require(beams > 1, "num_beams", "be at least 2 with forced words", beams)
+    form, averaging = strategy.length_penalty_form, strategy.averaging
+    is_form = form in (None, *get_args(LengthPenaltyForm))
+    require(is_form, "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
+    check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
+    is_averaging = averaging in get_args(Averaging)
+    require(is_averaging, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
+    models, weights = strategy.models, strategy.weights
+    is_list = isinstance(models, Sequence) and not isinstance(models, str)
+    require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
+    count = 1 + len(models)
+    fit = weights is None or (len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights))
+    require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
+    has_logits = bool(models) and config.output_logits
+    require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
+
+
 class _Voters:
     """The model or models that say how likely each next token is."""
 
-    def __init__(self, settings: BeamSettings, sentences: int, model: Any, source: Any, model_kwargs: dict):
-        strategy: BeamSearch = settings.strategy
-        self.model = model
+    def __init__(self, strategy: BeamSearch, prompts: torch.Tensor, model: Any, source: Any, model_kwargs: dict):
+        sentences, beams, _ = prompts.shape
         self.averaging = strategy.averaging
-        self.needs_attention = strategy.coverage_penalty > 0
-        if self.needs_attention:
-            model_kwargs = model_kwargs | {"output_attentions": True}
-        first = ModelSteps(model, model_kwargs)
-        self.members = [first]
         weights = strategy.weights or [1.0] * (1 + len(strategy.models))
         self.weights = [weight / sum(weights) for weight in weights]
-        encoded = model_kwargs["encoder_outputs"][0]
-        mask = model_kwargs.get("attention_mask")
+        encoded, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
         mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
         self.source_mask = once_per_sentence(mask, sentences)  # (B, S)
         if strategy.models and (source is None or source.is_floating_point() or (source < 0).any()):
@@ -132,113 +178,55 @@ class _Voters:
                 "`input_ids` must be given to generate() with several models, each of which encodes the source, "
                 "but `inputs_embeds` or `encoder_outputs` are given instead."
             )
-        for member in strategy.models:
-            self.members.append(member_steps(member, source, first, settings.beams))
-            if self.needs_attention:
-                self.members[-1].model_kwargs["output_attentions"] = True
+        self.members = [ModelSteps(model, model_kwargs)]
+        self.members += [member_steps(member, source, self.members[0], beams) for member in strategy.models]
+        self.needs_attention = strategy.coverage_penalty > 0
+        if self.needs_attention:
+            for each in self.members:
+                each.model_kwargs["output_attentions"] = True
 
     def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, Any]:
         """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
-        outputs = [member.next(tokens) for member in self.members]
-        logits = [output.logits[:, -1].to(tokens.device, torch.float32) for output in outputs]
-        log_probabilities = [each.log_softmax(-1) for each in logits]
+        outputs, device = [member.next(tokens) for member in self.members], tokens.device
+        each = [output.logits[:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
+        log_probabilities = each[0] if len(each) == 1 else average(each, self.weights, self.averaging)
         attention = None
         if self.needs_attention:
-            shares = [
-                weight * source_attention(output).to(tokens.device)
-                for weight, output in zip(self.weights, outputs, strict=True)
-            ]
-            attention = torch.stack(shares).sum(0)
-        if len(outputs) == 1:
-            return log_probabilities[0], attention, outputs[0]
-        return average(log_probabilities, self.weights, self.averaging), attention, outputs[0]
+            pairs = zip(self.weights, outputs, strict=True)
+            attention = torch.stack([weight * source_attention(output).to(device) for weight, output in pairs]).sum(0)
+        return log_probabilities, attention, outputs[0]
 
     def reorder(self, rows: torch.Tensor) -> None:
         for member in self.members:
             member.reorder(rows)
 
 
-@dataclass
-class _Hypotheses:
-    """Some hypotheses of each sentence, best first."""
-
-    tokens: torch.Tensor  # (B, k, L)
-    parents: torch.Tensor  # (B, k, steps): the row that each token was chosen from, -1 after the end
-    scores: torch.Tensor  # (B, k): log-probabilities of running hypotheses, final scores of finished ones
-    coverage: torch.Tensor | None = None  # (B, k, S)
-    progress: list[list[Progress]] | None = None  # (B, k)
-
-    def pick(self, places: torch.Tensor) -> "_Hypotheses":
-        """Return the hypotheses at `(B, n)` places."""
-        return _Hypotheses(
-            picked(self.tokens, places),
-            picked(self.parents, places),
-            self.scores.gather(1, places),
-            None if self.coverage is None else picked(self.coverage, places),
-            self.progress
-            and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
-        )
-
-    def grow(self, tokens: torch.Tensor, parents: torch.Tensor) -> None:
-        """Append `(B, k)` tokens and the rows they come from."""
-        self.tokens = torch.cat([self.tokens, tokens[..., None]], -1)
-        self.parents = torch.cat([self.parents, parents[..., None]], -1)
-
-
-def _merge(one: _Hypotheses, other: _Hypotheses, count: int) -> _Hypotheses:
-    """Return the best of two lists of finished hypotheses."""
-    merged = _Hypotheses(
-        torch.cat([one.tokens, other.tokens], 1),
-        torch.cat([one.parents, other.parents], 1),
-        torch.cat([one.scores, other.scores], 1),
-    )
-    return merged.pick(merged.scores.topk(count).indices)
-
-
-@dataclass
-class _Group:
-    """A beam of its own: with one group, the whole search."""
-
-    first_row: int
-    running: _Hypotheses
-    finished: _Hypotheses
-    done: torch.Tensor  # (B)
-
-
 class _Search:
-    """The state of one beam search and its step."""
+    """The state of one beam search and its step; each group has a beam of its own."""
 
-    def __init__(self, settings: BeamSettings, voters: _Voters, prompt: torch.Tensor, processor: Any, criteria: Any):
-        self.settings = settings
-        self.voters = voters
-        self.processor = processor
-        self.criteria = criteria
-        self.ends, self.fill = end_tokens(settings.config), filler(settings.config)
-        self.prompt_length = prompt.shape[1]
-        self.size = settings.beams // settings.strategy.num_beam_groups  # k
-        tokens = prompt.view(-1, settings.beams, self.prompt_length)  # (B, K, L)
-        self.batch = len(tokens)
-        self.limits = self._limits(tokens)
+    def __init__(
+        self, strategy: BeamSearch, config: Any, voters: _Voters, prompts: torch.Tensor, processor: Any, criteria: Any
+    ):
+        self.strategy, self.config, self.voters = strategy, config, voters
+        self.processor, self.criteria = processor, criteria
+        self.ends, self.fill = end_tokens(config), filler(config)
+        self.batch, self.beams, self.prompt_length = prompts.shape
+        self.size = self.beams // (strategy.num_beam_groups or 1)  # k
+        self.limits = prompts.new_full((self.batch,), config.max_length - self.prompt_length)  # (B)
+        if strategy.tokens_beyond_source is not None:
+            lengths = voters.source_mask.sum(1).to(self.limits)
+            self.limits = torch.minimum(self.limits, lengths + strategy.tokens_beyond_source)
         self.words = self._read_words()
-        self.groups = [self._new_group(part, tokens) for part in range(settings.strategy.num_beam_groups)]
-        self.records = Records(settings.config)
+        self.groups = [self._new_group(part) for part in prompts.split(self.size, dim=1)]
+        self.records = Records(config)
 
     @property
     def is_done(self) -> bool:
         """Whether no hypothesis of any sentence goes on."""
         return all(bool(group.done.all()) for group in self.groups)
 
-    def _limits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the most tokens that each sentence may have, `(B)`."""
-        limits = tokens.new_full((self.batch,), self.settings.config.max_length - self.prompt_length)
-        beyond = self.settings.strategy.tokens_beyond_source
-        if beyond is None:
-            return limits
-        return torch.minimum(limits, self.voters.source_mask.sum(1).to(limits) + beyond)
-
     def _read_words(self) -> list[ForcedWords] | None:
-        strategy = self.settings.strategy
-        shared, each = strategy.force_words_ids, strategy.sentence_force_words_ids
+        shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
         if shared is None and each is None:
             return None
         if each is None:
@@ -252,7 +240,7 @@ class _Search:
                     f"but holds {len(each)} instead."
                 )
             given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
-        vocabulary = self.voters.model.get_output_embeddings().weight.shape[0]
+        vocabulary = self.voters.members[0].model.get_output_embeddings().weight.shape[0]
         words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
         for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
             needed = wanted.remaining(wanted.start)
@@ -262,22 +250,14 @@ class _Search:
                 )
         return words
 
-    def _new_group(self, number: int, tokens: torch.Tensor) -> _Group:
-        size, first_row = self.size, number * self.size
-        prompts = tokens[:, first_row : first_row + size]
-        scores = torch.full((self.batch, size), NEVER, device=tokens.device)
-        started = scores.clone()
-        started[:, 0] = 0.0  # otherwise all beams of the first step would be alike
-        parents = tokens.new_zeros((self.batch, size, 0))
-        source_length = self.voters.source_mask.shape[1]
-        coverage = scores.new_zeros((self.batch, size, source_length)) if self.voters.needs_attention else None
-        progress = None if self.words is None else [[words.start] * size for words in self.words]
-        return _Group(
-            first_row,
-            _Hypotheses(prompts, parents, started, coverage, progress),
-            _Hypotheses(prompts, parents, scores),
-            torch.zeros(self.batch, dtype=torch.bool, device=tokens.device),
-        )
+    def _new_group(self, prompts: torch.Tensor) -> Beam:
+        group = Beam(self.config, prompts, self.limits, self.fill, self.strategy.length_penalty_form)
+        if self.voters.needs_attention:
+            source_length = self.voters.source_mask.shape[1]
+            group.running.coverage = group.running.scores.new_zeros((self.batch, self.size, source_length))
+        if self.words is not None:
+            group.running.progress = [[words.start] * self.size for words in self.words]
+        return group
 
     def step(self) -> None:
         """Let every group choose its next tokens."""
@@ -285,120 +265,74 @@ class _Search:
         log_probabilities, attention, outputs = self.voters.next(tokens)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
         self.records.add(log_probabilities, outputs)
-        log_probabilities = log_probabilities.view(self.batch, self.settings.beams, -1)
+        log_probabilities = log_probabilities.view(self.batch, self.beams, -1)
         counts = log_probabilities.new_zeros((self.batch, log_probabilities.shape[-1]))  # (B, V)
-        for group in self.groups:
-            rows = slice(group.first_row, group.first_row + self.size)
+        for number, group in enumerate(self.groups):
+            rows = slice(number * self.size, (number + 1) * self.size)
             if attention is not None and group.running.coverage is not None:
-                newest = attention.view(self.batch, self.settings.beams, -1)[:, rows]
+                newest = attention.view(self.batch, self.beams, -1)[:, rows]
                 group.running.coverage = group.running.coverage + newest
-            self._advance(group, log_probabilities[:, rows], counts)
+            self._advance(group, rows.start, log_probabilities[:, rows], counts)
         if not self.is_done:
             parents = torch.cat([group.running.parents[..., -1] for group in self.groups], 1)  # (B, K)
             self.voters.reorder(parents.flatten())
 
-    def _advance(self, group: _Group, log_probabilities: torch.Tensor, counts: torch.Tensor) -> None:
-        """Choose the candidates of one group, store those that end, go on with the best others, and count tokens."""
+    def _advance(self, group: Beam, row: int, log_probabilities: torch.Tensor, counts: torch.Tensor) -> None:
+        """Choose the candidates of the group from `row` on, go on with the best, and count the tokens chosen."""
         totals = group.running.scores[..., None] + log_probabilities  # (B, k, V)
-        places, tokens, progress = self._candidates(group, totals, counts)  # (B, M)
-        candidates = group.running.pick(places)
-        candidates.scores = totals.flatten(1).gather(1, places * totals.shape[-1] + tokens)
-        if progress is not None:
+        scores, places, tokens, progress = self._candidates(group, totals, counts)  # (B, M)
+        first = torch.arange(self.batch, device=tokens.device)[:, None] * self.beams + row
+        candidates = group.running.extended(places, tokens, scores, first)
+        ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
+        ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
+        is_complete: Any = True
+        if self.words is not None and progress is not None:
             candidates.progress = progress
-            # A sentence with fewer candidates than another gets empty ones, which are never chosen.
-            real = [[number < len(row) for number in range(places.shape[1])] for row in progress]
-            candidates.scores = candidates.scores.masked_fill(~torch.tensor(real, device=tokens.device), NEVER)
-            for row in progress:
-                row.extend([Progress(frozenset(), ())] * (places.shape[1] - len(row)))
-        first = torch.arange(self.batch, device=tokens.device)[:, None] * self.settings.beams + group.first_row
-        candidates.grow(tokens, places + first)
-        ended = self._ended(candidates.tokens)  # (B, M)
-        finishing = self._finish(group, candidates, ended)
+            pairs = zip(self.words, progress, strict=True)
+            complete = [[words.remaining(each) == 0 for each in row] for words, row in pairs]
+            is_complete = torch.tensor(complete, device=tokens.device)
+        bonus: Any = 0.0
+        if candidates.coverage is not None:
+            mask = self.voters.source_mask[:, None]
+            bonus = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
+        finishing = group.advance(candidates, ended, is_complete, bonus)
         counts.scatter_add_(1, tokens, finishing.to(counts))
-        order = torch.arange(ended.shape[1], device=ended.device) + ended * ended.shape[1]
-        places = order.argsort(1)[:, : self.size]
-        running = candidates.pick(places)
-        running.scores = running.scores.masked_fill(ended.gather(1, places) | group.done[:, None], NEVER)
-        group.running = running
-        self._stop(group)
+        running = group.running
         counts.scatter_add_(1, running.tokens[..., -1], (running.scores > NEVER).to(counts))
 
-    def _candidates(self, group: _Group, totals: torch.Tensor, counts: torch.Tensor) -> tuple[Any, Any, Any]:
-        """Return hypothesis and token of each of M candidates, best first, and their progress with forced words.
+    def _candidates(self, group: Beam, totals: torch.Tensor, counts: torch.Tensor) -> tuple[Any, Any, Any, Any]:
+        """Return score, hypothesis and token of M candidates, best first, and their progress with forced words.
 
         They are so many that k go on even if each of the others ends, with each end token.
         """
         count = max(2, 1 + len(self.ends)) * self.size
         vocabulary = totals.shape[-1]
         if self.words is None or group.running.progress is None:
-            ranking = totals - self.settings.strategy.diversity_penalty * counts[:, None]
+            ranking = totals - (self.strategy.diversity_penalty or 0.0) * counts[:, None]
             best = ranking.flatten(1).topk(min(count, ranking[0].numel())).indices
-            return best // vocabulary, best % vocabulary, None
+            return totals.flatten(1).gather(1, best), best // vocabulary, best % vocabulary, None
         room = (self.limits - group.running.parents.shape[-1] - 1).tolist()
         rows = [
             words.order(scores, progress, count, self.ends, left)
             for words, scores, progress, left in zip(self.words, totals, group.running.progress, room, strict=True)
         ]
-        # At least k, so that k always go on, even if some of them are empty.
-        longest = max(self.size, *(len(row) for row in rows))
-        filled = [[(place, token) for place, token, _ in row] + [(0, 0)] * (longest - len(row)) for row in rows]
-        best = torch.tensor(filled, device=totals.device)  # (B, M, 2)
-        return best[..., 0], best[..., 1], [[progress for _, _, progress in row] for row in rows]
-
-    def _ended(self, tokens: torch.Tensor) -> torch.Tensor:
-        flat = tokens.flatten(0, 1)
-        ended = self.criteria(flat, self.records.scores).view(tokens.shape[:2])
-        return ended | (tokens.shape[-1] - self.prompt_length >= self.limits)[:, None]
-
-    def _finish(self, group: _Group, candidates: _Hypotheses, ended: torch.Tensor) -> torch.Tensor:
-        """Store the ended hypotheses among the k best candidates, if they are better than those stored.
-
-        Returns:
-            Which candidates these are, `(B, M)`.
-        """
-        length = candidates.parents.shape[-1]
-        counted = ended & (torch.arange(ended.shape[1], device=ended.device) < self.size)
-        if self.words is not None and candidates.progress is not None:
-            complete = [
-                [words.remaining(progress) == 0 for progress in row]
-                for words, row in zip(self.words, candidates.progress, strict=True)
-            ]
-            counted &= torch.tensor(complete, device=ended.device)
-        scores = candidates.scores / self.settings.penalty(length)
-        if candidates.coverage is not None:
-            mask = self.voters.source_mask[:, None]
-            scores = scores + coverage_penalty(candidates.coverage, mask, self.settings.strategy.coverage_penalty)
-        scores = scores.masked_fill(~counted | group.done[:, None], NEVER)
-        fill = torch.full_like(group.finished.tokens[..., 0], self.fill)
-        group.finished.grow(fill, torch.full_like(fill, -1))
-        ending = _Hypotheses(candidates.tokens, candidates.parents, scores)
-        group.finished = _merge(group.finished, ending, self.size)
-        return scores > NEVER
-
-    def _stop(self, group: _Group) -> None:
-        """Mark the sentences whose stored hypotheses cannot get better, by the rules of transformers."""
-        settings = self.settings
-        best, worst = group.running.scores.amax(1), group.finished.scores.amin(1)  # (B)
-        length: Any = group.running.parents.shape[-1]
-        if settings.config.early_stopping == "never" and settings.config.length_penalty > 0:
-            length = self.limits
-        full = worst > NEVER
-        hopeless = best / settings.penalty(length) <= worst
-        stops_when_full = settings.config.early_stopping is True or self.size == 1
-        group.done = group.done | (best == NEVER) | (full & (hopeless | stops_when_full))
-        group.running.scores = group.running.scores.masked_fill(group.done[:, None], NEVER)
+        # At least k, so that k always go on, even if some of them are empty candidates, which are never chosen.
+        longest = max(self.size, *map(len, rows))
+        filled = [row + [(0, 0, Progress(frozenset(), ()))] * (longest - len(row)) for row in rows]
+        best = torch.tensor([[place * vocabulary + token for place, token, _ in row] for row in filled])
+        is_empty = torch.arange(longest) >= torch.tensor([[len(row)] for row in rows])
+        best, is_empty = best.to(totals.device), is_empty.to(totals.device)
+        scores = totals.flatten(1).gather(1, best).masked_fill(is_empty, NEVER)
+        return scores, best // vocabulary, best % vocabulary, [[progress for _, _, progress in row] for row in filled]
 
     def result(self, encoded: Any) -> Any:
         """Return the best hypotheses of all groups, as generate() does."""
-        every = self.groups[0].finished
-        for group in self.groups[1:]:
-            every = _merge(every, group.finished, every.scores.shape[1] + self.size)
-        best = every.pick(every.scores.topk(self.settings.returned).indices)
+        best = best_of([group.finished for group in self.groups], self.config.num_return_sequences or 1, self.fill)
         self._check_found(best.scores)
         generated = int((best.parents >= 0).sum(-1).max())
         tokens: Any = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
         beam_indices: Any = best.parents[..., :generated].flatten(0, 1)
-        if not self.settings.config.return_dict_in_generate:
+        if not self.config.return_dict_in_generate:
             return tokens
         from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
@@ -415,7 +349,7 @@ class _Search:
         if missing and self.words is not None:
             raise ValueError(
                 f"`force_words_ids` of sentence {missing[0]} must be possible within {int(self.limits[missing[0]])}"
-                f" tokens, but fewer than {self.settings.returned} hypotheses that contain them were found: other"
+                f" tokens, but fewer than {scores.shape[1]} hypotheses that contain them were found: other"
                 " settings forbid tokens, or length and beams are too small."
             )
         check_found(scores)

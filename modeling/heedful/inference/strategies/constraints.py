@@ -24,9 +24,6 @@ class ForcedWords:
 
     A constraint is met as soon as one of its phrases occurs among the generated tokens, contiguous; phrases may
     overlap.
-
-    Args:
-        constraints: At least one phrase each.
     """
 
     def __init__(self, constraints: tuple[Constraint, ...]):
@@ -77,23 +74,16 @@ class ForcedWords:
     def order(
         self, scores: torch.Tensor, progress: Sequence[Progress], count: int, ends: Sequence[int], room: int
     ) -> list[tuple[int, int, Progress]]:
-        """Order the best continuations of one sentence's hypotheses so that the fullest banks come first.
+        """Order hypothesis, token and progress of one sentence's candidates so that the fullest banks come first.
 
-        Candidates are the `count` best of all, every hypothesis' best, and every token that `next_tokens` names.
+        From `(K, V)` accumulated log-probabilities, -inf where nothing may follow, the candidates are the `count` best
+        of all, every hypothesis' best, and every token that `next_tokens` names. Left out are those that lack more
+        tokens than there is `room` for, and those that end although some are missing.
+
         Those with equally many tokens missing form a bank. The banks take turns, the one with the fewest missing
         first, each with its best candidate left (Post and Vilar, 2018, allocate in equal shares and hand unused
         slots on; taking turns does the same, and the fullest bank is never without a slot, so every constraint is
         met in the end).
-
-        Args:
-            scores: `(K, V)` accumulated log-probabilities, -inf where nothing may follow.
-            progress: Of each of the K hypotheses.
-            count: Number of best continuations to look at.
-            ends: Tokens that end a hypothesis; allowed only where all constraints are met.
-            room: Tokens that may still follow; candidates that lack more are left out.
-
-        Returns:
-            Hypothesis, token and progress of each candidate, in order.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
@@ -123,17 +113,10 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
 
 
 def read_constraints(given: Any, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
-    """Check the constraints of one sentence.
+    """Read the constraints of one sentence: each a list of token ids, or a list of such lists as alternatives.
 
-    Args:
-        given: A list with, for each constraint, a list of token ids, or a list of such lists as alternatives.
-        vocabulary: Number of target tokens.
-        ends: Tokens that end a hypothesis.
-        name: Of the setting, for the messages.
-
-    Raises:
-        ValueError: If it has another form, a phrase is empty, an id is out of range or an end token, or a
-            constraint stands there twice.
+    Another form, an empty phrase, an id from outside the vocabulary, one of `ends`, or a constraint that stands there
+    twice is a `ValueError` that names the setting.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(f"`{name}` must be a list of constraints, but is {given!r} instead.")

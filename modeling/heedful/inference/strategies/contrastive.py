@@ -65,7 +65,9 @@ class ContrastiveSearch:
         steps = ModelSteps(model, model_kwargs | {"output_hidden_states": True})
         outputs = steps.next(tokens)
         context = outputs.decoder_hidden_states[-1].view(len(input_ids), k, input_ids.shape[1], -1)[:, 0]  # (B, L, D)
-        is_context = self._prompt_mask(input_ids, model_kwargs, k)
+        mask = model_kwargs.get("decoder_attention_mask")
+        mask = torch.ones_like(tokens) if mask is None else mask.to(tokens.device)
+        is_context = mask[::k].bool()  # (B, L)
         records = Records(generation_config)
         going = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
         sentences = torch.arange(len(input_ids), device=input_ids.device)
@@ -118,10 +120,6 @@ class ContrastiveSearch:
                 " instead."
             )
 
-    def _prompt_mask(self, prompt: torch.Tensor, model_kwargs: dict[str, Any], k: int) -> torch.Tensor:
-        mask = model_kwargs.get("decoder_attention_mask")
-        return torch.ones_like(prompt, dtype=torch.bool) if mask is None else mask[::k].bool().to(prompt.device)
-
 
 def choose(
     probabilities: torch.Tensor,
@@ -132,15 +130,8 @@ def choose(
 ) -> torch.Tensor:
     """Return which of k candidates has the largest (1 - α) p(v) - α max_j s(h_v, h_j) (Su et al., 2022, equation 5).
 
-    Args:
-        probabilities: `(B, k)` of the candidates.
-        states: `(B, k, D)` last hidden state of each candidate.
-        context: `(B, L, D)` last hidden states of the tokens before.
-        is_context: `(B, L)`, False at padding.
-        alpha: Weight of the penalty, from 0 to 1.
-
-    Returns:
-        `(B)` numbers of candidates.
+    The candidates have `(B, k)` probabilities and `(B, k, D)` last hidden states; those of the tokens before are the
+    `(B, L, D)` context, whose mask is False at padding. Returns `(B)` numbers of candidates.
     """
     similarities = torch.nn.functional.cosine_similarity(
         states[:, :, None].float(), context[:, None].float(), dim=-1

@@ -35,7 +35,7 @@ class Strategy(Protocol):
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode.
+        """Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` an output of transformers.
 
         Args:
             model: The model whose `generate()` was called.
@@ -47,9 +47,6 @@ class Strategy(Protocol):
             model_kwargs: The encoded source, its mask and the cache. `inputs_tensor`, the `(B, S)` source tokens, for
                 a strategy that names it in its signature.
 
-        Returns:
-            `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` an output of transformers.
-
         Raises:
             ValueError: If a setting is out of range, or would not be read.
         """
@@ -58,22 +55,14 @@ class Strategy(Protocol):
 def check_request(
     strategy: str, model: Any, generation_config: Any, model_kwargs: dict[str, Any], unread: Settings | None = None
 ) -> None:
-    """Check that no setting asks for what a strategy of ours cannot do.
+    """Raise a `ValueError` that names the strategy if it cannot do what `generate()` is asked for.
 
-    Args:
-        strategy: Name for the messages.
-        model: The model whose `generate()` was called.
-        generation_config: As `generate()` prepared it.
-        model_kwargs: What `generate()` would hand to the model.
-        unread: More settings of other ways of decoding that this strategy does not read.
-
-    Raises:
-        ValueError: If the model has no encoder, another way of decoding is asked for too, or the cache holds
-            tokens already.
+    So it is if the model has no encoder, if another way of decoding is asked for too (`unread` adds to those that no
+    strategy of ours reads), or if the cache holds tokens already.
     """
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
-    for name, value in active_settings(generation_config, {**OTHER_MODES, **(unread or {})}).items():
+    for name, value in active_settings(generation_config, OTHER_MODES | (unread or {})).items():
         raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
@@ -89,16 +78,9 @@ def require(is_right: bool, field: str, must: str, value: Any) -> None:
 
 
 def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
-    """Return a setting that may stand in a strategy or in generate()'s config.
+    """Return a setting of a strategy or, where that is `None`, of generate()'s config; `unset` where neither has it.
 
-    Args:
-        strategy: With an attribute of that name, `None` to take the config's.
-        config: generate()'s.
-        name: Of the setting.
-        unset: What it is where neither has it.
-
-    Raises:
-        ValueError: If both have one, and they differ.
+    If both have it and they differ, it raises a `ValueError`.
     """
     own, given = getattr(strategy, name), getattr(config, name, None)
     given = unset if given is None else given
@@ -111,12 +93,7 @@ def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
 
 
 def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any]:
-    """Return those of some settings that change something, with their values.
-
-    Args:
-        generation_config: Where they may be set.
-        settings: Which.
-    """
+    """Return those of some settings that change something, with their values in a generation config."""
     values = {name: getattr(generation_config, name, None) for name in settings}
     return {name: value for name, value in values.items() if value not in settings[name]}
 
@@ -137,14 +114,10 @@ def end_tokens(generation_config: Any) -> list[int]:
 
 
 class ModelSteps:
-    """A model with what its decoder gets at each step: the encoded source, masks and cache.
-
-    Args:
-        model: An encoder-decoder.
-        model_kwargs: As `generate()` prepares them, expanded to `(B * K, …)`.
-    """
+    """A model with what its decoder gets at each step: the encoded source, masks and cache."""
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any]):
+        """Begin with arguments as `generate()` prepares them, expanded to `(B * K, …)`."""
         self.model = model
         self.model_kwargs = dict(model_kwargs)
         self._is_first = True
@@ -176,11 +149,7 @@ class ModelSteps:
 
 
 class Records:
-    """What `generate()` is asked to return of each step beside the tokens.
-
-    Args:
-        generation_config: With `return_dict_in_generate` and the settings `output_…`.
-    """
+    """What `generate()` is asked to return of each step beside the tokens, by the settings `output_…`."""
 
     def __init__(self, generation_config: Any):
         wanted: dict[str, Any] = {
@@ -228,35 +197,8 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
     return states[:: len(states) // sentences]
 
 
-def picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return those of `(B, K, …)` states that stand at `(B, n)` places: `(B, n, …)`."""
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-
-
-def check_found(scores: torch.Tensor) -> None:
-    """Check that a search has found all hypotheses that it is to return.
-
-    Args:
-        scores: `(B, returned)`, -inf where there is none.
-
-    Raises:
-        ValueError: If one is missing; the message names the sentence.
-    """
-    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
-    if missing:
-        raise ValueError(
-            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
-            f"{scores.shape[1]} were found for sentence {missing[0]}."
-        )
-
-
 def check_members(model: Any, members: Sequence[Any]) -> None:
-    """Check that models can vote on the next token together.
-
-    Raises:
-        ValueError: If one is no encoder-decoder, differs in vocabulary or special tokens, or is in training mode
-            while the first is not.
-    """
+    """Raise a `ValueError` that names the first of some models that cannot vote on the next token with another."""
     for number, member in enumerate(members):
         name = f"`models[{number}]`"
         if not hasattr(member, "prepare_inputs_for_generation"):
@@ -285,13 +227,9 @@ def _vocabulary(model: Any) -> dict[str, Any]:
 
 
 def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
-    """Encode the source with a further model of an ensemble.
+    """Encode `(B, S)` source tokens with a further model of an ensemble, for K = `rows_per_sentence`.
 
-    Args:
-        member: The model.
-        source: `(B, S)` token ids.
-        first: The model that generates, whose masks hold for all.
-        rows_per_sentence: K.
+    The masks of the first model, which generates, hold for all.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -313,16 +251,10 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
-    """Average the log-probabilities that several models give the next token.
+    """Average the `(rows, V)` log-probabilities that several models give the next token, by weights with sum 1.
 
-    Args:
-        log_probabilities: One `(rows, V)` per model.
-        weights: One per model, with sum 1.
-        averaging: `probabilities` (the mixture of the models), or `log_probabilities` (their geometric mean, not
-            normalized to sum 1, so that a sequence's score is the mean of the models' scores).
-
-    Returns:
-        `(rows, V)` log-probabilities.
+    The mean of `probabilities` is the mixture of the models. The mean of `log_probabilities` is their geometric mean,
+    not normalized to sum 1, so that a sequence's score is the mean of the models' scores.
     """
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
@@ -332,11 +264,7 @@ def average(log_probabilities: list[torch.Tensor], weights: list[float], averagi
 
 
 def source_attention(outputs: Any) -> torch.Tensor:
-    """Return how much the newest token attended to each source token: the mean of the last layer's heads, `(rows, S)`.
-
-    Raises:
-        ValueError: If the model's attention kernel returns no weights.
-    """
+    """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:
         raise ValueError(

@@ -1,0 +1,168 @@
+"""What every beam search keeps: the hypotheses that go on, the best finished ones, and which sentences are done.
+
+Letters in shape comments: N sentences, K hypotheses of each, M candidates, S source length, L target length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from heedful.inference.strategies.constraints import Progress
+
+NEVER = float("-inf")
+LengthPenaltyForm = Literal["power", "gnmt"]
+Length = TypeVar("Length", int, torch.Tensor)
+
+
+def length_penalty(length: Length, alpha: float, form: LengthPenaltyForm | None) -> Length:
+    """Return what the log-probability of a hypothesis of `length` tokens, the end token included, is divided by.
+
+    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with which
+    Vaswani et al. (2017, section 6.1) decode at α = 0.6. The prompt does not count.
+    """
+    return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
+
+
+def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 where all was attended to.
+
+    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's tokens; the mask, which
+    broadcasts to it, is 0 at padding. The `(…)` penalties are added to normalised log-probabilities.
+    """
+    smallest = torch.finfo(coverage.dtype).tiny
+    return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)
+
+
+@dataclass
+class Hypotheses:
+    """Some hypotheses of each sentence, best first."""
+
+    tokens: torch.Tensor  # (N, K, L)
+    parents: torch.Tensor  # (N, K, generated): the row that each token was chosen from, -1 after the end
+    scores: torch.Tensor  # (N, K): log-probabilities of running hypotheses, final scores of finished ones
+    coverage: torch.Tensor | None = None  # (N, K, S)
+    progress: list[list[Progress]] | None = None  # (N, K)
+
+    def pick(self, places: torch.Tensor) -> "Hypotheses":
+        """Return the hypotheses at `(N, n)` places."""
+        return Hypotheses(
+            _picked(self.tokens, places),
+            _picked(self.parents, places),
+            self.scores.gather(1, places),
+            None if self.coverage is None else _picked(self.coverage, places),
+            self.progress
+            and [[row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)],
+        )
+
+    def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, row: Any = 0) -> "Hypotheses":
+        """Return the hypotheses at `(N, M)` places with a token more and new scores; rows are counted from `row`."""
+        longer = self.pick(places)
+        longer.scores = scores
+        longer.tokens = torch.cat([longer.tokens, tokens[..., None]], -1)
+        longer.parents = torch.cat([longer.parents, (places + row)[..., None]], -1)
+        return longer
+
+    def of(self, sentences: torch.Tensor) -> "Hypotheses":
+        """Return tokens, parents and scores of some sentences."""
+        return Hypotheses(self.tokens[sentences], self.parents[sentences], self.scores[sentences])
+
+
+def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return those of `(N, K, …)` states that stand at `(N, n)` places: `(N, n, …)`."""
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def best_of(lists: Sequence[Hypotheses], count: int, fill: int) -> Hypotheses:
+    """Return the best of several lists of finished hypotheses, with `fill` behind the ends of the shorter ones."""
+    longest = max(each.parents.shape[-1] for each in lists)
+    missing = [(0, longest - each.parents.shape[-1]) for each in lists]
+    merged = Hypotheses(
+        torch.cat([F.pad(each.tokens, room, value=fill) for each, room in zip(lists, missing, strict=True)], 1),
+        torch.cat([F.pad(each.parents, room, value=-1) for each, room in zip(lists, missing, strict=True)], 1),
+        torch.cat([each.scores for each in lists], 1),
+    )
+    return merged.pick(merged.scores.topk(count).indices)
+
+
+class Beam:
+    """The K hypotheses of each sentence that go on, and the K best finished ones, by the rules of transformers.
+
+    A sentence is done when none of its hypotheses goes on, or when K have finished and no better one can come:
+    `early_stopping` of the generation config says what counts as that. With K = 1 it is done with its first.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        prompts: torch.Tensor,
+        limits: int | torch.Tensor,
+        fill: int,
+        form: LengthPenaltyForm | None = None,
+    ):
+        """Begin with `(N, K, L)` prompts, of which at most `limits` tokens, `(N)` or one for all, follow."""
+        self.config, self.limits, self.fill, self.form = config, limits, fill, form
+        self.size = prompts.shape[1]  # K
+        parents = prompts.new_zeros((*prompts.shape[:2], 0))
+        scores = torch.full(prompts.shape[:2], NEVER, device=prompts.device)
+        self.finished = Hypotheses(prompts, parents, scores)
+        self.running = Hypotheses(prompts, parents, scores.clone())
+        self.running.scores[:, 0] = 0.0  # otherwise all hypotheses of the first step would be alike
+        self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
+
+    def penalty(self, length: Any) -> Any:
+        """Return what the log-probability of a hypothesis of `length` generated tokens is divided by."""
+        return length_penalty(length, self.config.length_penalty, self.form)
+
+    def advance(
+        self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Any = True, bonus: Any = 0.0
+    ) -> torch.Tensor:
+        """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
+
+        All arguments are `(N, M)`: those that are not `is_complete` are not stored, and `bonus` is added to the
+        normalised log-probability. Returns which candidates finished, `(N, M)`.
+        """
+        finishing = torch.zeros_like(ended)
+        places = torch.arange(ended.shape[1], device=ended.device)
+        if bool(ended.any()):
+            counted = ended & is_complete & (places < self.size) & ~self.done[:, None]
+            final = candidates.scores / self.penalty(candidates.parents.shape[-1]) + bonus
+            ending = Hypotheses(candidates.tokens, candidates.parents, final.masked_fill(~counted, NEVER))
+            self.finished = best_of([self.finished, ending], self.size, self.fill)
+            finishing = ending.scores > NEVER
+            candidates.scores = candidates.scores.masked_fill(ended, NEVER)
+        if len(places) > self.size:
+            candidates = candidates.pick((places + ended * len(places)).argsort(1)[:, : self.size])
+        self.running = candidates
+        self._stop()
+        return finishing
+
+    def _stop(self) -> None:
+        """Mark the sentences whose stored hypotheses cannot get better."""
+        best, worst = self.running.scores.amax(1), self.finished.scores.amin(1)  # (N)
+        is_over, full = best == NEVER, worst > NEVER
+        if not bool((is_over | full).any()):
+            return
+        is_patient = self.config.early_stopping == "never" and self.config.length_penalty > 0
+        length = self.limits if is_patient else self.running.parents.shape[-1]
+        hopeless = best / self.penalty(length) <= worst
+        stops_when_full = self.config.early_stopping is True or self.size == 1
+        self.done = self.done | is_over | (full & (hopeless | stops_when_full))
+        self.running.scores = self.running.scores.masked_fill(self.done[:, None], NEVER)
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop all sentences except those with the given numbers."""
+        self.running, self.finished = self.running.of(sentences), self.finished.of(sentences)
+        self.done = self.done[sentences]
+
+
+def check_found(scores: torch.Tensor) -> None:
+    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf."""
+    missing = scores.isneginf().any(1).nonzero().flatten().tolist()
+    if missing:
+        raise ValueError(
+            f"`num_return_sequences` must be at most the number of hypotheses that settings allow, but fewer than "
+            f"{scores.shape[1]} were found for sentence {missing[0]}."
+        )

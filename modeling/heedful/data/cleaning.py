@@ -35,7 +35,7 @@ class CleaningRules:
     max_ratio: float | None = None  # of the longer side's characters to the other's; None for no limit
     drop_duplicates: bool = False  # two different translations of a source are not duplicates
     drop_identical: bool = False
-    # A sentence tests nothing if the model was trained on it, even with another translation.
+    # A held-out source tests nothing if the model was trained on it, even with another translation.
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:

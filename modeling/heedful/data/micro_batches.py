@@ -3,6 +3,7 @@
 *Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -133,14 +134,8 @@ def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
     """Cut into at most `parts` parts, the costliest of which is as cheap as possible."""
     if parts == 1:
         return [rows]
-    low, high = 1, _padded_tokens(rows)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_fill(rows, middle)) <= parts:
-            high = middle
-        else:
-            low = middle + 1
-    return _fill(rows, low)
+    budgets = range(1, _padded_tokens(rows))
+    return _fill(rows, 1 + bisect_left(budgets, True, key=lambda budget: len(_fill(rows, budget)) <= parts))
 
 
 def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:

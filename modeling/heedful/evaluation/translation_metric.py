@@ -39,7 +39,7 @@ class TranslationMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description="BLEU, chrF and TER of sacrebleu with their signatures, and exact match.",
             citation=CITATION,
-            inputs_description=score_translations.__doc__ or "",
+            inputs_description=f"A reference may be a list, without `several`.\n\n{score_translations.__doc__}",
             features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
             homepage="https://github.com/mjpost/sacrebleu",
         )

@@ -12,12 +12,14 @@ VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"
 FINALS = ["", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"]
 BRIGHT_VOWELS = "ㅏㅑㅗ"
 
-# Whether a stem in ㅂ, ㄷ or ㅅ is irregular can't be seen from it: these are the common exceptions.
-REGULAR_IN_B = ("입", "잡", "좁", "접", "씹", "뽑", "꼽", "업", "집")
-IRREGULAR_IN_D = ("듣", "걷", "묻", "싣", "깨닫")
-IRREGULAR_IN_S = ("짓", "붓", "낫", "잇", "긋", "젓")
-REGULAR_IN_H = ("좋", "넣", "놓", "쌓", "낳", "찧", "땋")
-REGULAR_IN_REU = ("따르", "치르", "들르")
+# What a stem ends in says its class, but not whether it is irregular: these are the common exceptions.
+REGULAR: dict[str, tuple[str, ...]] = {
+    "하": (),
+    "르": ("따르", "치르", "들르"),
+    "ㅂ": ("입", "잡", "좁", "접", "씹", "뽑", "꼽", "업", "집"),
+    "ㅎ": ("좋", "넣", "놓", "쌓", "낳", "찧", "땋"),
+}
+IRREGULAR = {"ㄷ": ("듣", "걷", "묻", "싣", "깨닫"), "ㅅ": ("짓", "붓", "낫", "잇", "긋", "젓")}
 ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
 
 # What an irregular final consonant becomes before a vowel.
@@ -78,18 +80,10 @@ def stem(dictionary_form: str) -> str:
 
 def irregularity(stem_: str) -> str:
     """Return the class of a stem: "하", "르", the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes, or "" if regular."""
-    final = final_consonant(stem_)
-    if stem_.endswith("하"):
-        return "하"
-    if stem_.endswith("르") and not stem_.endswith(REGULAR_IN_REU):
-        return "르"
-    irregular = {
-        "ㅂ": not stem_.endswith(REGULAR_IN_B),
-        "ㄷ": stem_.endswith(IRREGULAR_IN_D),
-        "ㅅ": stem_.endswith(IRREGULAR_IN_S),
-        "ㅎ": not stem_.endswith(REGULAR_IN_H),
-    }
-    return final if irregular.get(final, False) else ""
+    kind = stem_[-1] if stem_.endswith(("하", "르")) else final_consonant(stem_)
+    if kind in REGULAR:
+        return "" if stem_.endswith(REGULAR[kind]) else kind
+    return kind if stem_.endswith(IRREGULAR.get(kind, ())) else ""
 
 
 @cache

@@ -95,6 +95,7 @@ FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "object": lambda clause: objects(clause.verb.objects),
     "object=counted": lambda clause: counted(clause.verb.objects, "object"),
     "asked=what": lambda clause: (Words(("무엇을", "무엇을"), "what"),),
+    # Where, when and why; but only why, the last, of a verb that has no place.
     "asked=when": lambda clause: adverbs("question word")[0 if "at" in clause.verb.combines else -1 :],
     "predicate": Clause.predicates,
     "predicate=simple": lambda clause: clause.predicates(SIMPLE_TENSES),

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from heedful.data.korean_english import conjugation
 from heedful.data.korean_english import pairs as corpus
-from heedful.data.korean_english.inflection import add_ed, add_ing, add_s
-from heedful.data.korean_english.lexicon import lexicon
+from heedful.data.korean_english.lexicon import add_ed, add_ing, add_s, lexicon
 from heedful.data.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, is_held_out, korean_english_pairs
 from heedful.data.korean_english.patterns import patterns
 from heedful.data.korean_english.phrases import PLAIN, POLITE

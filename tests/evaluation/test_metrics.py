@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from heedful.evaluation.metrics import METRICS, score_against_references, score_translations, wilson_interval
+from heedful.evaluation.metrics import METRICS, score_translations, wilson_interval
 
 PREDICTIONS = [
     "The cat sat on the mat.",
@@ -102,14 +102,14 @@ def test_only_the_chosen_metrics_are_computed():
 
 def test_several_references_per_prediction_are_transposed_for_sacrebleu():
     references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
-    scores = score_against_references(PREDICTIONS[:2], references)
+    scores = score_translations(PREDICTIONS[:2], references, several=True)
     streams = [["The cat sat on the mat.", "The dog runs."], ["A cat sat there.", "A dog runs in a park."]]
     assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS[:2], streams).score
     assert "nrefs:2" in scores["bleu_signature"]
 
 
 def test_the_number_of_references_may_differ_between_predictions():
-    scores = score_against_references(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
+    scores = score_translations(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]], several=True)
     assert scores["bleu"] == pytest.approx(100)
     assert scores["exact_match"] == 100.0
 

@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from heedful.evaluation.metrics import score_against_references, score_translations
+from heedful.evaluation.metrics import score_translations
 from heedful.evaluation.translation_metric import TranslationMetric
 
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이가 매트 위에 앉았다."]
@@ -37,7 +37,7 @@ def test_references_may_be_nested_and_mixed(tmp_path):
     metric = TranslationMetric(cache_dir=str(tmp_path))
     metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
     metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
-    assert metric.compute() == score_against_references(PREDICTIONS, nested)
+    assert metric.compute() == score_translations(PREDICTIONS, nested, several=True)
 
 
 def test_an_empty_batch_changes_nothing(tmp_path):

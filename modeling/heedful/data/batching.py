@@ -26,19 +26,13 @@ WORST_PADDING = 1.15  # the most padding of a plan, as a multiple of the best pl
 class BatchingSettings:
     """How rows become updates.
 
-    Attributes:
-        tokens_per_update: Padded tokens of one update.
-        buckets_per_update: Buckets that an update consists of; each gets its share of the tokens. With more buckets an
-            update sees more lengths, which training needs, and there is less padding; but smaller batches are slower.
-        seed: Starts the random order.
-
-    Raises:
-        ValueError: If a number is out of range.
+    An update's tokens are shared among its buckets. With more buckets an update sees more lengths, which training
+    needs, and there is less padding; but smaller batches are slower.
     """
 
-    tokens_per_update: int
+    tokens_per_update: int  # padded ones
     buckets_per_update: int = 1
-    seed: int = 0
+    seed: int = 0  # of the random order
 
     def __post_init__(self):
         _check_whole_number("buckets_per_update", self.buckets_per_update, 1)
@@ -54,17 +48,8 @@ class UpdateBatches:
     Every epoch sorts and cuts in another way, into the same number of buckets, so that rows meet other rows. All of it
     follows from the lengths, the seed and the epoch, and from neither platform nor rank.
 
-    Args:
-        source_lengths: `(rows,)` tokens of every row's source.
-        target_lengths: `(rows,)` tokens of every row's target.
-        settings: Tokens and buckets of an update, and the seed.
-
-    Attributes:
-        tokens_per_bucket: The padded tokens a bucket may have. A single row longer than that is alone in its bucket,
-            without a warning: to drop it is what the cleaning rules are for.
-
-    Raises:
-        ValueError: If the lengths do not match each other.
+    The lengths are the tokens of every row, `(rows,)`. A single row longer than `tokens_per_bucket`, the padded tokens
+    a bucket may have, is alone in its bucket, without a warning: to drop it is what the cleaning rules are for.
     """
 
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts, settings: BatchingSettings):
@@ -81,17 +66,10 @@ class UpdateBatches:
         self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
     def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
-        """Return the updates of one epoch: each a list of buckets, each a list of row indices.
+        """Return the updates of one epoch, from 0: each a list of buckets, each a list of row indices.
 
         Every row comes exactly once. The last update may have fewer buckets than the others; the number of updates is
-        the same in every epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-            pool: Changes the random numbers as well.
-
-        Raises:
-            ValueError: If `epoch` is negative.
+        the same in every epoch. `pool` changes the random numbers as well.
         """
         _check_whole_number("epoch", epoch, 0)
         # The raw output of a bit generator is the one thing numpy promises never to change.
@@ -127,21 +105,10 @@ class UpdateBatches:
 def stream_updates(
     rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
 ) -> Iterator[list[list[Row]]]:
-    """Make updates from a stream of rows: pools of rows are read, and each is treated like a small corpus.
+    """Yield updates of a stream, lists of buckets of rows: each pool of rows is treated like a small corpus.
 
-    The last, usually incomplete, update of a pool goes into the next pool.
-
-    Args:
-        rows: The stream.
-        settings: Tokens and buckets of an update, and the seed.
-        pool_size: Rows read at a time; the larger, the less padding and the better the shuffling.
-        epoch: Which epoch this is, from 0; each has its own order.
-
-    Yields:
-        Updates, each a list of buckets, each a list of the rows themselves.
-
-    Raises:
-        ValueError: If a number is out of range.
+    The last, usually incomplete, update of a pool goes into the next pool. The larger `pool_size`, the rows read at a
+    time, the less padding and the better the shuffling. Each epoch, from 0, has its own order.
     """
     _check_whole_number("pool_size", pool_size, 1)
     stream = iter(rows)
@@ -166,36 +133,24 @@ def _check_whole_number(name: str, value: int, minimum: int) -> None:
 
 
 class _Plan(NamedTuple):
-    """How rows are sorted and cut.
+    """How rows are sorted and cut."""
 
-    Attributes:
-        swapped: Whether targets, not sources, are sorted into stripes.
-        width: Number of lengths in a stripe.
-        offset: Number of lengths by which the stripes are moved.
-        first: Padded tokens of the first bucket.
-    """
-
-    swapped: int
-    width: int
-    offset: int
-    first: int
+    swapped: int  # whether targets, not sources, are sorted into stripes
+    width: int  # number of lengths in a stripe
+    offset: int  # number of lengths by which the stripes are moved
+    first: int  # padded tokens of the first bucket
 
 
 class _Cut(NamedTuple):
-    """What came of a plan: its padding in tokens, the position of every cell in the order, and where buckets end."""
+    """What came of a plan."""
 
-    padding: int
-    positions: np.ndarray
-    ends: list[int]
+    padding: int  # in tokens
+    positions: np.ndarray  # (cells,) of every cell in the order
+    ends: list[int]  # of the buckets, in rows
 
 
 class _Cells:
-    """The distinct pairs of lengths: thousands of them for millions of rows.
-
-    Args:
-        source_lengths: `(rows,)` tokens of sources.
-        target_lengths: `(rows,)` tokens of targets.
-    """
+    """The distinct pairs of lengths: thousands of them for millions of rows."""
 
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts):
         source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)

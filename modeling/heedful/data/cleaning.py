@@ -28,26 +28,14 @@ class CleaningRules:
 
     A pair that breaks several rules is counted under the first of them in the order of `REASONS`. Spaces around a text
     do not matter when texts are compared; everything else does.
-
-    Args:
-        drop_empty: Drop pairs with a side that is empty or only spaces.
-        max_characters: Drop pairs with a longer side; None for no limit.
-        max_ratio: Drop pairs if one side has more than this number of times the characters of the other; None for no
-            limit.
-        drop_duplicates: Drop a pair that came before. Two different translations of a source are not duplicates.
-        drop_identical: Drop pairs whose source and target are the same text.
-        drop_overlap: Drop pairs whose source is also a source in the held-out data, even if its translation differs:
-            a sentence tests nothing if the model was trained on it.
-
-    Raises:
-        ValueError: If a number is out of range.
     """
 
-    drop_empty: bool = True
-    max_characters: int | None = None
-    max_ratio: float | None = None
-    drop_duplicates: bool = False
+    drop_empty: bool = True  # also a side of only spaces
+    max_characters: int | None = None  # of the longer side; None for no limit
+    max_ratio: float | None = None  # of the longer side's characters to the other's; None for no limit
+    drop_duplicates: bool = False  # two different translations of a source are not duplicates
     drop_identical: bool = False
+    # A held-out source tests nothing if the model was trained on it, even with another translation.
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -55,13 +43,7 @@ class CleaningRules:
 
 
 class CleaningReport:
-    """How many pairs were kept, and how many were dropped for which reason.
-
-    Attributes:
-        kept: The number of pairs kept.
-        dropped: The number of pairs dropped for each reason of `REASONS`.
-        examples: Up to three dropped (source, target) for each reason.
-    """
+    """How many pairs were kept, and how many were dropped for which reason, with up to three (source, target) each."""
 
     def __init__(self) -> None:
         self.clear()
@@ -104,21 +86,11 @@ class CleaningReport:
 def clean_pairs(
     pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
-    """Drop the pairs that break a rule.
+    """Return the pairs (rows with `source` and `target`) that break no rule, in their order, and the report.
 
-    Args:
-        pairs: Rows with `source` and `target`.
-        rules: The rules.
-        held_out: The rows of validation and test data, for `drop_overlap`.
-
-    Returns:
-        The pairs that are left, in their order, and the report. An `IterableDataset` is not read yet: its report fills
-        while it is iterated, and starts from zero with every pass (the report of a data loader's worker process stays
-        in that process).
-
-    Raises:
-        ValueError: If no pair is left; the message holds the report. For an `IterableDataset` it is raised at the end
-            of a pass.
+    `held_out` holds the rows of validation and test data, for `drop_overlap`. If no pair is left, a `ValueError` holds
+    the report. An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
+    every pass (the report of a data loader's worker process stays in that process); its error comes at a pass's end.
     """
     from datasets import IterableDataset
 

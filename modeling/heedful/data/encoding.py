@@ -16,22 +16,14 @@ CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every 
 class PairEncoder:
     """Turns pairs into rows of token ids and leaves out what is too long, counting it.
 
-    Args:
-        tokenizers: The model's tokenizers.
-        max_source_tokens: Longest source, special tokens included; `None` for no limit.
-        max_target_tokens: Longest target, likewise.
-        languages: For each direction of a multilingual model its target language, `(target,)` or
-            `(target, source)`: with two, every pair is encoded both ways. Empty for a model of one direction.
-
-    Attributes:
-        too_long: Number of rows left out so far.
+    A multilingual model has a target language for each direction: with two, every pair is encoded both ways.
     """
 
     tokenizers: TokenizerPair
-    max_source_tokens: int | None = None
+    max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit
     max_target_tokens: int | None = None
-    languages: tuple[str, ...] = ()
-    too_long: int = 0
+    languages: tuple[str, ...] = ()  # (target,) or (target, source); empty for a model of one direction
+    too_long: int = 0  # rows left out so far
 
     def rows(self, pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, list[int]]]:
         """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
@@ -53,13 +45,9 @@ class PairEncoder:
 
 
 class EncodedPairs:
-    """Rows of token ids, held in two flat arrays: four bytes a token, whatever the number of rows.
+    """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
-    Args:
-        rows: `input_ids` and `labels`, read once.
-
-    Attributes:
-        source_lengths, target_lengths: Tokens of every row, as arrays.
+    `source_lengths` and `target_lengths` are the tokens of every row, as arrays `(rows,)`.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]]]):

@@ -3,6 +3,7 @@
 *Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,15 +22,10 @@ Lengths = tuple[int, int, int]  # source length, target length, number of the ro
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass computes.
+    """What one forward and backward pass computes."""
 
-    Attributes:
-        tensors: What `collate` made of the rows.
-        counts: Whether the rows belong to the update; `False` for a row that only lets a rank without rows of its own
-            take part in the all-reduce.
-    """
-
-    tensors: "dict[str, torch.Tensor]"
+    tensors: "dict[str, torch.Tensor]"  # what `collate` made of the rows
+    # Whether the rows belong to the update; a row that does not lets a rank without rows take part in the all-reduce.
     counts: bool = True
 
     @property
@@ -39,20 +35,11 @@ class MicroBatch(NamedTuple):
 
 
 def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[list[list[Row]]]:
-    """Divide one update among ranks, and each rank's part into micro-batches that fit in memory.
+    """Divide an update's buckets among ranks, and return for every rank the rows of its micro-batches.
 
-    Args:
-        update: The update's buckets of rows.
-        token_budget: Padded tokens of one micro-batch; only a single row may exceed it.
-        world_size: Number of ranks.
-
-    Returns:
-        For every rank the rows of its micro-batches. All ranks get the same number of micro-batches (where rows are
-        too few, some are empty lists) and, as far as rows can be divided, the same padded tokens; together they hold
-        exactly the update's rows. The same arguments give the same answer on every rank.
-
-    Raises:
-        ValueError: If `token_budget` or `world_size` is below 1.
+    A micro-batch has at most `token_budget` padded tokens; only a single row may exceed it. All ranks get the same
+    number of micro-batches (where rows are too few, some are empty lists) and, as far as rows can be divided, the same
+    padded tokens; together they hold exactly the update's rows. The same arguments give the same answer on every rank.
     """
     check_at_least(1, token_budget=token_budget, world_size=world_size)
     rows = [row for bucket in update for row in bucket]
@@ -71,13 +58,7 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
 
 
 def micro_batches_of_rank(parts: list[list[list[Row]]], rank: int, pad_token_id: int) -> list[MicroBatch]:
-    """Make the tensors of a rank's micro-batches; where it has no rows, one of another rank's fills in.
-
-    Args:
-        parts: What `split_update` returned.
-        rank: This rank.
-        pad_token_id: See `collate`.
-    """
+    """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(collate(rows or [filler], pad_token_id), counts=bool(rows)) for rows in parts[rank]]
 
@@ -113,13 +94,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
 
 
 def padding_share(batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts) -> float:
-    """Return the share of padding in all padded tokens, from 0 to 1.
-
-    Args:
-        batches: Buckets or micro-batches of row indices; empty ones count nothing.
-        source_lengths: Tokens of every row's source, by row index.
-        target_lengths: Tokens of every row's target, by row index.
-    """
+    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row indices."""
     filled = sorted_lengths(batches, source_lengths, target_lengths)
     padded = sum(map(_padded_tokens, filled))
     return 1 - sum(row[0] + row[1] for batch in filled for row in batch) / padded if padded else 0.0
@@ -159,14 +134,8 @@ def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
     """Cut into at most `parts` parts, the costliest of which is as cheap as possible."""
     if parts == 1:
         return [rows]
-    low, high = 1, _padded_tokens(rows)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_fill(rows, middle)) <= parts:
-            high = middle
-        else:
-            low = middle + 1
-    return _fill(rows, low)
+    budgets = range(1, _padded_tokens(rows))
+    return _fill(rows, 1 + bisect_left(budgets, True, key=lambda budget: len(_fill(rows, budget)) <= parts))
 
 
 def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:

@@ -31,37 +31,28 @@ HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P
 def read_pairs(
     location: str | Sequence[str], source: str, target: str, *, split: str = "train", streaming: bool = False
 ) -> "Dataset | IterableDataset":
-    """Read a parallel corpus.
+    """Read a parallel corpus as rows with the columns `source` and `target`, texts in Unicode's form NFC.
 
-    Args:
-        location: One of
-            "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
-            a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in
-            alphabetical order). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of
-            column names; in TSV, quotes have no meaning and every line is a row;
-            two text files with the same number of lines, [source file, target file] (.gz allowed);
-            a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split".
-        source: The language of the source inside a `translation` column, or the name of its column.
-        target: The language or column of the target.
-        split: The split of a Hub dataset if its location names none; nothing else has splits.
-        streaming: Whether to return an `IterableDataset`, which reads and checks rows while it is iterated.
+    `location` is one of
+    - "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
+    - a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in alphabetical
+      order). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of column names; in TSV,
+      quotes have no meaning and every line is a row;
+    - two text files with the same number of lines, [source file, target file] (.gz allowed);
+    - a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split" (else `split`).
 
-    Returns:
-        Rows with the columns `source` and `target` and no others; texts are in Unicode's form NFC.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the corpus or an argument is wrong. The message names the file and the line or row.
+    `source` and `target` are the languages inside a `translation` column, or the names of columns. With `streaming`,
+    rows are read and checked while they are iterated. The message of an error names the file and the line or row.
     """
     from datasets import Features, IterableDataset, Value
 
     features = Features({"source": Value("string"), "target": Value("string")})
     rows, source, target = _locate(location, source, target, split, streaming)
+    arguments: dict[str, Any] = {"rows": rows, "source": source, "target": target, "streaming": streaming}
     if streaming:
-        arguments = {"rows": rows, "source": source, "target": target}
-        stream = IterableDataset.from_generator(_stream, features=features, gen_kwargs=arguments)
+        stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
         return cast("IterableDataset", stream)
-    return _in_memory(rows, _PairChecker(source, target), features)
+    return _in_memory(_checked_pairs(**arguments), features)
 
 
 def _locate(
@@ -82,77 +73,63 @@ def _locate(
     files = _local_files(location)
     if files:
         return partial(_file_rows, tuple(map(str, files))), source, target
-    return partial(_numbered, location, _hub_dataset(location, source, target, split, streaming)), source, target
+    dataset = _hub_dataset(location, source, target, split, streaming)
+    return partial(_numbered, location, iter, dataset), source, target
 
 
-def _stream(rows: Callable[[], Iterator[Row]], source: str, target: str) -> Iterator[dict[str, str]]:
-    checker = _PairChecker(source, target)
-    for pair in map(checker.pair, rows()):
-        if pair is None:
-            checker.finish()
-        else:
-            yield pair
-
-
-def _in_memory(rows: Callable[[], Iterator[Row]], checker: "_PairChecker", features: "Features") -> "Dataset":
+def _in_memory(pairs: Iterator[dict[str, str]], features: "Features") -> "Dataset":
     import pyarrow as pa
     from datasets import Dataset
 
-    pairs = filter(None, map(checker.pair, rows()))
     tables = [features.arrow_schema.empty_table()]
     while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
         tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
-    checker.finish()
     return Dataset(pa.concat_tables(tables))
 
 
-class _PairChecker:
-    """Takes source and target out of rows, and remembers what is wrong with them.
+def _checked_pairs(
+    rows: Callable[[], Iterator[Row]], source: str, target: str, streaming: bool
+) -> Iterator[dict[str, str]]:
+    """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
 
-    Only after the last row is it certain that a language is missing, and in how many rows.
+    Otherwise it is raised after the last row: only then is it certain that a language is missing, and in how many.
     """
-
-    def __init__(self, source: str, target: str):
-        self.names = (source, target)
-        self.columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
-        self.empty: dict[str, list[tuple[str, int]]] = {source: [], target: []}
-        self.found: set[str] = set()
-
-    def pair(self, row: Row) -> dict[str, str] | None:
-        """Return the pair of a row, or `None` if source or target is missing."""
-        file, number, cells = row
+    found: set[str] = set()
+    columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
+    empty: dict[str, list[tuple[str, int]]] = {source: [], target: []}
+    for file, number, cells in rows():
         texts = []
-        for name in self.names:
+        for name in (source, target):
             translation = cells.get("translation")
             column = translation if isinstance(translation, Mapping) and name not in cells else cells
             text = column.get(name)
             if name in column:
-                self.found.add(name)
+                found.add(name)
             if isinstance(text, str):
                 texts.append(unicodedata.normalize("NFC", text))
             elif text is None:
-                self.empty[name].append((file, number))
-                self.columns.update(dict.fromkeys(column))
+                empty[name].append((file, number))
+                columns.update(dict.fromkeys(column))
             else:
                 raise ValueError(f"`{name}` must be text, but is {text!r} instead in row {number} of {file}.")
-        return {"source": texts[0], "target": texts[1]} if len(texts) == 2 else None
-
-    def finish(self) -> None:
-        """Raise a `ValueError` if source or target was missing in a row."""
-        for name, rows in self.empty.items():
-            if not rows:
-                continue
-            file, number = rows[0]
-            if name not in self.found:
-                columns = ", ".join(self.columns)
-                raise ValueError(f"{file} must have the language or column {name!r}, but has {columns} instead.")
-            more = f", and in {len(rows) - 1} more" if len(rows) > 1 else ""
+        if len(texts) == 2:
+            yield {"source": texts[0], "target": texts[1]}
+        elif streaming:
+            break
+    for name, places in empty.items():
+        if places:
+            file, number = places[0]
+            if name not in found:
+                raise ValueError(
+                    f"{file} must have the language or column {name!r}, but has {', '.join(columns)} instead."
+                )
+            more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
             place = f"row {number} of {file} instead{more}"
             raise ValueError(f"`{name}` must be text in every row, but is None in {place}.")
 
 
 def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:
-    from heedful.data.korean_english.pairs import BUILTIN_SPLITS
+    from heedful.data.korean_english.pairs import BUILTIN_SPLITS, korean_english_pairs
 
     match = BUILTIN_LOCATION.fullmatch(location)
     if match is None or match["split"] not in BUILTIN_SPLITS:
@@ -163,23 +140,13 @@ def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[R
     for field, language in (("source", source), ("target", target)):
         if language not in ("ko", "en"):
             raise ValueError(f"`{field}` must be ko or en for the built-in corpus, but is {language!r} instead.")
-    return partial(_builtin_rows, location, match["split"], int(match["count"]))
+    return partial(_numbered, location, korean_english_pairs, match["split"], int(match["count"]))
 
 
-def _builtin_rows(location: str, split: str, count: int) -> Iterator[Row]:
-    from heedful.data.korean_english.pairs import korean_english_pairs
-
-    return _numbered(location, korean_english_pairs(split, count))
-
-
-def _numbered(location: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield rows with their place and number.
-
-    Raises:
-        ValueError: If there are none.
-    """
+def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: Any) -> Iterator[Row]:
+    """Yield what is read with its place and number; a `ValueError` says so if it is nothing."""
     number = 0
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(read(*arguments), start=1):
         yield location, number, row
     if not number:
         raise ValueError(f"{location} must hold at least one row, but is empty instead.")
@@ -209,8 +176,8 @@ def _local_files(location: str) -> list[Path]:
 
 
 def _kind(path: Path) -> str | None:
-    match = re.search(r"\.(?:(jsonl|csv|tsv)(?:\.gz)?|(parquet))$", path.name)
-    return match[1] or match[2] if match else None
+    match = re.search(r"\.(parquet(?!\.gz)|jsonl|csv|tsv)(\.gz)?$", path.name)
+    return match[1] if match else None
 
 
 def _text_file(location: str) -> str:
@@ -263,7 +230,7 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
 def _file_rows(files: tuple[str, ...]) -> Iterator[Row]:
     readers = {"jsonl": _json_rows, "csv": _csv_rows, "tsv": _tsv_rows, "parquet": _parquet_rows}
     for file in files:
-        yield from _numbered(file, readers[str(_kind(Path(file)))](file))
+        yield from _numbered(file, readers[str(_kind(Path(file)))], file)
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
@@ -324,8 +291,7 @@ def _hub_dataset(location: str, source: str, target: str, split: str, streaming:
     import datasets
 
     match = HUB_LOCATION.fullmatch(location)
-    if match is None:
-        raise ValueError(f"`location` must be name, name:config or name:config:split, but is {location!r} instead.")
+    assert match, "what is no name on the Hub was refused as a file that does not exist"
     name, config, chosen = match["name"], match["config"] or None, match["split"] or split
     bars_shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

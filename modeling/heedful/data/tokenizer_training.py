@@ -31,26 +31,14 @@ def train_tokenizers(
 ) -> TokenizerPair:
     """Train a pair of tokenizers. The same texts always give the same tokenizers.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per language follows; if there are two vocabularies,
-    only the source's has the tags.
+    "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC). "word" splits a text
+    at spaces. It is meant for small closed vocabularies such as SCAN's: unseen words become `<unk>`, and decoding puts
+    one space between words. Texts are read once, the sources first, and need not fit in memory.
 
-    Args:
-        source_texts: The source sentences. They are read once and need not fit in memory.
-        target_texts: The target sentences. They are read once, after `source_texts`.
-        vocab_size: The exact number of tokens, special ones included. None means every word, and works with "word"
-            only.
-        algorithm: "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
-            "word" splits a text at spaces. It is meant for small closed vocabularies such as SCAN's: unseen words
-            become `<unk>`, and decoding puts one space between words.
-        joint: Whether both sides share one vocabulary.
-        target_vocab_size: The size of the target vocabulary if it is not joint; None means `vocab_size`.
-        languages: The target languages of a multilingual model.
-
-    Returns:
-        The trained pair.
-
-    Raises:
-        ValueError: If an argument is out of range, or if the vocabulary is larger than the texts allow.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows; if
+    there are two vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the exact number of
+    tokens, all of these included; None means every word, and works with "word" only. `target_vocab_size` is the target
+    vocabulary's if it is not joint; None means `vocab_size`.
     """
     if algorithm not in ("bpe", "unigram", "word"):
         raise ValueError(f"`algorithm` must be bpe, unigram or word, but is {algorithm!r} instead.")

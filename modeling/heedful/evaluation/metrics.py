@@ -8,6 +8,7 @@ with the same signature can be compared. The class for users of `evaluate` is in
 import json
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 METRICS = ("bleu", "chrf", "ter", "exact_match")
@@ -23,17 +24,18 @@ TOKENIZER_EXTRAS = {
 
 def score_translations(
     predictions: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
+    several: bool = False,
 ) -> dict[str, Any]:
-    """Score detokenized translations against one reference each.
+    """Score detokenized translations.
 
     BLEU, chrF (chrF2) and TER are sacrebleu's with its defaults, each with its signature. TER always ignores case.
-    Exact match is the percentage of predictions that equal their reference, apart from spaces around them.
+    Exact match is the percentage of predictions that equal a reference, apart from spaces around them.
 
     With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF and TER: mean ± half the width, as
     sacrebleu prints them, cut off at the ends of the scale. Its seed is 12345 unless the environment variable
@@ -42,74 +44,31 @@ def score_translations(
 
     Args:
         predictions: The translations, detokenized.
-        references: One reference per prediction, in the same order.
+        references: One reference per prediction, in the same order; a list of one or more with `several`.
         tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
             "flores101", "flores200".
         lowercase: Ignore case in BLEU, chrF and exact match.
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
-        metrics: Which of `METRICS` to compute; TER is slow on long corpora.
+        metrics: Which of "bleu", "chrf", "ter" and "exact_match" to compute; TER is slow on long corpora.
+        several: Whether `references` holds a list for every prediction; the lists may differ in length.
 
     Returns:
-        `bleu`, `bleu_signature`, `chrf`, `chrf_signature`, `ter`, `ter_signature`, `exact_match` and
-        `count`, and with `bootstrap` also `bleu_interval`, `chrf_interval`, `ter_interval` and
-        `exact_match_interval` as (low, high).
+        `bleu`, `bleu_signature`, `chrf`, `chrf_signature`, `ter`, `ter_signature`, `exact_match` and `count`, and with
+        `bootstrap` also `bleu_interval`, `chrf_interval`, `ter_interval` and `exact_match_interval` as (low, high).
 
     Raises:
-        ValueError: If there are no sentences, if their numbers differ, if references are nested, or if a setting is
-            out of range.
+        ValueError: If sentences are missing or of another form, or a setting is out of range.
         ImportError: If sacrebleu, or a package that its tokenizer needs, is not installed.
     """
-    references = _as_list(references, "references")
-    for index, reference in enumerate(references):
-        if not isinstance(reference, str):
-            raise ValueError(
-                f"`references` must hold one string per prediction, but `references[{index}]` is"
-                f" {type(reference).__name__} instead. Several references per prediction go through"
-                " heedful.evaluation.translation_metric.TranslationMetric."
-            )
-    return score_against_references(
-        predictions,
-        [[reference] for reference in references],
-        tokenize=tokenize,
-        lowercase=lowercase,
-        bootstrap=bootstrap,
-        metrics=metrics,
-    )
-
-
-def score_against_references(
-    predictions: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-    bootstrap: int = 0,
-    metrics: Sequence[str] = METRICS,
-) -> dict[str, Any]:
-    """Score detokenized translations against one or more references each.
-
-    Args:
-        predictions: The translations, detokenized.
-        references: For every prediction the list of its references: those of `predictions[i]` are `references[i]`
-            (sacrebleu itself takes the transposed lists). The lists may differ in length.
-        tokenize: As in `score_translations`.
-        lowercase: As in `score_translations`.
-        bootstrap: As in `score_translations`.
-        metrics: As in `score_translations`.
-
-    Returns:
-        The dictionary that `score_translations` describes.
-
-    Raises:
-        ValueError: As in `score_translations`, or if a prediction has no reference.
-        ImportError: As in `score_translations`.
-    """
     predictions = _as_list(predictions, "predictions")
-    references = _as_list(references, "references")
-    _check_sentences(predictions, references)
+    alternatives = _as_list(references, "references")
+    if not several:
+        alternatives = _as_alternatives(alternatives)
+    _check_sentences(predictions, alternatives)
     _check_settings(tokenize, bootstrap, metrics)
     scores: dict[str, Any] = {}
-    streams = _transpose(references)
+    # sacrebleu takes one list per number of a reference, with None for missing ones.
+    streams = list(map(list, zip_longest(*alternatives)))
     for name in ("bleu", "chrf", "ter"):
         if name in metrics:
             metric = _sacrebleu_metric(name, tokenize, lowercase)
@@ -120,7 +79,7 @@ def score_against_references(
             if bootstrap:
                 scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
     if "exact_match" in metrics:
-        matches = _count_exact_matches(predictions, references, lowercase)
+        matches = _count_exact_matches(predictions, alternatives, lowercase)
         scores["exact_match"] = 100.0 * matches / len(predictions)
         if bootstrap:
             scores["exact_match_interval"] = wilson_interval(matches, len(predictions))
@@ -129,18 +88,7 @@ def score_against_references(
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, in percent.
-
-    Args:
-        successes: The number of successes.
-        count: The number of trials.
-
-    Returns:
-        Low and high, from 0 to 100. Unlike p ± 1.96 σ, the interval is never empty at 0 or 100 %.
-
-    Raises:
-        ValueError: If `successes` is not between 0 and a positive `count`.
-    """
+    """Return Wilson's 95 % interval of a share, in percent: unlike p ± 1.96 σ, it is never empty at 0 or 100 %."""
     if count < 1 or not 0 <= successes <= count:
         raise ValueError(
             f"`successes` must be between 0 and a positive `count`, but are {successes} of {count} instead."
@@ -156,18 +104,34 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     return low, high
 
 
+def check_equally_many(predictions: Sequence, references: Sequence) -> None:
+    """Raise a `ValueError` unless there is a reference, or a list of them, for every prediction."""
+    if len(predictions) != len(references):
+        raise ValueError(
+            "`predictions` and `references` must be equally many, but are"
+            f" {len(predictions)} predictions and {len(references)} references instead."
+        )
+
+
 def _as_list(sentences: Any, field: str) -> list:
     if isinstance(sentences, str | bytes):
         raise ValueError(f"`{field}` must be a list of sentences, but is one {type(sentences).__name__} instead.")
     return list(sentences)
 
 
+def _as_alternatives(references: list) -> list[list[str]]:
+    for index, reference in enumerate(references):
+        if not isinstance(reference, str):
+            raise ValueError(
+                f"`references` must hold one string per prediction, but `references[{index}]` is"
+                f" {type(reference).__name__} instead. Several references per prediction go through"
+                " heedful.evaluation.translation_metric.TranslationMetric."
+            )
+    return [[reference] for reference in references]
+
+
 def _check_sentences(predictions: list, references: list) -> None:
-    if len(predictions) != len(references):
-        raise ValueError(
-            "`predictions` and `references` must be equally many, but are"
-            f" {len(predictions)} predictions and {len(references)} references instead."
-        )
+    check_equally_many(predictions, references)
     if not predictions:
         raise ValueError("`predictions` must hold at least one sentence, but is empty instead.")
     for index, (prediction, alternatives) in enumerate(zip(predictions, references, strict=True)):
@@ -227,15 +191,6 @@ def _chrf_of_plain_numbers(chrf: Any) -> Any:
     return PlainCHRF
 
 
-def _transpose(references: list) -> list[list[str | None]]:
-    """Turn one list per prediction into sacrebleu's one list per reference number, with None for missing ones."""
-    most = max(len(alternatives) for alternatives in references)
-    return [
-        [alternatives[number] if number < len(alternatives) else None for alternatives in references]
-        for number in range(most)
-    ]
-
-
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     described = json.loads(score.format(width=6, is_json=True, signature=signature))
     # sacrebleu leaves out a mean of 0; the mean is 0 only if every resample scores 0.
@@ -249,7 +204,5 @@ def _count_exact_matches(predictions: list, references: list, lowercase: bool) -
     def plain(text: str) -> str:
         return text.strip().lower() if lowercase else text.strip()
 
-    return sum(
-        any(plain(prediction) == plain(reference) for reference in alternatives)
-        for prediction, alternatives in zip(predictions, references, strict=True)
-    )
+    pairs = zip(predictions, references, strict=True)
+    return sum(plain(prediction) in map(plain, alternatives) for prediction, alternatives in pairs)

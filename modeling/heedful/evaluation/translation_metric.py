@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from heedful.evaluation.metrics import METRICS, score_against_references
+from heedful.evaluation.metrics import check_equally_many, score_translations
 
 CITATION = """\
 @inproceedings{post-2018-call,
@@ -19,18 +19,6 @@ CITATION = """\
     year = "2018",
     pages = "186--191",
 }
-"""
-
-DESCRIPTION = "BLEU, chrF and TER of sacrebleu with their signatures, and exact match."
-
-INPUTS = """
-Args:
-    predictions: list of detokenized translations.
-    references: for each prediction its reference, or the list of its references.
-    tokenize: sacrebleu's tokenizer for BLEU ("13a" unless given).
-    lowercase: ignore case in BLEU, chrF and exact match.
-    bootstrap: number of bootstrap resamples for 95 % intervals, 0 for none.
-    metrics: which of "bleu", "chrf", "ter" and "exact_match" to compute.
 """
 
 
@@ -47,16 +35,12 @@ class TranslationMetric(evaluate.Metric):
     """
 
     def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
         return evaluate.MetricInfo(
-            description=DESCRIPTION,
+            description="BLEU, chrF and TER of sacrebleu with their signatures, and exact match.",
             citation=CITATION,
-            inputs_description=INPUTS,
-            features=datasets.Features(
-                {
-                    "predictions": datasets.Value("string"),
-                    "references": datasets.List(datasets.Value("string")),
-                }
-            ),
+            inputs_description=f"A reference may be a list, without `several`.\n\n{score_translations.__doc__}",
+            features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
             homepage="https://github.com/mjpost/sacrebleu",
         )
 
@@ -74,11 +58,7 @@ class TranslationMetric(evaluate.Metric):
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def add_batch(
-        self,
-        *,
-        predictions: Sequence[str],
-        references: Sequence[str | Sequence[str]],
-        **kwargs: Any,
+        self, *, predictions: Sequence[str], references: Sequence[str | Sequence[str]], **kwargs: Any
     ) -> None:
         """Add predictions and their references.
 
@@ -93,29 +73,11 @@ class TranslationMetric(evaluate.Metric):
         """
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
-        if len(predictions) != len(references):
-            raise ValueError(
-                "`predictions` and `references` must be equally many, but are"
-                f" {len(predictions)} predictions and {len(references)} references instead."
-            )
+        check_equally_many(predictions, references)
         nested = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
         evaluate.Metric.add_batch(self, predictions=list(predictions), references=nested, **kwargs)
 
     def _compute(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        tokenize: str = "13a",
-        lowercase: bool = False,
-        bootstrap: int = 0,
-        metrics: Sequence[str] = METRICS,
+        self, predictions: Sequence[str], references: Sequence[Sequence[str]], **settings: Any
     ) -> dict[str, Any]:
-        return score_against_references(
-            predictions,
-            references,
-            tokenize=tokenize,
-            lowercase=lowercase,
-            bootstrap=bootstrap,
-            metrics=metrics,
-        )
+        return score_translations(predictions, references, several=True, **settings)

@@ -12,30 +12,24 @@ VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"
 FINALS = ["", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"]
 BRIGHT_VOWELS = "ㅏㅑㅗ"
 
-# Whether a stem in ㅂ, ㄷ or ㅅ is irregular can't be seen from it: these are the common exceptions.
-REGULAR_IN_B = ("입", "잡", "좁", "접", "씹", "뽑", "꼽", "업", "집")
-IRREGULAR_IN_D = ("듣", "걷", "묻", "싣", "깨닫")
-IRREGULAR_IN_S = ("짓", "붓", "낫", "잇", "긋", "젓")
-REGULAR_IN_H = ("좋", "넣", "놓", "쌓", "낳", "찧", "땋")
-REGULAR_IN_REU = ("따르", "치르", "들르")
+# What a stem ends in says its class, but not whether it is irregular: these are the common exceptions.
+REGULAR: dict[str, tuple[str, ...]] = {
+    "하": (),
+    "르": ("따르", "치르", "들르"),
+    "ㅂ": ("입", "잡", "좁", "접", "씹", "뽑", "꼽", "업", "집"),
+    "ㅎ": ("좋", "넣", "놓", "쌓", "낳", "찧", "땋"),
+}
+IRREGULAR = {"ㄷ": ("듣", "걷", "묻", "싣", "깨닫"), "ㅅ": ("짓", "붓", "낫", "잇", "긋", "젓")}
 ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
 
+# What an irregular final consonant becomes before a vowel.
+BEFORE_VOWEL = {"ㅂ": "", "ㄷ": "ㄹ", "ㅅ": ""}
 # Vowels that contract with the 어 or 아 that follows them, and what comes out.
 CONTRACTIONS = dict(zip("ㅏㅓㅐㅔㅕㅗㅜㅣㅚㅡ", "ㅏㅓㅐㅔㅕㅘㅝㅕㅙㅓ", strict=True))
 
 
 def split_syllable(syllable: str) -> tuple[int, str, str]:
-    """Take a Hangul syllable apart.
-
-    Args:
-        syllable: One precomposed Hangul syllable.
-
-    Returns:
-        The number of its initial consonant, its vowel, and its final consonant ("" where it has none).
-
-    Raises:
-        ValueError: If it is anything else.
-    """
+    """Return the number of the initial consonant, the vowel, and the final consonant, "" where there is none."""
     if len(syllable) != 1 or not FIRST_SYLLABLE <= ord(syllable) <= LAST_SYLLABLE:
         raise ValueError(f"`syllable` must be one Hangul syllable, but is {syllable!r} instead.")
     initial, rest = divmod(ord(syllable) - FIRST_SYLLABLE, len(VOWELS) * len(FINALS))
@@ -64,31 +58,21 @@ PARTICLES = {
     "subject": ("이", "가"),
     "object": ("을", "를"),
     "and": ("과", "와"),
-    "toward": ("으로", "로"),
-    "copula": ("이", ""),
+    "together": ("과 함께", "와 함께"),
+    "toward": ("으로", "로"),  # 로 after ㄹ too
+    "copula": ("이", ""),  # 이다's 이
 }
 
 
 def attach(word: str, particle: str) -> str:
-    """Attach a particle in the form that the word's last syllable asks for.
-
-    Args:
-        word: A noun.
-        particle: One of "topic" (은/는), "subject" (이/가), "object" (을/를), "and" (과/와),
-            "toward" (으로/로, also after ㄹ) or "copula" (이다's 이, dropped after a vowel).
-    """
-    after_consonant, after_vowel = PARTICLES[particle]
-    final = final_consonant(word)
-    closed = final != "" and not (particle == "toward" and final == "ㄹ")
-    return word + (after_consonant if closed else after_vowel)
+    """Attach one of `PARTICLES` in the form that the noun's last syllable asks for, or Korean text such as 에서."""
+    after_consonant, after_vowel = PARTICLES[particle] if particle.isascii() else (particle, particle)
+    open_finals = ("", "ㄹ") if particle == "toward" else ("",)
+    return word + (after_vowel if final_consonant(word) in open_finals else after_consonant)
 
 
 def stem(dictionary_form: str) -> str:
-    """Return a verb's or adjective's stem.
-
-    Raises:
-        ValueError: If the dictionary form doesn't end in 다.
-    """
+    """Return a verb's or adjective's stem: what comes before 다."""
     if len(dictionary_form) < 2 or not dictionary_form.endswith("다"):
         raise ValueError(f"`dictionary_form` must end in 다, but is {dictionary_form!r} instead.")
     return dictionary_form[:-1]
@@ -96,18 +80,10 @@ def stem(dictionary_form: str) -> str:
 
 def irregularity(stem_: str) -> str:
     """Return the class of a stem: "하", "르", the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes, or "" if regular."""
-    final = final_consonant(stem_)
-    if stem_.endswith("하"):
-        return "하"
-    if stem_.endswith("르") and not stem_.endswith(REGULAR_IN_REU):
-        return "르"
-    irregular = {
-        "ㅂ": not stem_.endswith(REGULAR_IN_B),
-        "ㄷ": stem_.endswith(IRREGULAR_IN_D),
-        "ㅅ": stem_.endswith(IRREGULAR_IN_S),
-        "ㅎ": not stem_.endswith(REGULAR_IN_H),
-    }
-    return final if irregular.get(final, False) else ""
+    kind = stem_[-1] if stem_.endswith(("하", "르")) else final_consonant(stem_)
+    if kind in REGULAR:
+        return "" if stem_.endswith(REGULAR[kind]) else kind
+    return kind if stem_.endswith(IRREGULAR.get(kind, ())) else ""
 
 
 @cache
@@ -125,10 +101,8 @@ def infinitive(dictionary_form: str) -> str:
         return with_final(root, "") + ("와" if root.endswith(ROUND_B) else "워")
     if kind == "ㅎ":  # 빨갛다 빨개, 하얗다 하얘
         return root[:-1] + join_syllable(initial, "ㅒ" if vowel in "ㅑㅕ" else "ㅐ")
-    if kind == "ㄷ":
-        root = with_final(root, "ㄹ")
-    elif kind == "ㅅ":
-        root = with_final(root, "")
+    if kind in BEFORE_VOWEL:
+        root = with_final(root, BEFORE_VOWEL[kind])
     elif final == "" and vowel in CONTRACTIONS:
         contracted = CONTRACTIONS[vowel]
         if vowel == "ㅡ" and len(root) > 1 and split_syllable(root[-2])[1] in BRIGHT_VOWELS:
@@ -146,16 +120,10 @@ def _with_eu_ending(dictionary_form: str, final: str) -> str:
     """Add an ending that is ㄴ or ㄹ after a vowel, and 은 or 을 after a consonant."""
     root = stem(dictionary_form)
     kind = irregularity(root)
-    last = final_consonant(root)
-    if kind == "ㅂ":
-        return with_final(root, "") + with_final("우", final)
-    if kind == "ㄷ":
-        return with_final(root, "ㄹ") + with_final("으", final)
-    if kind == "ㅅ":
-        return with_final(root, "") + with_final("으", final)
-    if last in ("", "ㄹ") or kind == "ㅎ":
+    if final_consonant(root) in ("", "ㄹ") or kind == "ㅎ":
         return with_final(root, final)
-    return root + with_final("으", final)
+    changed = with_final(root, BEFORE_VOWEL[kind]) if kind in BEFORE_VOWEL else root
+    return changed + with_final("우" if kind == "ㅂ" else "으", final)
 
 
 def prospective(dictionary_form: str) -> str:

@@ -1,24 +1,24 @@
-"""The words of the built-in corpus, as `lexicon.tsv` lists them: nouns, verbs and adjectives with their classes."""
+"""The words of the built-in corpus, as `lexicon.tsv` lists them, and English plurals and verb forms by rule."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from heedful.data.korean_english.inflection import add_ed, add_s, inflect_first
-
 LEXICON = Path(__file__).with_name("lexicon.tsv")
+CONSONANTS = "bcdfghjklmnpqrstvwxz"
+HISSING = ("s", "x", "z", "ch", "sh")
 
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A noun of the lexicon; `detail` is its counter, or a place's English preposition."""
+    """A noun of the lexicon."""
 
     korean: str
     english: str
     plural: str
     classes: frozenset[str]
-    detail: str
+    detail: str  # its counter, or a place's English preposition
 
     def is_any(self, *classes: str) -> bool:
         """Tell whether it belongs to one of the classes."""
@@ -27,13 +27,13 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb of the lexicon: its English forms, the classes it combines with, and its flags."""
+    """A verb of the lexicon with its English past."""
 
     korean: str
     english: str
     past: str
-    objects: tuple[str, ...]
-    combines: dict[str, tuple[str, ...]]  # by, at, to, toward, with
+    objects: tuple[str, ...]  # the classes of nouns that it may have
+    combines: dict[str, tuple[str, ...]]  # the classes of nouns for by, at, to, toward, with
     flags: frozenset[str]  # give, manner, simple
 
 
@@ -56,7 +56,7 @@ def read_cells(path: Path) -> Iterator[list[str]]:
 
 @cache
 def lexicon() -> tuple[tuple[Noun, ...], tuple[Verb, ...], tuple[Adjective, ...]]:
-    """Read the words: nouns, verbs, adjectives."""
+    """Read the words that have classes: nouns, verbs, adjectives."""
     nouns, verbs, adjectives = [], [], []
     for kind, korean, english, irregular, classes, detail in read_cells(LEXICON):
         if kind == "noun":
@@ -67,9 +67,15 @@ def lexicon() -> tuple[tuple[Noun, ...], tuple[Verb, ...], tuple[Adjective, ...]
             by_role = {role: tuple(names.split(",")) for role, names in combines.items()}
             flags = frozenset(item for item in detail.split() if "=" not in item)
             verbs.append(Verb(korean, english, past, tuple(classes.split()), by_role, flags))
-        else:
+        elif kind == "adjective":
             adjectives.append(Adjective(korean, english, tuple(classes.split()), detail == "state"))
     return tuple(nouns), tuple(verbs), tuple(adjectives)
+
+
+@cache
+def words_of_kind(kind: str) -> tuple[tuple[str, str], ...]:
+    """Return (Korean, English) of every word of a kind: "number", "position", "past" (yesterday), …."""
+    return tuple((korean, english) for own, korean, english, *_ in read_cells(LEXICON) if own == kind)
 
 
 def nouns_of(*classes: str) -> list[Noun]:
@@ -81,3 +87,41 @@ def nouns_of(*classes: str) -> list[Noun]:
 def adjectives_of(noun: Noun) -> tuple[Adjective, ...]:
     """Return the adjectives that may describe a noun."""
     return tuple(adjective for adjective in lexicon()[2] if noun.is_any(*adjective.describes))
+
+
+def add_s(word: str) -> str:
+    """Add the s of a plural or of the third person: boxes, parties, goes, plays."""
+    if word == "have":
+        return "has"
+    if word.endswith(HISSING) or word == "go":
+        return word + "es"
+    return word[:-1] + "ies" if _ends_in_consonant_and_y(word) else word + "s"
+
+
+def add_ed(word: str) -> str:
+    """Form a regular past: opened, washed, hugged, studied, liked."""
+    if word.endswith("e"):
+        return word + "d"
+    return word[:-1] + "ied" if _ends_in_consonant_and_y(word) else _doubled(word) + "ed"
+
+
+def add_ing(word: str) -> str:
+    """Form the progressive: opening, making, cutting."""
+    return (word[:-1] if word.endswith("e") and not word.endswith("ee") else _doubled(word)) + "ing"
+
+
+def inflect_first(phrase: str, inflect: Callable[[str], str]) -> str:
+    """Inflect the first word of a verb of several words: turn on, turns on."""
+    first, space, rest = phrase.partition(" ")
+    return inflect(first) + space + rest
+
+
+def _ends_in_consonant_and_y(word: str) -> bool:
+    return word[-1] == "y" and word[-2] in CONSONANTS
+
+
+def _doubled(word: str) -> str:
+    """Double the last consonant of one syllable that ends in one vowel letter and one consonant."""
+    vowels = [letter in "aeiou" for letter in word]
+    doubles = sum(vowels) == 1 and len(word) > 2 and vowels[-2] and word[-1] in CONSONANTS and word[-1] not in "wx"
+    return word + word[-1] * doubles

@@ -52,10 +52,7 @@ def _draw(pattern: Pattern, random) -> list[Any] | None:
 
 
 def combinations_of(choices: list[Any]) -> list[tuple[str, str]]:
-    """Return a sentence's (noun, verb) and (noun, adjective) combinations.
-
-    These are every noun with the predicate, and every adjective inside a phrase with the noun it describes.
-    """
+    """Return every (noun, verb) of a sentence, and the (noun, adjective) inside its phrases."""
     lemma = choices[-2].lemma
     found = [(noun, lemma) for leaf in choices[:-1] for noun in leaf.nouns]
     found += [leaf.described[::-1] for leaf in choices[:-1] if leaf.described]
@@ -63,18 +60,11 @@ def combinations_of(choices: list[Any]) -> list[tuple[str, str]]:
 
 
 def _english(pattern: Pattern, choices: list[Any]) -> str:
-    predicate = choices[-2]
-    by_slot = dict(zip(pattern.korean, choices, strict=False))
-    number = by_slot["subject"].number
-    parts = []
-    for slot in pattern.english:
-        if slot == "predicate":
-            parts.append(predicate.main[number])
-        elif slot == "auxiliary":
-            parts.append(predicate.auxiliary[number])
-        else:
-            parts.append(by_slot[slot].english)
-    text = " ".join(part for part in parts if part)
+    *words, predicate, _ = choices
+    english = {slot: leaf.english for slot, leaf in zip(pattern.korean, words, strict=False)}
+    number = words[pattern.korean.index("subject")].number
+    english |= {"auxiliary": predicate.auxiliary[number], "predicate": predicate.main[number]}
+    text = " ".join([english[slot] for slot in pattern.english if english[slot]])
     return text[0].upper() + text[1:] + pattern.punctuation
 
 
@@ -99,18 +89,10 @@ def _sentences(random) -> Iterator[tuple[Pattern, list[Any]]]:
 
 
 def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Make distinct Korean-English sentence pairs.
+    """Return an iterator over distinct `{"ko": …, "en": …}`, after a check of the arguments.
 
-    Args:
-        split: One of `BUILTIN_SPLITS`.
-        count: How many pairs. A larger count begins with the pairs of a smaller one.
-        seed: Another seed draws other pairs of the same split; the splits themselves never change.
-
-    Returns:
-        An iterator over `{"ko": …, "en": …}`.
-
-    Raises:
-        ValueError: If there is no such split, or `count` is below 1 or above the split's `LARGEST_COUNTS`.
+    A larger count begins with the pairs of a smaller one. Another seed draws other pairs of the same split; the splits
+    themselves never change.
     """
     if split not in BUILTIN_SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(BUILTIN_SPLITS)}, but is {split!r} instead.")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from heedful.data.korean_english.conjugation import attach
-from heedful.data.korean_english.lexicon import Verb, lexicon, nouns_of, read_cells
+from heedful.data.korean_english.lexicon import Verb, lexicon, nouns_of, read_cells, words_of_kind
 from heedful.data.korean_english.phrases import (
     PLAIN,
     PLURAL,
@@ -21,6 +20,7 @@ from heedful.data.korean_english.phrases import (
     bare,
     counted,
     noun_phrases,
+    noun_words,
     objects,
     places,
     pronouns,
@@ -29,6 +29,7 @@ from heedful.data.korean_english.phrases import (
 )
 from heedful.data.korean_english.predicates import (
     BE,
+    NOTHING,
     SIMPLE_TENSES,
     TENSES,
     Predicate,
@@ -41,23 +42,14 @@ from heedful.data.korean_english.predicates import (
 )
 
 TABLE = Path(__file__).with_name("patterns.tsv")
-TIMES = {
-    "past": (("어제", "yesterday"), ("지난주에", "last week"), ("작년에", "last year")),
-    "present": (("매일", "every day"), ("아침마다", "every morning"), ("주말에", "on weekends")),
-    "future": (("내일", "tomorrow"), ("곧", "soon"), ("다음 주에", "next week")),
-    "progressive": (("지금", "now"),),
-    "past progressive": (("그때", "then"),),
-}
-MANNERS = (("천천히", "slowly"), ("빨리", "quickly"), ("조용히", "quietly"))
-POSITIONS = (("위", "on"), ("아래", "under"), ("옆", "next to"), ("앞", "in front of"), ("뒤", "behind"))
-QUESTION_WORDS = (("어디에서", "where"), ("언제", "when"), ("왜", "why"))
+TIMED_TENSES = ("past", "present", "future", "progressive", "past progressive")
 
 Row = dict[str, Tree]
 
 
-def adverbs(words: Sequence[tuple[str, str]]) -> Tree:
-    """Return adverbs as leaves."""
-    return tuple(Words((korean, korean), english) for korean, english in words)
+def adverbs(kind: str) -> Tree:
+    """Return the adverbs of a kind, such as "manner" or the tense that they name, as leaves."""
+    return tuple(Words((korean, korean), english) for korean, english in words_of_kind(kind))
 
 
 # Patterns about verbs
@@ -91,46 +83,33 @@ class Clause:
     def destinations(self) -> Tree:
         """Return the verb's destinations with 에, or with 으로 where the verb asks for it."""
         role, particle = ("toward", "toward") if "toward" in self.verb.combines else ("to", "에")
-        return bare(self.verb.combines[role], particle, "to {}")
-
-
-def _companions() -> Tree:
-    people = bare(("person",), "and", "with {}")
-    return tuple(replace(words, korean=tuple(f"{korean} 함께" for korean in words.korean)) for words in people)
-
-
-def _second_subjects() -> Tree:
-    return tuple(replace(words, number=PLURAL) for words in bare(("person",), "topic"))
-
-
-def _transports() -> Tree:
-    nouns = nouns_of("vehicle", "rail", "air")
-    return tuple(Words((attach(noun.korean, "toward"),) * 2, f"by {noun.english}", (noun.korean,)) for noun in nouns)
+        return bare(self.verb.combines[role], particle, "to the {}")
 
 
 FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "subject": Clause.subjects,
     "subject=person": lambda clause: subjects(("person",)),
     "subject=counted": lambda clause: counted(clause.verb.combines["by"], "subject"),
-    "subject=second": lambda clause: _second_subjects(),
+    "subject=second": lambda clause: bare(("person",), "topic", number=PLURAL),
     "subject=who": lambda clause: (Words(("누가", "누가"), "who"),),
     "object": lambda clause: objects(clause.verb.objects),
     "object=counted": lambda clause: counted(clause.verb.objects, "object"),
     "asked=what": lambda clause: (Words(("무엇을", "무엇을"), "what"),),
-    "asked=when": lambda clause: adverbs(QUESTION_WORDS if "at" in clause.verb.combines else QUESTION_WORDS[-1:]),
+    # Where, when and why; but only why, the last, of a verb that has no place.
+    "asked=when": lambda clause: adverbs("question word")[0 if "at" in clause.verb.combines else -1 :],
     "predicate": Clause.predicates,
     "predicate=simple": lambda clause: clause.predicates(SIMPLE_TENSES),
     "predicate=who": Clause.predicates_of_who,
-    "first": lambda clause: bare(("person",), "and", "{} and"),
-    "company": lambda clause: _companions(),
-    "recipient": lambda clause: bare(("person",), "에게", "to {}"),
+    "first": lambda clause: bare(("person",), "and", "the {} and"),
+    "company": lambda clause: bare(("person",), "together", "with the {}"),
+    "recipient": lambda clause: bare(("person",), "에게", "to the {}"),
     "destination": Clause.destinations,
-    "destination=anywhere": lambda clause: bare(("building", "leisure", "nature"), "에", "to {}"),
-    "instrument": lambda clause: bare(clause.verb.combines["with"], "toward", "with {}"),
-    "transport": lambda clause: _transports(),
+    "destination=anywhere": lambda clause: bare(("building", "leisure", "nature"), "에", "to the {}"),
+    "instrument": lambda clause: bare(clause.verb.combines["with"], "toward", "with the {}"),
+    "transport": lambda clause: bare(("vehicle", "rail", "air"), "toward", "by {}"),
     "place": lambda clause: places(clause.verb.combines["at"]),
-    "manner": lambda clause: adverbs(MANNERS),
-    "time": lambda clause: adverbs(TIMES[clause.tense]),
+    "manner": lambda clause: adverbs("manner"),
+    "time": lambda clause: adverbs(clause.tense),
 }
 
 # What else than a role or a flag of the lexicon (at, with, give, …) may be a condition on a verb.
@@ -167,7 +146,7 @@ def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[
     for verb in verbs(*conditions):
         clauses = [Clause(verb, form) for form in forms]
         if "timed" in forms:
-            clauses = [Clause(verb, tense=tense) for tense in TIMES]
+            clauses = [Clause(verb, tense=tense) for tense in TIMED_TENSES]
         for clause in clauses:
             row = {slot.partition("=")[0]: FILLINGS[slot](clause) for slot in slots}
             if all(row.values()):  # some verbs have no object that can be counted, or not every tense
@@ -189,7 +168,7 @@ def coordinated_objects(forms: Sequence[str]) -> Iterator[Row]:
             if len(nouns) > 1 and kind not in ("relation", "building", "nature"):
                 yield {
                     "subject": Clause(verb).subjects(),
-                    "first": tuple(words for words in bare((kind,), "and", "{} and") if words.nouns[0] in nouns),
+                    "first": tuple(words for words in bare((kind,), "and", "the {} and") if words.nouns[0] in nouns),
                     "object": tuple(words for words in bare((kind,), "object") if words.nouns[0] in nouns),
                     "predicate": Clause(verb).predicates(),
                 }
@@ -211,7 +190,7 @@ def states(forms: Sequence[str]) -> Iterator[Row]:
         if adjective.is_state:
             for tense, form in (("past", "statement"), ("future", "statement"), ("past", "negative")):
                 yield {
-                    "time": adverbs(TIMES[tense][:2]),
+                    "time": adverbs(tense)[:2],
                     "subject": subjects(("person",), "subject", described=False),
                     "predicate": (adjective_predicate(adjective, tense, form),),
                 }
@@ -238,23 +217,21 @@ def belongings(forms: Sequence[str]) -> Iterator[Row]:
     for korean, english in (("이것은", "this"), ("그것은", "that")):
         for form in forms:
             be = "is not" if form == "negative" else "is"
-            predicate = tuple(
-                Predicate(
-                    copula_forms(noun.korean, "present", form), ("",) * 3, (noun.english,) * 3, "", (noun.korean,)
-                )
-                for noun in things
-            )
-            subject = (Words((korean, korean), f"{english} {be}"),)
-            yield {"subject": subject, "owner": bare(("person",), "의", "{}'s"), "predicate": predicate}
+            copulas = ((noun, copula_forms(noun.korean, "present", form)) for noun in things)
+            yield {
+                "subject": (Words((korean, korean), f"{english} {be}"),),
+                "owner": bare(("person",), "의", "the {}'s"),
+                "predicate": tuple(
+                    Predicate(copula, NOTHING, (noun.english,) * 3, nouns=(noun.korean,)) for noun, copula in copulas
+                ),
+            }
 
 
 def _locations() -> list[tuple[Tree, tuple[str, ...]]]:
     """Return locations with 에, and the classes of what is found there."""
+    positions = words_of_kind("position")
     surfaces = tuple(
-        tuple(
-            Words((f"{noun.korean} {korean}에",) * 2, f"{english} the {noun.english}", (noun.korean,))
-            for korean, english in POSITIONS
-        )
+        tuple(noun_words(noun, f"{noun.korean} {ko}에", f"{en} the {noun.english}") for ko, en in positions)
         for noun in nouns_of("surface")
     )
     things = ("volume", "item", "toy", "stationery", "sheet", "wearable", "tool", "present", "collectible", "cloth")
@@ -272,24 +249,20 @@ def _there_is(tense: str, form: str) -> Predicate:
     """Make "there is": 있다, and 없다 as the negative ("there is no")."""
     dictionary_form = "없다" if form == "negative" else "있다"
     korean = korean_forms(dictionary_form, tense, "question" if form == "question" else "statement", adjective=True)
-    nothing = ("",) * 3
     if form == "question":
         first, one, many = (f"{be} there" for be in BE[tense])
-        return Predicate(korean, (first, one, many), nothing, dictionary_form)
+        return Predicate(korean, (first, one, many), NOTHING, dictionary_form)
     first, one, many = (f"there {be}{' no' if form == 'negative' else ''}" for be in BE[tense])
-    return Predicate(korean, nothing, (first, one, many), dictionary_form)
+    return Predicate(korean, NOTHING, (first, one, many), dictionary_form)
 
 
 def existing(forms: Sequence[str]) -> Iterator[Row]:
     """Say how many of what there are somewhere, or that there is none."""
     (form,) = forms
     for location, classes in _locations():
-        none = tuple(
-            Words((attach(noun.korean, "subject"),) * 2, noun.english, (noun.korean,)) for noun in nouns_of(*classes)
-        )
         yield {
             "location": location,
-            "subject": none if form == "negative" else counted(classes, "subject"),
+            "subject": bare(classes, "subject", "{}") if form == "negative" else counted(classes, "subject"),
             "predicate": tuple(_there_is(tense, form) for tense in ("present", "past")),
         }
 
@@ -314,17 +287,14 @@ ROWS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A sentence pattern: what combines (`rows`), and in which order each language says it.
-
-    A row is one tree for every Korean slot, and at last the styles that it has.
-    """
+    """A sentence pattern: what combines, and in which order each language says it."""
 
     name: str
     weight: int
     korean: tuple[str, ...]
     english: tuple[str, ...]
     punctuation: str
-    rows: tuple[tuple[Tree, ...], ...]
+    rows: tuple[tuple[Tree, ...], ...]  # in each a tree for every Korean slot, and at last the styles that it has
     example: str
 
 

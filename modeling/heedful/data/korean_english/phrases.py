@@ -10,11 +10,9 @@ from functools import cache
 from typing import Any
 
 from heedful.data.korean_english.conjugation import attach, attributive
-from heedful.data.korean_english.inflection import add_s
-from heedful.data.korean_english.lexicon import Noun, adjectives_of, nouns_of
+from heedful.data.korean_english.lexicon import Noun, add_s, adjectives_of, nouns_of, words_of_kind
 
-PLAIN, POLITE = 0, 1
-STYLES = (PLAIN, POLITE)
+PLAIN, POLITE = STYLES = (0, 1)
 FIRST, SINGULAR, PLURAL = 0, 1, 2  # I am, he is, they are
 
 Tree = tuple[Any, ...]  # of trees, or of leaves
@@ -31,58 +29,44 @@ class Words:
     number: int = SINGULAR
 
 
-PRONOUNS = {  # subject and object; "we" holds "I", so that no sentence says "I met us"
-    "나": Words(("나는", "저는"), "I", ("나",), number=FIRST),
-    "우리": Words(("우리는", "우리는"), "we", ("나", "우리"), number=PLURAL),
-    "그": Words(("그는", "그는"), "he", ("그",)),
-    "그녀": Words(("그녀는", "그녀는"), "she", ("그녀",)),
-    "그들": Words(("그들은", "그들은"), "they", ("그들",), number=PLURAL),
-}
+def noun_words(noun: Noun, korean: str, english: str, **more: Any) -> Words:
+    """Return words around a noun that are the same in both styles."""
+    return Words((korean, korean), english, (noun.korean,), **more)
+
+
+def with_particle(tree: Any, particle: str) -> Any:
+    """Attach a particle, as `attach` does, to every phrase of a tree."""
+    if isinstance(tree, tuple):
+        return tuple(with_particle(child, particle) for child in tree)
+    plain, polite = (attach(korean, particle) for korean in tree.korean)
+    return replace(tree, korean=(plain, polite))
+
+
+PRONOUNS = (  # "we" holds "I", so that no sentence says "I met us"
+    Words(("나", "저"), "I", ("나",), number=FIRST),
+    Words(("우리", "우리"), "we", ("나", "우리"), number=PLURAL),
+    Words(("그", "그"), "he", ("그",)),
+    Words(("그녀", "그녀"), "she", ("그녀",)),
+    Words(("그들", "그들"), "they", ("그들",), number=PLURAL),
+)
+OBJECT_PRONOUNS = tuple(
+    with_particle(replace(words, english=english), "object")
+    for words, english in zip(PRONOUNS, ("me", "us", "him", "her", "them"), strict=True)
+)
 YOU = Words(("너는", "너는"), "you", ("너",), number=PLURAL)
-OBJECT_PRONOUNS = (
-    Words(("나를", "저를"), "me", ("나",)),
-    Words(("우리를", "우리를"), "us", ("나", "우리")),
-    Words(("그를", "그를"), "him", ("그",)),
-    Words(("그녀를", "그녀를"), "her", ("그녀",)),
-    Words(("그들을", "그들을"), "them", ("그들",)),
-)
-PRONOUN_LEMMAS = frozenset([*PRONOUNS, "너"])
-POSSESSIVES = ((("내", "제"), "my"), ("우리", "our"), ("그의", "his"), ("그녀의", "her"), ("그들의", "their"))
-NUMBERS = dict(
-    zip(
-        ["한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉", "열"],
-        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
-        strict=True,
-    )
-)
+PRONOUN_LEMMAS = frozenset(YOU.nouns).union(*(words.nouns for words in PRONOUNS))
+DETERMINERS = (("이", "this"), ("그", "that"))
+POSSESSIVES = (("내", "my"), ("우리", "our"), ("그의", "his"), ("그녀의", "her"), ("그들의", "their"))
 
 
-def _with_determiner(noun: Noun, determiner: str | tuple[str, str], english: str) -> Words:
-    korean = (determiner, determiner) if isinstance(determiner, str) else determiner
-    plain, polite = (f"{word} {noun.korean}" for word in korean)
-    return Words((plain, polite), f"{english} {noun.english}", (noun.korean,))
-
-
-def _bare(noun: Noun) -> Words:
-    return Words((noun.korean, noun.korean), f"the {noun.english}", (noun.korean,))
-
-
-def _plurals(noun: Noun) -> Tree:
-    forms = (("", "the"), ("이 ", "these"), ("그 ", "those"))
-    return tuple(
-        Words((f"{ko}{noun.korean}들",) * 2, f"{en} {noun.plural}", (noun.korean,), number=PLURAL) for ko, en in forms
-    )
-
-
-def _described(noun: Noun) -> Tree:
+def _determined(noun: Noun, determiners: tuple[tuple[str, str], ...]) -> Tree:
     return tuple(
         Words(
-            (f"{attributive(adjective.korean)} {noun.korean}",) * 2,
-            f"the {adjective.english} {noun.english}",
+            (f"{korean} {noun.korean}", f"{'제' if korean == '내' else korean} {noun.korean}"),
+            f"{english} {noun.english}",
             (noun.korean,),
-            (adjective.korean, noun.korean),
         )
-        for adjective in adjectives_of(noun)
+        for korean, english in determiners
     )
 
 
@@ -93,32 +77,35 @@ def noun_phrases(noun: Noun, *, plural: bool = False, described: bool = True) ->
     A word for a relation (친구, 딸) always has a possessor; other people have none.
     """
     if noun.is_any("relation"):
-        return tuple(_with_determiner(noun, korean, english) for korean, english in POSSESSIVES)
-    determined = [_with_determiner(noun, "이", "this"), _with_determiner(noun, "그", "that")]
-    if noun.is_any("pet") or not noun.is_any("person", "infant", "animal", "insect", "place", "water"):
-        determined += [_with_determiner(noun, korean, english) for korean, english in POSSESSIVES]
-    groups = [(_bare(noun),), tuple(determined)]
+        return _determined(noun, POSSESSIVES)
+    has_owners = noun.is_any("pet") or not noun.is_any("person", "infant", "animal", "insect", "place", "water")
+    determiners = DETERMINERS + POSSESSIVES if has_owners else DETERMINERS
+    groups: list[Tree] = [(noun_words(noun, noun.korean, f"the {noun.english}"),), _determined(noun, determiners)]
     if plural and noun.is_any("person", "infant", "animal"):
-        groups.append(_plurals(noun))
+        groups.append(
+            tuple(
+                noun_words(noun, f"{korean}{noun.korean}들", f"{english} {noun.plural}", number=PLURAL)
+                for korean, english in (("", "the"), ("이 ", "these"), ("그 ", "those"))
+            )
+        )
     if described and adjectives_of(noun):
-        groups.append(_described(noun))
+        groups.append(
+            tuple(
+                noun_words(
+                    noun,
+                    f"{attributive(adjective.korean)} {noun.korean}",
+                    f"the {adjective.english} {noun.english}",
+                    described=(adjective.korean, noun.korean),
+                )
+                for adjective in adjectives_of(noun)
+            )
+        )
     return tuple(groups)
-
-
-def with_particle(tree: Any, particle: str) -> Any:
-    """Attach a particle to every phrase of a tree; or any other text, such as 에서, that never changes its form."""
-    if isinstance(tree, tuple):
-        return tuple(with_particle(child, particle) for child in tree)
-    if particle.isascii():
-        plain, polite = (attach(korean, particle) for korean in tree.korean)
-    else:
-        plain, polite = (korean + particle for korean in tree.korean)
-    return replace(tree, korean=(plain, polite))
 
 
 def pronouns(asked: bool = False) -> Tree:
     """Return the pronouns as subjects, as one branch of a tree; nobody asks about "I" and "we"."""
-    return (tuple(words for key, words in PRONOUNS.items() if not (asked and key in ("나", "우리"))),)
+    return (tuple(with_particle(words, "topic") for words in PRONOUNS if not (asked and "나" in words.nouns)),)
 
 
 @cache
@@ -144,34 +131,34 @@ def objects(classes: tuple[str, ...]) -> Tree:
 
 
 @cache
-def bare(classes: tuple[str, ...], particle: str, english: str = "{}") -> Tree:
-    """Return the nouns of the classes alone ("the boy"), with a particle, inside an English frame ("to {}")."""
+def bare(classes: tuple[str, ...], particle: str, english: str = "the {}", number: int = SINGULAR) -> Tree:
+    """Return the nouns of the classes alone, with a particle, inside an English frame ("to the {}").
+
+    In the frame, {detail} is a place's preposition.
+    """
     return tuple(
-        replace(with_particle(_bare(noun), particle), english=english.format(f"the {noun.english}"))
+        noun_words(
+            noun, attach(noun.korean, particle), english.format(noun.english, detail=noun.detail), number=number
+        )
         for noun in nouns_of(*classes)
     )
 
 
-@cache
 def places(classes: tuple[str, ...], particle: str = "에서") -> Tree:
     """Return the places of the classes with the English preposition of each."""
-    return tuple(
-        replace(with_particle(_bare(noun), particle), english=f"{noun.detail} the {noun.english}")
-        for noun in nouns_of(*classes)
-    )
+    return bare(classes, particle, "{detail} the {}")
 
 
 def _counted(noun: Noun) -> Tree:
     counter, _, measure = noun.detail.partition(" ")
-    phrases = []
-    for korean, english in NUMBERS.items():
-        number = SINGULAR if english == "one" else PLURAL
-        things = noun.english if number == SINGULAR else noun.plural
-        if measure:
-            things = f"{measure if number == SINGULAR else add_s(measure)} of {noun.english}"
-        text = f"{noun.korean} {korean} {counter}"
-        phrases.append(Words((text, text), f"{english} {things}", (noun.korean,), number=number))
-    return tuple(phrases)
+    one, many = noun.english, noun.plural
+    if measure:
+        one, many = (f"{text} of {noun.english}" for text in (measure, add_s(measure)))
+    return tuple(
+        noun_words(noun, f"{noun.korean} {korean} {counter}", f"{english} {things}", number=number)
+        for korean, english in words_of_kind("number")
+        for things, number in [(one, SINGULAR) if english == "one" else (many, PLURAL)]
+    )
 
 
 @cache

@@ -13,10 +13,11 @@ from heedful.diagnosis.recipe_checks.pairs import (
     check_length_ratios,
     check_overlap,
     check_pointless_pairs,
+    check_scripts,
     check_text,
     cleaned,
+    script_of,
 )
-from heedful.diagnosis.recipe_checks.scripts import check_scripts, script_of
 
 CLEAN = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 400)]
 HELD_OUT = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("validation", 50)]
@@ -51,12 +52,12 @@ def only(findings, check):
 def test_clean_pairs_give_no_finding():
     train = split(CLEAN)
     rules = CleaningRules()
-    assert dropped_by_cleaning(train, rules, held_out()) == []
-    assert check_pointless_pairs(train, OFF) == []
-    assert check_overlap(train, OFF, held_out()) == []
-    assert check_length_ratios(train) == []
-    assert check_text(train) == []
-    assert check_scripts(train, held_out(), ("ko", "en")) == []
+    assert list(dropped_by_cleaning(train, rules, held_out())) == []
+    assert list(check_pointless_pairs(train, OFF)) == []
+    assert list(check_overlap(train, OFF, held_out())) == []
+    assert list(check_length_ratios(train)) == []
+    assert list(check_text(train)) == []
+    assert list(check_scripts(train, held_out(), ("ko", "en"))) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_pairs_that_teach_nothing_are_told_with_their_rows(kind, pair):
 def test_pairs_that_the_rules_drop_are_not_complained_about():
     rules = CleaningRules(drop_empty=True, drop_identical=True, drop_duplicates=True)
     pairs = with_pairs(("", "Hello."), ("PyTorch", "PyTorch"), CLEAN[3])
-    assert check_pointless_pairs(pairs, rules) == []
+    assert list(check_pointless_pairs(pairs, rules)) == []
     finding = only(dropped_by_cleaning(pairs, rules), "cleaning")
     assert finding.level == "note"
     assert "3 of 403" in finding.told
@@ -109,7 +110,7 @@ def test_a_test_set_out_of_the_training_data_is_an_error_and_such_a_validation_s
 
 def test_overlap_that_cleaning_drops_is_counted_and_no_warning():
     train, tests = split(CLEAN), held_out(CLEAN[:5], "data.test.a")
-    assert check_overlap(train, CleaningRules(), tests) == []
+    assert list(check_overlap(train, CleaningRules(), tests)) == []
     finding = only(dropped_by_cleaning(train, CleaningRules(), tests), "cleaning")
     assert finding.level == "note"
     assert "overlap" in finding.told
@@ -122,7 +123,8 @@ def test_rows_that_have_slipped_are_length_outliers():
 
 
 def test_lengths_that_differ_widely_everywhere_are_no_outliers():
-    assert check_length_ratios(split([("jump " * (n % 9 + 1), "I_JUMP " * (n % 40 + 1)) for n in range(400)])) == []
+    pairs = split([("jump " * (n % 9 + 1), "I_JUMP " * (n % 40 + 1)) for n in range(400)])
+    assert list(check_length_ratios(pairs)) == []
 
 
 DEFECTIVE = {
@@ -160,7 +162,7 @@ def test_decomposed_korean_is_found_where_nothing_has_composed_it():
     ["naïve façade à la carte", "„Das ist die BÖ“, sagte er", "«Été»", "AT&T & Co; R&D", "Größe: 5 × 7", "„Ä“", "ÃO"],
 )
 def test_ordinary_letters_are_no_defect(text):
-    assert check_text(split([(text, text)])) == []
+    assert list(check_text(split([(text, text)]))) == []
 
 
 def test_swapped_languages_are_an_error():
@@ -170,7 +172,7 @@ def test_swapped_languages_are_an_error():
 
 
 def test_languages_that_contradict_the_scripts_are_told():
-    findings = check_scripts(split(CLEAN), [], ("en", "ko"))
+    findings = list(check_scripts(split(CLEAN), [], ("en", "ko")))
     assert [(finding.level, finding.where) for finding in findings] == [
         ("error", "data.source"),
         ("error", "data.target"),
@@ -185,18 +187,18 @@ def test_targets_in_another_script_are_told_from_a_share_on():
     assert finding.level == "warning"
     assert "40 of 440 training targets" in finding.told
     assert finding.examples[0].startswith("train row 401")
-    assert check_scripts(split([*CLEAN, *untranslated[:3]]), [], ("ko", "en")) == []
+    assert list(check_scripts(split([*CLEAN, *untranslated[:3]]), [], ("ko", "en"))) == []
 
 
 def test_names_in_latin_letters_do_not_make_a_text_another_script():
     mixed = [("제한된 Mozilla Firefox 열기", "Open a restricted Mozilla Firefox")] * 60
     assert script_of(mixed[0][0]) == "Latin"
-    assert check_scripts(split([*CLEAN, *mixed]), [], ("ko", "en")) == []
+    assert list(check_scripts(split([*CLEAN, *mixed]), [], ("ko", "en"))) == []
 
 
 def test_commands_and_german_say_nothing_about_scripts():
     pairs = [("jump twice", "I_JUMP I_JUMP"), ("grüße überall", "greetings everywhere"), ("12 + 3", "15")] * 10
-    assert check_scripts(split(pairs), [split(pairs, "validation")], ("command", "actions")) == []
+    assert list(check_scripts(split(pairs), [split(pairs, "validation")], ("command", "actions"))) == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def findings(tmp_path):
 
     def check(plan=PLAN, **changes):
         recipe = tiny_recipe(tmp_path / "run", {**SOUND, **changes})
-        found = check_run_length(recipe, plan, 32)
+        found = list(check_run_length(recipe, plan, 32))
         return [(finding.level, finding.where) for finding in found], " ".join(finding.told for finding in found)
 
     return check

@@ -59,14 +59,14 @@ def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words, tmp_pat
         config = tiny_config(**sizes, share_encoder_decoder_embeddings=False)
         model = HeedForConditionalGeneration(config)
         recipe = tiny_recipe(tmp_path, {"decoding.max_length": 200})
-        assert checks.check_special_ids(tokenizers, config, model.generation_config, "model") == []
-        assert checks.check_tokenizer_ids(tokenizers, "key") == []
-        assert checks.check_ends(encoded, tokenizers, "key") == []
-        assert checks.check_unknown_tokens(encoded, tokenizers, "key") == []
-        assert checks.check_lengths(encoded, (256, None)) == []
-        assert checks.check_positions(encoded, [encoded], config, recipe) == []
-        assert checks.check_decoding_lengths(encoded, recipe) == []
-        assert checks.check_normalization(split(), tokenizers, "key") == []
+        assert list(checks.check_special_ids(tokenizers, config, model.generation_config, "model")) == []
+        assert list(checks.check_tokenizer_ids(tokenizers, "key")) == []
+        assert list(checks.check_ends(encoded, tokenizers, "key")) == []
+        assert list(checks.check_unknown_tokens(encoded, tokenizers, "key")) == []
+        assert list(checks.check_lengths(encoded, (256, None))) == []
+        assert list(checks.check_positions(encoded, [encoded], config, recipe)) == []
+        assert list(checks.check_decoding_lengths(encoded, recipe)) == []
+        assert list(checks.check_normalization(split(), tokenizers, "key")) == []
 
 
 CONFIG = {"vocab_size": 6, "d_model": 8, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
@@ -97,7 +97,7 @@ def test_special_ids_that_contradict_each_other_are_told(config, generation, lev
 def test_several_end_tokens_may_contain_the_configs():
     config = HeedConfig(**CONFIG)
     several = GenerationConfig(pad_token_id=0, bos_token_id=1, eos_token_id=[2, 4], decoder_start_token_id=1)
-    assert checks.check_special_ids(given(), config, several, "model") == []
+    assert list(checks.check_special_ids(given(), config, several, "model")) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_unknown_words_are_named_for_each_side(words):
 
 def test_a_side_that_is_mostly_unknown_is_an_error():
     encoded = checks.encode(split(), given())
-    findings = checks.check_unknown_tokens(encoded, given(), "tokenizer.path")
+    findings = list(checks.check_unknown_tokens(encoded, given(), "tokenizer.path"))
     assert [finding.level for finding in findings] == ["error", "error"]
     assert "target tokens" in findings[1].told
 
@@ -168,9 +168,9 @@ def test_too_long_pairs_are_counted_as_training_counts_them(joint):
     kept = list(encoder.rows(PAIRS))
     assert 0 < encoder.too_long < 300
     assert len(encoded.within(limits)) == len(kept) == 300 - encoder.too_long
-    findings = checks.check_lengths(encoded, limits)
+    findings = list(checks.check_lengths(encoded, limits))
     assert [finding.where for finding in findings] == ["data.max_source_tokens", "data.max_target_tokens"]
-    long = sum(len(ids) > 14 for ids in encoded.sources)
+    long = sum(len(ids) > 14 for ids in encoded.column("input_ids"))
     assert f"{long} of 300 training rows" in findings[0].told
 
 
@@ -183,16 +183,15 @@ def test_both_directions_are_encoded_as_training_does():
     tokenizers = train_tokenizers(SOURCES, TARGETS, vocab_size=400, languages=("ko", "en"))
     languages = ("en", "ko")
     encoded = checks.encode(split(), tokenizers, languages)
-    rows = [(ids.tolist(), labels.tolist()) for ids, labels in zip(encoded.sources, encoded.targets, strict=True)]
-    expected = [(row["input_ids"], row["labels"]) for row in PairEncoder(tokenizers, languages=languages).rows(PAIRS)]
-    assert rows == expected
+    expected = list(PairEncoder(tokenizers, languages=languages).rows(PAIRS))
+    assert [encoded[number] for number in range(len(encoded))] == expected
     assert encoded.numbers == [*range(300), *range(300)]
 
 
 def test_rows_longer_than_the_models_positions_are_errors_before_and_in_validation(joint, tmp_path):
     train = checks.encode(split(PAIRS[:50]), joint)
     tests = checks.encode(split([{"source": SOURCES[0] * 30, "target": TARGETS[0]}], "validation"), joint)
-    longest = int(train.lengths().max())
+    longest = int(max(train.source_lengths.max(), train.target_lengths.max()))
     recipe = tiny_recipe(tmp_path, {"validation.max_new_tokens": 10})
 
     def where(positions, **changes):
@@ -215,9 +214,9 @@ def test_validation_may_not_write_more_than_the_model_has_positions(joint, tmp_p
 
 def test_references_that_no_translation_can_reach_are_told(joint, tmp_path):
     validation = checks.encode(split(PAIRS[:50], "validation"), joint)
-    longest = int(validation.lengths()[:, 1].max())
+    longest = int(validation.target_lengths.max())
     limits = {"decoding.max_length": longest + 1, "validation.max_new_tokens": longest, "validation.sentences": 5}
-    assert checks.check_decoding_lengths(validation, tiny_recipe(tmp_path, limits)) == []
+    assert list(checks.check_decoding_lengths(validation, tiny_recipe(tmp_path, limits))) == []
     for key in ("decoding.max_length", "validation.max_new_tokens"):
         (finding,) = checks.check_decoding_lengths(validation, tiny_recipe(tmp_path, {**limits, key: limits[key] - 1}))
         assert finding.where == key
@@ -228,13 +227,13 @@ def test_a_vocabulary_too_large_for_the_data_is_a_warning(joint, words):
     (finding,) = checks.check_vocabulary_use(checks.encode(split(PAIRS[:20]), joint), joint, "tokenizer.vocab_size")
     assert finding.level == "warning"
     assert "would do" in finding.advice
-    findings = checks.check_vocabulary_use(checks.encode(split(), words), words, "tokenizer.vocab_size")
+    findings = list(checks.check_vocabulary_use(checks.encode(split(), words), words, "tokenizer.vocab_size"))
     assert [finding.told.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]
 
 
 def test_a_vocabulary_whose_every_type_is_frequent_gives_no_finding():
     tokenizers = given()
-    assert checks.check_vocabulary_use(checks.encode(split(JUMPS), tokenizers), tokenizers, "key") == []
+    assert list(checks.check_vocabulary_use(checks.encode(split(JUMPS), tokenizers), tokenizers, "key")) == []
 
 
 def test_counts_of_rare_types_are_those_of_the_rows():

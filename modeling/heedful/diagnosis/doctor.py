@@ -5,7 +5,8 @@ every check on them. Nothing is written into the run's folder.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,39 +14,36 @@ from typing import Any
 import torch
 
 from heedful.data.batching import UpdateBatches
+from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.estimate import seconds_per_token
-from heedful.diagnosis.findings import Finding, Level, Report
+from heedful.diagnosis.estimate import Rehearsal
+from heedful.diagnosis.findings import Finding, Level
 from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
-from heedful.diagnosis.recipe_checks.scripts import check_scripts
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
 from heedful.inference.loading import first_line, load_model
 from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import load_or_train_tokenizers
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 
-PAIRS = 100_000
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
+Numbers = list[list[int]]  # of the rows of an update, bucket by bucket
+
 
 @dataclass
-class Diagnosis(Report):
-    """What was found in a recipe.
+class Diagnosis:
+    """What was found in a recipe, the worst first."""
 
-    Attributes:
-        findings: The worst first.
-        looked_at: Training pairs that were looked at.
-        total: All training pairs; None for a stream whose end was not reached.
-    """
-
-    looked_at: int = 0
-    total: int | None = None
+    findings: list[Finding]
+    looked_at: int  # training pairs
+    total: int | None  # training pairs in all; None for a stream whose end was not reached
 
     def __post_init__(self) -> None:
         """Sort the findings; those of one level stay in order."""
@@ -54,15 +52,13 @@ class Diagnosis(Report):
     @property
     def has_errors(self) -> bool:
         """Whether the run would be ruined."""
-        return bool(self.at("error"))
+        return any(finding.level == "error" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        findings = self.rows(
-            severity="level", check="check", where="where", told="told", advice="advice", examples="examples"
-        )
-        numbers = {"looked_at": self.looked_at, "total": self.total}
-        return {"findings": findings, **numbers, "has_errors": self.has_errors}
+        names = ("check", "where", "told", "advice", "examples")
+        findings = [{"severity": f.level, **{name: getattr(f, name) for name in names}} for f in self.findings]
+        return {**vars(self), "findings": findings, "has_errors": self.has_errors}
 
     def __str__(self) -> str:
         lines = []
@@ -70,20 +66,16 @@ class Diagnosis(Report):
             lines.append(f"{finding.level:<8} {finding.where}  [{finding.check}]")
             lines += [f"         {part}" for part in (finding.told, finding.advice) if part]
             lines += [f"           {example}" for example in finding.examples]
-        counts = {level: len(self.at(level)) for level in LEVELS}
-        told = ", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items())
+        counts = Counter(finding.level for finding in self.findings)
+        told = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
         scope = f"all {self.looked_at:,}"
         if self.looked_at != self.total:
             scope = f"only the first {self.looked_at:,}" + ("" if self.total is None else f" of {self.total:,}")
         return "\n".join([*lines, f"{told}; {scope} training pairs were looked at"])
 
 
-def diagnose(recipe: Recipe, limit: int = PAIRS) -> Diagnosis:
-    """Run every check on a recipe.
-
-    Args:
-        recipe: The run.
-        limit: Training pairs to look at, the first ones; the vocabulary is then trained on these, too.
+def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
+    """Run every check on a recipe, its vocabulary trained on the first `limit` training pairs, which are looked at.
 
     Raises:
         FileNotFoundError: If a file of the recipe does not exist.
@@ -92,12 +84,8 @@ def diagnose(recipe: Recipe, limit: int = PAIRS) -> Diagnosis:
     if limit < 1:
         raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
     train, held_out = _read_splits(recipe, limit)
-    kept, dropped, reasons = cleaned(train, recipe.data.cleaning, [pair for split in held_out for pair in split])
-    findings = _check_surroundings(recipe) + texts.check_cleaning(train, dropped, reasons)
-    findings += _check_pairs(recipe, train, kept, held_out)
-    if len(kept):
-        with tempfile.TemporaryDirectory() as temporary:
-            findings += _check_tokens(recipe, kept, held_out, Path(temporary))
+    with tempfile.TemporaryDirectory() as temporary:
+        findings = list(_check(recipe, train, held_out, Path(temporary)))
     return Diagnosis(findings, len(train), train.total)
 
 
@@ -114,33 +102,38 @@ def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
     return train, held_out
 
 
-def _check_surroundings(recipe: Recipe) -> list[Finding]:
-    """Tell whether training would refuse its folder, and what a published model lacks."""
-    findings = []
+def _check(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> Iterator[Finding]:
+    """Run every check: what training would refuse, what a published model lacks, pairs, tokens, model and run."""
+    kept, dropped, reasons = cleaned(train, recipe.data.cleaning, [pair for split in held_out for pair in split])
     try:
         check_output_folder(recipe)
     except ValueError as error:
-        findings.append(Finding("output", "warning", str(error), "output"))
+        yield Finding("output", "warning", str(error), "output")
     if recipe.card.license is None and "builtin:" not in recipe.data.train:
         told = "The model card will say that the license is unknown, so nobody may use the model."
-        advice = "Name it as the Hub does, such as apache-2.0."
-        findings.append(Finding("card", "note", told, "card.license", advice))
-    return findings
+        yield Finding("card", "note", told, "card.license", "Name it as the Hub does, such as apache-2.0.")
+    yield from texts.check_cleaning(train, dropped, reasons)
+    yield from _check_pairs(recipe, train, kept, held_out)
+    if len(kept):
+        yield from _check_tokens(recipe, kept, held_out, temporary)
 
 
-def _check_pairs(recipe: Recipe, train: Pairs, kept: Pairs, held_out: list[Pairs]) -> list[Finding]:
+def _check_pairs(recipe: Recipe, train: Pairs, kept: Pairs, held_out: list[Pairs]) -> Iterator[Finding]:
     """Run the checks of texts; what cleaning drops does no harm."""
     rules, data, card = recipe.data.cleaning, recipe.data, recipe.card
-    findings = texts.check_pointless_pairs(train, rules) + texts.check_overlap(train, rules, held_out)
-    findings += texts.check_length_ratios(kept) + texts.check_text(kept)
+    yield from texts.check_pointless_pairs(train, rules)
+    yield from texts.check_overlap(train, rules, held_out)
+    yield from texts.check_length_ratios(kept)
+    yield from texts.check_text(kept)
     for split in held_out:
-        findings += texts.check_pointless_pairs(split, None)
-        findings += texts.check_length_ratios(split) + texts.check_text(split)
+        yield from texts.check_pointless_pairs(split, None)
+        yield from texts.check_length_ratios(split)
+        yield from texts.check_text(split)
     languages = (card.source_language or data.source, card.target_language or data.target)
-    return findings + check_scripts(kept, held_out, languages)
+    yield from texts.check_scripts(kept, held_out, languages)
 
 
-def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> list[Finding]:
+def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> Iterator[Finding]:
     """Run the checks of what the tokenizers make of the pairs, then those of the model and its run."""
     key = "tokenizer.vocab_size" if recipe.model.start_from is None else "model.start_from"
     if recipe.tokenizer.path is not None:
@@ -152,24 +145,28 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
     except ValueError as error:
         # From all pairs the vocabulary may well become as large as it should.
         level: Level = "error" if train.is_whole else "warning"
-        return [Finding("tokenizer", level, str(error), key, "Nothing behind it could be checked.")]
-    findings = tokens.check_tokenizer_ids(tokenizers, key) + tokens.check_normalization(train, tokenizers, key)
+        yield Finding("tokenizer", level, str(error), key, "Nothing behind it could be checked.")
+        return
+    yield from tokens.check_tokenizer_ids(tokenizers, key)
+    yield from tokens.check_normalization(train, tokenizers, key)
     try:
         encoded, *held = (encode(split, tokenizers, recipe.data.target_languages) for split in (train, *held_out))
     except ValueError as error:
-        return [*findings, Finding("tokenizer", "error", str(error), key, "Set `data.both_directions`.")]
+        yield Finding("tokenizer", "error", str(error), key, "Set `data.both_directions`.")
+        return
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
-    findings += tokens.check_ends(encoded, tokenizers, key) + tokens.check_lengths(encoded, limits)
+    yield from tokens.check_ends(encoded, tokenizers, key)
+    yield from tokens.check_lengths(encoded, limits)
     for split in (encoded, *held):
-        findings += tokens.check_unknown_tokens(split, tokenizers, key)
-    findings += tokens.check_decoding_lengths(held[0], recipe)
+        yield from tokens.check_unknown_tokens(split, tokenizers, key)
+    yield from tokens.check_decoding_lengths(held[0], recipe)
     rows = encoded.within(limits)
-    if not len(rows):
-        return findings
-    return findings + tokens.check_vocabulary_use(rows, tokenizers, key) + _check_run(recipe, tokenizers, rows, held)
+    if len(rows):
+        yield from tokens.check_vocabulary_use(rows, tokenizers, key)
+        yield from _check_run(recipe, tokenizers, rows, held)
 
 
-def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: Sequence[Encoded]) -> list[Finding]:
+def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: Sequence[Encoded]) -> Iterator[Finding]:
     """Run the checks of the model, and of the length of its run."""
     key = "model" if recipe.model.start_from is None else "model.start_from"
     try:
@@ -179,39 +176,40 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
             with torch.device("meta"):  # the weights take no memory
                 model = make_model(recipe.model, tokenizers)
     except ValueError as error:
-        return [Finding("model", "error", str(error), key)]
-    findings = tokens.check_special_ids(tokenizers, model.config, model.generation_config, key)
+        yield Finding("model", "error", str(error), key)
+        return
+    findings = list(tokens.check_special_ids(tokenizers, model.config, model.generation_config, key))
     findings += tokens.check_positions(rows, held, model.config, recipe)
+    yield from findings
     if any(finding.level == "error" for finding in findings):
-        return findings  # such a model cannot be run, so its speed cannot be measured
-    updates = UpdateBatches(rows.lengths()[:, 0], rows.lengths()[:, 1], recipe.batching).epoch(0)
+        return  # such a model cannot be run, so its speed cannot be measured
+    updates = UpdateBatches(rows.source_lengths, rows.target_lengths, recipe.batching).epoch(0)
     seconds = per_epoch = None
     if recipe.optimization.max_minutes is not None:
         try:
             seconds = _seconds_per_update(recipe, tokenizers, rows, updates)
         except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
             told = f"How far the run comes in its time could not be measured here: {first_line(error)}"
-            findings.append(Finding("speed", "note", told, "optimization.max_minutes"))
+            yield Finding("speed", "note", told, "optimization.max_minutes")
     if rows.pairs.total is not None:  # the rest is taken to be like what was looked at
         per_epoch = len(updates) * rows.pairs.total / rows.pairs.looked_at
-    return findings + check_run_length(recipe, RunPlan(per_epoch, seconds), model.config.d_model)
+    yield from check_run_length(recipe, RunPlan(per_epoch, seconds), model.config.d_model)
 
 
-def _seconds_per_update(
-    recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, updates: list[list[list[int]]]
-) -> float:
+def _seconds_per_update(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, updates: list[Numbers]) -> float:
     """Time a few updates on this machine, and return the mean seconds of an update of an epoch.
 
-    Raises:
-        ValueError: If this machine does not have the device or the precision that the recipe asks for.
+    Raises a `ValueError` if this machine does not have the device or the precision that the recipe asks for.
     """
-    timed = [
-        [
-            [{"input_ids": rows.sources[row].tolist(), "labels": rows.targets[row].tolist()} for row in bucket]
-            for bucket in update
-        ]
-        for update in updates[:TIMED]
-    ]
-    lengths = rows.lengths()
-    padded = [sum(len(bucket) * int(lengths[bucket].max(axis=0).sum()) for bucket in update) for update in updates]
-    return seconds_per_token(recipe, tokenizers, timed) * sum(padded) / len(padded)
+    settings = recipe.optimization
+    accelerator = make_accelerator(settings)
+    rehearsal = Rehearsal(accelerator, make_model(recipe.model, tokenizers), recipe, tokenizers)
+    timed = ([[rows[number] for number in bucket] for bucket in update] for update in updates[:TIMED])
+    budget, world_size = settings.micro_batch_tokens, accelerator.num_processes
+    speed = rehearsal.seconds_per_token([split_update(update, budget, world_size) for update in timed])
+    padded = (
+        len(bucket) * int(rows.source_lengths[bucket].max() + rows.target_lengths[bucket].max())
+        for update in updates
+        for bucket in update
+    )
+    return speed * sum(padded) / len(updates)

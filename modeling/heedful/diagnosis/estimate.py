@@ -8,7 +8,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,14 +24,14 @@ from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent, shortened
 from heedful.diagnosis.memory import MIB, HeldBytes, available_memory, count_parameters, process_memory, state_memory
-from heedful.diagnosis.recipe_checks.run_length import RunPlan
+from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StreamedCorpus, Update, prepare_corpus
+from heedful.training.preparation import Corpus, StreamedCorpus, prepare_corpus
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import hardware_in_words, make_accelerator
-from heedful.training.recipe import OptimizationRecipe, Recipe
+from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 
 if TYPE_CHECKING:
@@ -51,27 +51,16 @@ Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
 
 @dataclass
 class BatchPlan:
-    """The batches of a run, as far as its first epoch shows them.
+    """The batches of a run, as far as its first epoch shows them."""
 
-    Attributes:
-        updates_per_epoch: Updates of one pass; None for a stream.
-        looked_at: Updates that the following figures are of.
-        padding: Share of padding in their micro-batches.
-        padded_tokens: Mean padded tokens of an update on the busiest rank.
-        target_tokens: Mean target tokens of an update, on all ranks together.
-        micro_batches: Most micro-batches of one update on one rank.
-        costliest: Micro-batches that may need the most memory: the most tokens, logits, or attention weights.
-        first: The first updates, divided among the ranks.
-    """
-
-    updates_per_epoch: int | None = None
-    looked_at: int = 0
-    padding: float = 0.0
-    padded_tokens: float = 0.0
-    target_tokens: float = 0.0
-    micro_batches: int = 0
-    costliest: list[list[Row]] = field(default_factory=list)
-    first: list[Parts] = field(default_factory=list)
+    updates_per_epoch: int | None = None  # None for a stream
+    looked_at: int = 0  # updates that the following figures are of
+    padding: float = 0.0  # share of padding in their micro-batches
+    padded_tokens: float = 0.0  # mean of an update on the busiest rank
+    target_tokens: float = 0.0  # mean of an update, on all ranks together
+    micro_batches: int = 0  # most of one update on one rank
+    costliest: list[list[Row]] = field(default_factory=list)  # micro-batches that may need the most memory
+    first: list[Parts] = field(default_factory=list)  # the first updates, divided among the ranks
 
 
 @dataclass
@@ -81,21 +70,20 @@ class DryRun:
     recipe: Recipe
     corpus: Corpus
     batches: BatchPlan
-    plan: RunPlan
+    seconds_per_update: float
+    end: RunEnd | None
     parameters: dict[str, int]
-    memory: dict[str, int]
-    available: int | None
-    hardware: str
-    processes: int
+    memory: dict[str, int]  # bytes
+    accelerator: Accelerator
     d_model: int
 
     def __str__(self) -> str:
-        sections = {
+        sections: dict[str, Iterable[str]] = {
             "recipe": [to_yaml(self.recipe).rstrip()],
             "model": [f"{name:<12}{count:>14,} parameters" for name, count in self.parameters.items()],
             "data": self._data_lines(),
-            "first micro-batch": list(self._first_lines()),
-            "learning rate": list(self._rate_lines()),
+            "first micro-batch": self._first_lines(),
+            "learning rate": self._rate_lines(),
             "memory, estimated, of each process": self._memory_lines(),
             "time, estimated": self._time_lines(),
         }
@@ -103,7 +91,7 @@ class DryRun:
         return "\n\n".join([*parts, "Nothing was trained, and nothing was written."])
 
     def _data_lines(self) -> list[str]:
-        batches, settings = self.batches, self.recipe.optimization
+        batches, settings, processes = self.batches, self.recipe.optimization, self.accelerator.num_processes
         per_epoch = batches.updates_per_epoch
         lines = [
             f"training pairs       {_count(self.corpus.pairs)}"
@@ -112,16 +100,14 @@ class DryRun:
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
             f"micro-batches        up to {batches.micro_batches} of {settings.micro_batch_tokens:,} padded tokens on "
-            f"each of {self.processes} process{'' if self.processes == 1 else 'es'}",
+            f"each of {processes} process{'' if processes == 1 else 'es'}",
             f"padding              {percent(batches.padding)} of the tokens in micro-batches",
             f"updates per epoch    {_count(per_epoch)}",
         ]
-        end = self.plan.end(self.recipe)
-        if end is None:
+        if self.end is None:
             return [*lines, "updates of the run   unknown"]
-        lines.append(f"updates of the run   {end.updates:,.0f} ({end})")
-        epochs = f"{end.updates / per_epoch:,.1f}" if per_epoch else _count(None)
-        return [*lines, f"epochs of the run    {epochs}"]
+        epochs = f"{self.end.updates / per_epoch:,.1f}" if per_epoch else _count(None)
+        return [*lines, f"updates of the run   {self.end.updates:,.0f} ({self.end})", f"epochs of the run    {epochs}"]
 
     def _first_lines(self) -> Iterator[str]:
         rows, tokenizers = self.batches.first[0][0][0], self.corpus.tokenizers
@@ -134,39 +120,32 @@ class DryRun:
                 yield f"          {' '.join(map(str, row[key]))}"
 
     def _rate_lines(self) -> Iterator[str]:
-        settings, end = self.recipe.optimization, self.plan.end(self.recipe)
-        last = int(end.updates) if end else max(1, 10 * settings.warmup_updates)
+        settings = self.recipe.optimization
+        last = int(self.end.updates) if self.end else max(1, 10 * settings.warmup_updates)
         shown = {1, settings.warmup_updates // 2, settings.warmup_updates, last // 4, last // 2, 3 * last // 4, last}
         for update in sorted(update for update in shown if 1 <= update <= last):
             yield f"update {update:>9,}  {learning_rate(update, settings, self.d_model):.3g}"
 
-    def _memory_lines(self) -> list[str]:
-        sizes = {**self.memory, "together": sum(self.memory.values())}
-        if self.available is not None:
-            sizes["there are here"] = self.available
-        lines = [f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items()]
-        if self.available is not None and sizes["together"] > self.available:
-            lines.append("More than there is: set `optimization.token_budget` lower.")
-        lines.append("Validation may add to it.")
+    def _memory_lines(self) -> Iterator[str]:
+        together, available = sum(self.memory.values()), available_memory(self.accelerator.device)
+        sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
+        yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
+        if available is not None and together > available:
+            yield "More than there is: set `optimization.token_budget` lower."
+        yield "Validation may add to it."
         if "freed, but kept by the allocator" in self.memory:
-            lines.append("Long runs on the CPU were seen to take up to five times as much, above all in bf16.")
-        return lines
+            yield "Long runs on the CPU were seen to take up to five times as much, above all in bf16."
 
-    def _time_lines(self) -> list[str]:
-        seconds, end = self.plan.seconds_per_update, self.plan.end(self.recipe)
-        if seconds is None:
-            return ["unknown"]
-        lines = [f"{seconds:.3g} s an update on {self.hardware}, measured on a few updates"]
-        if end is not None:
-            lines.append(f"{_duration(seconds * end.updates)} of training, validation, saving and tests not counted")
-        return lines
+    def _time_lines(self) -> Iterator[str]:
+        hardware = hardware_in_words(self.accelerator)
+        yield f"{self.seconds_per_update:.3g} s an update on {hardware}, measured on a few updates"
+        if self.end is not None:
+            duration = _duration(self.seconds_per_update * self.end.updates)
+            yield f"{duration} of training, validation, saving and tests not counted"
 
 
 def dry_run(recipe: Recipe) -> DryRun:
-    """Prepare a run, measure a few of its updates, and forget it.
-
-    Args:
-        recipe: The run; with several processes, each calls this.
+    """Prepare a run, measure a few of its updates, and forget it; with several processes, each calls this.
 
     Raises:
         FileNotFoundError: If a file of the recipe does not exist.
@@ -187,7 +166,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
     try:
-        rehearsal = Rehearsal(accelerator, model, settings, corpus.tokenizers)
+        rehearsal = Rehearsal(accelerator, model, recipe, corpus.tokenizers)
         speed = rehearsal.seconds_per_token(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
@@ -199,30 +178,15 @@ def dry_run(recipe: Recipe) -> DryRun:
     if accelerator.device.type == "cpu":
         # Freed memory stays with the process, in pieces that the next tensors do not quite fit into.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
-    return DryRun(
-        recipe=recipe,
-        corpus=corpus,
-        batches=batches,
-        plan=RunPlan(batches.updates_per_epoch, speed * batches.padded_tokens),
-        parameters=parameters,
-        memory=memory,
-        available=available_memory(accelerator.device),
-        hardware=hardware_in_words(accelerator),
-        processes=accelerator.num_processes,
-        d_model=d_model,
-    )
+    seconds = speed * batches.padded_tokens
+    end = RunPlan(batches.updates_per_epoch, seconds).end(recipe)
+    return DryRun(recipe, corpus, batches, seconds, end, parameters, memory, accelerator, d_model)
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Make the first epoch's updates and micro-batches, and describe them.
+    """Make the first epoch's updates and micro-batches of `token_budget` padded tokens, and describe them.
 
-    Args:
-        corpus: The data of the run; of a stream only the beginning is read.
-        token_budget: Padded tokens of a micro-batch.
-        world_size: Number of ranks.
-
-    Raises:
-        ValueError: If the data hold no pair.
+    Of a stream only the beginning is read. Data without a pair raise a `ValueError`.
     """
     plan = BatchPlan()
     costliest: dict[str, tuple[int, list[Row]]] = {}
@@ -258,11 +222,8 @@ def _costs(rows: list[Row]) -> dict[str, int]:
     """Return the numbers that the memory of a micro-batch grows with."""
     source, target = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
     attention = source * source + source * target + target * target
-    return {
-        "tokens": len(rows) * (source + target),
-        "logits": len(rows) * target,
-        "attention": len(rows) * attention,
-    }
+    costs = {"tokens": source + target, "logits": target, "attention": attention}
+    return {kind: len(rows) * cost for kind, cost in costs.items()}
 
 
 def _padded_tokens(rows: list[Row]) -> int:
@@ -282,34 +243,18 @@ class Rehearsal:
     """A run that takes its real steps at a learning rate of 0, to be measured and thrown away.
 
     All ranks must call the same methods with the same arguments.
-
-    Args:
-        accelerator: The processes and devices.
-        model: The model.
-        settings: The recipe's section.
-        tokenizers: The model's tokenizers.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: "PreTrainedModel",
-        settings: OptimizationRecipe,
-        tokenizers: TokenizerPair,
-    ):
-        self.accelerator, self.settings = accelerator, settings
-        self.pad_token_id = tokenizers.source.pad_token_id
-        self.engine = make_engine(accelerator, model, settings)
+    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", recipe: Recipe, tokenizers: TokenizerPair):
+        self.accelerator, self.settings = accelerator, recipe.optimization
+        self.pad_token_id = tokenizers.pad_token_id
+        self.engine = make_engine(accelerator, model, self.settings)
         self.engine.model.train()
-        decay = settings.ema_decay
+        decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
 
     def take_update(self, parts: Parts) -> float:
-        """Take an update as training does, and return its seconds, the mean over the ranks.
-
-        Args:
-            parts: For every rank the rows of its micro-batches.
-        """
+        """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
         if math.isfinite(self.engine.gradient_norm(self.settings.max_grad_norm)):
@@ -338,9 +283,6 @@ class Rehearsal:
 
         A few rows go first, to warm up. Where their speed says that the largest micro-batch takes more than a minute,
         no whole one is run, and their speed is the answer.
-
-        Args:
-            updates: A few updates, divided among the ranks.
         """
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
@@ -361,12 +303,8 @@ class Rehearsal:
         """Measure the bytes that a micro-batch needs beside weights, gradients and moments, at its worst moment.
 
         On the CPU, the tensors of every operation are added up while they live, forwards and backwards; what an
-        operation needs inside is not seen. Where the micro-batch would take more than a minute, a small part of it
-        is run, and the result scaled up by its rows.
-
-        Args:
-            rows: The micro-batch.
-            speed: Seconds for each padded token.
+        operation needs inside is not seen. Where the micro-batch would take more than a minute (`speed` is in seconds
+        for each padded token), a small part of it is run, and the result scaled up by its rows.
         """
         part = rows[: max(1, len(rows) // 16)] if speed * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
@@ -381,21 +319,6 @@ class Rehearsal:
         peak = held.peak if held is not None else torch.cuda.max_memory_allocated(device) - before
         self.engine.discard()
         return peak * len(rows) // len(part)
-
-
-def seconds_per_token(recipe: Recipe, tokenizers: TokenizerPair, updates: list[Update]) -> float:
-    """Return the seconds that training takes on this machine for each padded token of an update.
-
-    Args:
-        recipe: The run.
-        tokenizers: The model's tokenizers.
-        updates: A few updates, each a list of buckets of rows.
-    """
-    settings = recipe.optimization
-    accelerator = make_accelerator(settings)
-    rehearsal = Rehearsal(accelerator, make_model(recipe.model, tokenizers), settings, tokenizers)
-    parts = [split_update(update, settings.micro_batch_tokens, accelerator.num_processes) for update in updates]
-    return rehearsal.seconds_per_token(parts)
 
 
 def _count(number: int | None) -> str:

@@ -1,7 +1,7 @@
-"""What a check finds, in a recipe or in a model, and what all checks find together."""
+"""What a check finds, in a recipe or in a model."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Self
 
@@ -19,27 +19,18 @@ SHOWN_CHARACTERS = 60
 class Finding:
     """What one check found.
 
-    Attributes:
-        check: Name of the check.
-        level: Of a recipe: `error` ruins the run or its scores, `warning` probably costs quality or time, `note` is
-            good to know. Of a model: `pass`, `FAIL`, or `skipped` where the check cannot be made.
-        told: What was found or compared, in a sentence with its numbers.
-        where: The recipe's key that it concerns.
-        advice: What to do about it.
-        examples: Pairs that it concerns, each with its split and row.
-        figure: The worst case measured in a model, a relative difference or a number of faults; None where nothing
-            was measured.
-        limit: The largest figure that passes.
+    In a recipe, an `error` ruins the run or its scores, a `warning` probably costs quality or time, a `note` is good
+    to know. Of a model, a check is a `pass` or a `FAIL`, or `skipped` where it cannot be made.
     """
 
-    check: str
+    check: str  # its name
     level: Level
-    told: str
-    where: str = ""
-    advice: str = ""
-    examples: tuple[str, ...] = ()
-    figure: float | None = None
-    limit: float | None = None
+    told: str  # what was found or compared, in a sentence with its numbers
+    where: str = ""  # the recipe's key that it concerns
+    advice: str = ""  # what to do about it
+    examples: tuple[str, ...] = ()  # pairs that it concerns, each with its split and row
+    figure: float | None = None  # the worst case measured in a model: a relative difference or a number of faults
+    limit: float | None = None  # the largest figure that passes
 
     @property
     def passed(self) -> bool:
@@ -47,33 +38,10 @@ class Finding:
         return self.level == "pass"
 
     def assert_passed(self) -> Self:
-        """Return the finding itself.
-
-        Raises:
-            AssertionError: If the check failed or was skipped; the message has the figure.
-        """
+        """Return the finding itself; one that failed or was skipped raises an `AssertionError` with its figure."""
         if not self.passed:
             raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.told}")
         return self
-
-
-@dataclass
-class Report:
-    """What all checks found.
-
-    Attributes:
-        findings: One or more for each check that has something to say.
-    """
-
-    findings: list[Finding]
-
-    def at(self, level: Level) -> list[Finding]:
-        """Return the findings of a level."""
-        return [finding for finding in self.findings if finding.level == level]
-
-    def rows(self, **columns: str) -> list[dict[str, Any]]:
-        """Return the findings as plain data: for each column an attribute, called so."""
-        return [{key: getattr(finding, name) for key, name in columns.items()} for finding in self.findings]
 
 
 class SkippedError(Exception):
@@ -84,9 +52,6 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
     """Make a check of a function that measures a model: one that returns a `Finding`.
 
     It fails above the limit, and where the model raises an error; it is skipped on a `SkippedError`.
-
-    Args:
-        name: What is checked, in a few words.
     """
 
     def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, Finding]:
@@ -108,33 +73,17 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
     return decorate
 
 
-def collected(find: Callable[Settings, Iterator[Finding]]) -> Callable[Settings, list[Finding]]:
-    """Make a check of a function that looks through a recipe: one that returns a list of the findings it yields."""
-
-    @functools.wraps(find)
-    def look(*args: Settings.args, **kwargs: Settings.kwargs) -> list[Finding]:
-        return list(find(*args, **kwargs))
-
-    return look
-
-
 @dataclass(frozen=True)
 class RowCheck:
-    """A check that looks for rows: what it says of those it finds, and from how many on they are grave.
+    """A check that looks for rows: what it says of those it finds, and from which share of all on they are grave.
 
-    Attributes:
-        name: Name of the check.
-        told: The sentence of its finding. `{count}` rows of `{total}` were found, a `{share}` of the `{split}`; other
-            fields are given by whoever looks.
-        advice: What to do about them, with the same fields.
-        warning: The share from which on they are a warning; fewer are a note.
-        error: The share from which on they are an error, if they can be.
+    `{count}` rows of `{total}` were found, a `{share}` of the `{split}`; other fields are given by whoever looks.
     """
 
     name: str
     told: str
     advice: str = ""
-    warning: float = 0.0
+    warning: float = 0.0  # fewer are a note
     error: float | None = None
 
     def findings(
@@ -142,35 +91,22 @@ class RowCheck:
         rows: Any,
         found: Sequence[int],
         where: str,
-        fields: Mapping[str, Any] | None = None,
         share: float | None = None,
         can_be_error: bool = True,
-    ) -> list[Finding]:
-        """Return the finding about the rows that were found, or nothing if there are none.
+        **fields: Any,
+    ) -> Iterator[Finding]:
+        """Yield the finding about the rows that were found, if there are any; the first few become examples.
 
-        Args:
-            rows: All rows that were looked at: texts (`Pairs`) or token ids (`Encoded`) of one split.
-            found: Numbers of those that were found; the first few become examples.
-            where: The recipe's key that they concern.
-            fields: What the sentences name beside count, total, share and split.
-            share: What the level goes by; the share of the rows that were found by default.
-            can_be_error: Whether it may be an error here.
+        `rows` are all that were looked at: the `Pairs` or the `Encoded` of one split. The level goes by `share`, which
+        is that of the rows found unless it is given.
         """
         if not len(found):
-            return []
+            return
         share = len(found) / len(rows) if share is None else share
         counts = {"count": f"{len(found):,}", "total": f"{len(rows):,}", "share": percent(share), "split": rows.name}
-        fields = {**counts, **(fields or {})}
-        return [
-            Finding(
-                self.name,
-                graded(share, self.warning, self.error if can_be_error else None),
-                self.told.format(**fields),
-                where,
-                self.advice.format(**fields),
-                rows.examples(found),
-            )
-        ]
+        level = graded(share, self.warning, self.error if can_be_error else None)
+        told, advice = (text.format(**counts, **fields) for text in (self.told, self.advice))
+        yield Finding(self.name, level, told, where, advice, rows.examples(found))
 
 
 def graded(share: float, warning: float, error: float | None = None) -> Level:

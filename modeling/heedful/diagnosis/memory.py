@@ -21,13 +21,9 @@ MIB = 2**20  # bytes
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made while it is entered and not freed yet.
+    """Counts the bytes of all tensors that are made while it is entered: those not freed yet, and the most at once.
 
     The count does not depend on the machine, and does not see what an operator needs for itself.
-
-    Attributes:
-        now: Bytes held at present.
-        peak: Most bytes held at once.
     """
 
     def __init__(self):
@@ -81,13 +77,7 @@ def state_memory(
 
     Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
     gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes, ZeRO-2 gradients
-    and moments.
-
-    Args:
-        parameters: Number of parameters, tied ones once.
-        settings: The recipe's section.
-        processes: Number of processes.
-        kind: How Accelerate spreads the run over them.
+    and moments. `parameters` counts tied ones once.
     """
     sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
     if settings.ema_decay is not None:

@@ -4,15 +4,17 @@ Everything here works with any encoder-decoder of transformers. A row is one sen
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.translation import position_limit
+from heedful.inference.engines import evaluation_mode
 
 IGNORED_LABEL = -100
 Rows = Sequence[Sequence[int]]
@@ -42,15 +44,10 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Sample:
-    """Sentences to try a model with.
-
-    Attributes:
-        sources: Rows of source tokens, of different lengths.
-        targets: As many rows of target tokens, without the decoder's start token: labels.
-    """
+    """Sentences to try a model with, of different lengths."""
 
     sources: Rows
-    targets: Rows
+    targets: Rows  # labels: without the decoder's start token
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -67,22 +64,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Way:
-    """How sentences are given to a model. All ways must come to the same.
+    """How sentences are given to a model. All ways must come to the same."""
 
-    Attributes:
-        is_alone: Each sentence in a batch of its own, instead of all in one.
-        is_reversed: In reverse order.
-        padding: More padding tokens for each source than its batch needs.
-        side: Where the padding is: right or left.
-        swaps_cache: Compute logits step by step with a cache, instead of in one pass, and generate without a cache,
-            instead of with one.
-    """
-
-    is_alone: bool = False
-    is_reversed: bool = False
-    padding: int = 0
-    side: str = "right"
-    swaps_cache: bool = False
+    is_alone: bool = False  # each sentence in a batch of its own, instead of all in one
+    is_reversed: bool = False  # in reverse order
+    padding: int = 0  # more padding tokens for each source than its batch needs
+    side: str = "right"  # where the padding is: right or left
+    swaps_cache: bool = False  # logits step by step with a cache, not in one pass; generated without a cache, not with
 
 
 PLAIN = Way()
@@ -91,14 +79,9 @@ PLAIN = Way()
 def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
     """Make six rows of 2 to 32 source tokens and of 1 to 16 target tokens; the same ones every time.
 
-    Args:
-        model: The encoder-decoder to be tried.
-        tokenizers: Its tokenizers; the rows are then cut from `texts`. Without them, or where their ids do not
-            fit into the model's vocabulary, the tokens are drawn at random from those that are not special.
-        texts: Sentences of the user, filled up with built-in ones of several scripts.
-
-    Raises:
-        ValueError: If the model has room for fewer than ten positions.
+    With tokenizers the rows are cut from `texts`, filled up with built-in ones of several scripts. Without, or where
+    their ids do not fit into the model's vocabulary, tokens are drawn at random from those that are not special.
+    A model with room for fewer than ten positions raises a `ValueError`.
     """
     longest = position_limit(model.config) or 10**6
     if longest < 10:
@@ -127,11 +110,9 @@ def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], leng
 
 def _random_rows(model: Any, tokenizers: TokenizerPair | None, lengths: list[list[int]]):
     """Draw rows of the given lengths from the tokens that are not special."""
-    special = {pad_token(model), start_token(model)}
-    for settings in (model.config, model.generation_config):
-        for name, value in settings.to_dict().items():
-            if name.endswith("token_id"):
-                special |= id_set(value)
+    settings = [*model.config.to_dict().items(), *model.generation_config.to_dict().items()]
+    special = {id_ for name, value in settings if name.endswith("token_id") for id_ in id_set(value)}
+    special |= {pad_token(model), start_token(model)}
     if tokenizers is not None:
         special |= {*tokenizers.source.all_special_ids, *tokenizers.target.all_special_ids}
     generator = torch.Generator().manual_seed(0)
@@ -171,45 +152,28 @@ def start_token(model: Any) -> int:
     return next((value for value in values if value is not None), 0)
 
 
-@contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch dropout and gradients off for a while."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def padded(rows: Rows, fill: int, side: str = "right", extra: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stack rows to `(batch, longest + extra)` ids, padded on one side, and the mask that is 0 at padding."""
-    width = max(map(len, rows)) + extra
-    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
-    for number, row in enumerate(rows):
-        start = 0 if side == "right" else width - len(row)
-        ids[number, start : start + len(row)] = torch.tensor(row)
-        mask[number, start : start + len(row)] = 1
-    return ids, mask
+def padded(model: Any, rows: Rows, fill: int, side: str = "right", extra: int = 0) -> torch.Tensor:
+    """Stack rows to `(batch, longest + extra)` ids, padded on one side, on the model's device."""
+    tensors = [torch.tensor(row) for row in rows]
+    stacked = pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
+    return pad(stacked, (extra, 0) if side == "left" else (0, extra), value=fill).to(model.device)
 
 
 def source_inputs(model: Any, sources: Rows, way: Way = PLAIN) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `attention_mask` of a batch, `(batch, longest + padding)`, on the model's device."""
-    ids, mask = padded(sources, pad_token(model), way.side, way.padding)
-    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    ids = padded(model, sources, pad_token(model), way.side, way.padding)
+    mask = padded(model, [[1] * len(row) for row in sources], 0, way.side, way.padding)
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def decoder_inputs(model: Any, targets: Rows) -> torch.Tensor:
     """Return what the decoder reads to predict the targets: the start token and all but the last token."""
-    ids, _ = padded([(start_token(model), *row[:-1]) for row in targets], pad_token(model))
-    return ids.to(model.device)
+    return padded(model, [(start_token(model), *row[:-1]) for row in targets], pad_token(model))
 
 
 def labels_of(model: Any, targets: Rows, extra: int = 0) -> torch.Tensor:
     """Return labels, `(batch, longest + extra)`, with -100 behind each row."""
-    ids, _ = padded(targets, IGNORED_LABEL, extra=extra)
-    return ids.to(model.device)
+    return padded(model, targets, IGNORED_LABEL, extra=extra)
 
 
 def logits_of(model: Any, sample: Sample, way: Way = PLAIN) -> list[torch.Tensor]:
@@ -223,7 +187,7 @@ def logits_of(model: Any, sample: Sample, way: Way = PLAIN) -> list[torch.Tensor
             logits = model(**inputs, decoder_input_ids=targets, use_cache=False).logits
         return [row[: len(target)] for row, target in zip(logits, batch.targets, strict=True)]
 
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.no_grad():
         return _arranged(compute, sample, way)
 
 
@@ -267,7 +231,7 @@ def generated(model: Any, sample: Sample, num_beams: int, way: Way = PLAIN) -> l
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.no_grad():
         return _arranged(generate, sample, way)
 
 
@@ -281,7 +245,7 @@ def _arranged(run: Callable[[Sample], list], sample: Sample, way: Way) -> list:
 def loss_of(model: Any, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
     """Compute the loss of a batch in evaluation mode, by the sample's labels or by others."""
     labels = labels_of(model, sample.targets) if labels is None else labels
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.no_grad():
         return model(**source_inputs(model, sample.sources), labels=labels, **settings).loss.item()
 
 
@@ -290,7 +254,7 @@ def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> 
 
     Infinite where shapes differ or something is not a number.
     """
-    if len(ours) != len(theirs) or any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         return float("inf")
     # In float64, so that the comparison itself costs nothing.
     pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(ours, theirs, strict=True)]
@@ -304,8 +268,3 @@ def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> 
 def tolerance_of(model: Any) -> float:
     """Return the relative difference that a model's dtype allows logits and losses."""
     return TOLERANCES.get(model.dtype, TOLERANCES[torch.bfloat16])
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name as users write it: float32."""
-    return str(dtype).removeprefix("torch.")

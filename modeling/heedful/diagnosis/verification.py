@@ -1,9 +1,11 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
 `verify` runs every check on a folder. Each check is a function that returns a `Finding`, so that tests can say
-`check_cache(model).assert_passed()`; those that need nothing but the model are in `model_checks`.
+`check_cache(model).assert_passed()`. Most give sentences to `model` in two ways that must come to the same; `sample`
+holds the sentences, random ones by default.
 """
 
+import inspect
 import json
 import math
 import os
@@ -11,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,23 +26,167 @@ import heedful
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.diagnosis import trials
-from heedful.diagnosis.findings import Finding, Measured, Report, SkippedError, check, shown
-from heedful.diagnosis.model_checks import (
-    check_attentions,
-    check_batch,
-    check_cache,
-    check_determinism,
-    check_left_padding,
-    check_loss_padding,
-    check_loss_split,
-    check_order,
-    check_right_padding,
-    check_saving,
-    check_tied_weights,
-    told_of_loading,
-)
-from heedful.diagnosis.trials import TEXTS, Sample, difference, dtype_name, logits_of, make_sample, tolerance_of
+from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
+from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
+from heedful.files import listed
+from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import first_line, resolve_device
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
+BEAMS = 4
+
+
+def _compared(model: Any, sample: Sample | None, way: Way, beams: tuple[int, ...], told: str) -> Measured:
+    """Compare logits and generated tokens of a way with those of the plain way.
+
+    Logits are judged by the tolerance. Tokens must be the same, except in a dtype in which near ties fall either way.
+    """
+    sample = sample or make_sample(model)
+    distance = difference(logits_of(model, sample, way), logits_of(model, sample))
+    differing = sum(_count_differing(model, sample, way, num_beams) for num_beams in beams)
+    if differing:
+        told += f"; logits {distance:.1e}, {differing} of {len(beams) * len(sample)} generated sentences differ"
+        if model.dtype in (torch.float32, torch.float64):
+            distance = max(distance, differing)
+        else:
+            told += f" (not judged in {str(model.dtype).removeprefix('torch.')})"
+    elif beams:
+        told += "; same tokens generated"
+    return distance, tolerance_of(model), told
+
+
+def _count_differing(model: Any, sample: Sample, way: Way, num_beams: int) -> int:
+    outputs = trials.generated(model, sample, num_beams, way), trials.generated(model, sample, num_beams)
+    return sum(ours != theirs for ours, theirs in zip(*outputs, strict=True))
+
+
+@check("batch")
+def check_batch(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that logits, greedy and beam outputs of a sentence are the same alone and beside longer ones."""
+    sample = sample or make_sample(model)
+    told = f"{len(sample)} sentences alone and in one batch, greedy and {BEAMS} beams"
+    return _compared(model, sample, Way(is_alone=True), (1, BEAMS), told)
+
+
+@check("order of a batch")
+def check_order(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that another order of the sentences in a batch only reorders logits and greedy outputs."""
+    return _compared(model, sample, Way(is_reversed=True), (1,), "a batch and its reverse")
+
+
+@check("right padding")
+def check_right_padding(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that more padding behind the sources changes no logits."""
+    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's right"
+    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING), (), told)
+
+
+@check("left padding")
+def check_left_padding(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that padding before the sources changes neither logits nor greedy outputs."""
+    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's left"
+    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING, side="left"), (1,), told)
+
+
+@check("cache")
+def check_cache(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that decoding token by token with a cache gives what the model gives without one.
+
+    Logits of every step are compared with one pass over the whole target, greedy and beam outputs with those of
+    `use_cache=False`.
+    """
+    told = f"step by step with a cache and in one pass, greedy and {BEAMS} beams"
+    return _compared(model, sample, Way(swaps_cache=True), (1, BEAMS), told)
+
+
+@check("determinism")
+def check_determinism(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that two calls in evaluation mode give the same to the bit: only a figure of 0 passes."""
+    sample = sample or make_sample(model)
+    distance = difference(logits_of(model, sample), logits_of(model, sample))
+    differing = _count_differing(model, sample, trials.PLAIN, 1)
+    return max(distance, differing), 0.0, "logits and greedy outputs of two calls, to the bit"
+
+
+@check("attention weights")
+def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that attention weights are returned when they are asked for, whatever kernel the model runs with.
+
+    They must exist, sum to 1 and leave padding out, and asking for them must not change the logits. A recurrent model
+    has attention to the source at most. The figure is the largest deviation, or the number of kinds that are missing.
+    """
+    sample = sample or make_sample(model)
+    kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    if model.config.model_type == "heed_rnn":
+        kinds = ["cross_attentions"]
+        if model.config.attention == "none":
+            raise SkippedError("the config's `attention` is none")
+    inputs = trials.source_inputs(model, sample.sources)
+    inputs["decoder_input_ids"] = trials.decoder_inputs(model, sample.targets)
+    with evaluation_mode(model), torch.no_grad():
+        plain = model(**inputs, use_cache=False).logits
+        outputs = model(**inputs, use_cache=False, output_attentions=True)
+    kernel = getattr(model.config, "_attn_implementation", None)
+    missing = [kind for kind in kinds if not any(w is not None for w in getattr(outputs, kind, None) or ())]
+    if missing:
+        return len(missing), 0.0, f"{', '.join(missing)}: nothing is returned under {kernel}"
+    source_mask = inputs["attention_mask"].bool()
+    target_mask = labels_of(model, sample.targets) != trials.IGNORED_LABEL
+    worst = difference([outputs.logits[target_mask]], [plain[target_mask]])
+    for kind in kinds:
+        queries = source_mask if kind == "encoder_attentions" else target_mask
+        for weights in getattr(outputs, kind):  # (B, H, Q, K)
+            sums = weights.float().sum(-1).transpose(1, 2)[queries]
+            worst = max(worst, (sums - 1).abs().max().item())
+            if kind == "cross_attentions":
+                worst = max(worst, (weights.float() * ~source_mask[:, None, None]).max().item())
+    return worst, tolerance_of(model), f"asked for under {kernel}: there, sum to 1, none at padding, same logits"
+
+
+@check("loss of a split update")
+def check_loss_split(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that the losses of an update's micro-batches add up to the loss of the whole; relative difference.
+
+    They are computed as `Trainer` does it: a model that takes loss arguments gets `num_items_in_batch`, and the losses
+    are summed; of another model the mean of them is taken.
+    """
+    sample = sample or make_sample(model)
+    whole = loss_of(model, sample)
+    takes_arguments = getattr(model, "accepts_loss_kwargs", None)
+    if takes_arguments is None:
+        parameters = inspect.signature(model.forward).parameters.values()
+        takes_arguments = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    settings: dict[str, Any] = {"num_items_in_batch": sample.label_count} if takes_arguments else {}
+    pieces = [sample.part(rows) for rows in (slice(0, 1), slice(1, 3), slice(3, None))]
+    total = sum(loss_of(model, piece, **settings) for piece in pieces) / (1 if takes_arguments else len(pieces))
+    told = f"{len(pieces)} micro-batches add up to {total:.4f}, the whole batch has {whole:.4f}"
+    return abs(total - whole) / abs(whole), tolerance_of(model), told
+
+
+@check("loss and padding")
+def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that a loss is the mean over the labels that are not -100, however they are padded.
+
+    The loss of a batch is compared with the losses of its sentences alone, weighted by their tokens, and with the loss
+    under more -100 behind the labels; the loss of labels of which every second is -100 with the cross-entropy of the
+    others. The figure is the largest relative difference.
+    """
+    sample = sample or make_sample(model)
+    whole = loss_of(model, sample)
+    singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
+    weighted = sum(single.label_count * loss_of(model, single) for single in singles) / sample.label_count
+    more = loss_of(model, sample, labels_of(model, sample.targets, trials.EXTRA_PADDING))
+    blanked = labels_of(model, sample.targets)
+    blanked[:, 1::2] = trials.IGNORED_LABEL
+    of_the_others = loss_of(model, sample, blanked, decoder_input_ids=trials.decoder_inputs(model, sample.targets))
+    logits = torch.cat([row[::2].float() for row in logits_of(model, sample)])
+    labels = torch.tensor([token for row in sample.targets for token in row[::2]], device=logits.device)
+    expected = torch.nn.functional.cross_entropy(logits, labels).item()
+    pairs = ((weighted, whole), (more, whole), (of_the_others, expected))
+    distances = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
+    told = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
+    return max(distances), tolerance_of(model), told.format(*distances)
+
 
 # Those that try a model with sentences and write no file.
 MODEL_CHECKS = (
@@ -52,55 +200,71 @@ MODEL_CHECKS = (
     check_loss_split,
     check_loss_padding,
 )
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 
 
-@dataclass
-class Verification(Report):
-    """What all checks found in one folder, and under which conditions.
+def told_of_loading(report: dict[str, Any]) -> Measured:
+    """Judge the report that `from_pretrained(..., output_loading_info=True)` gives: the number of faulty tensors."""
+    kinds = {"missing_keys": "missing", "unexpected_keys": "unknown", "mismatched_keys": "misshapen"}
+    faults = {told: [str(name) for name in report[kind]] for kind, told in kinds.items() if report.get(kind)}
+    told = "; ".join(f"{kind}: {listed(names)}" for kind, names in faults.items())
+    return sum(map(len, faults.values())), 0, told or "names of the saved tensors and of the model's"
 
-    Attributes:
-        findings: One for each check.
-        folder: The model's folder.
-        model: Name of the model's class.
-        parameters: Number of parameters, shared ones counted once.
-        dtype: In which the checks ran.
-        saved_dtype: In which the weights were saved, where the config says so.
-        device: On which the checks ran.
+
+@check("save and load")
+def check_saving(model: Any, sample: Sample | None = None) -> Measured:
+    """Check that a model which is saved whole and in shards is loaded as it was: weights and logits to the bit.
+
+    The figure is the number of tensors that differ, or the relative difference of the logits.
     """
+    sample = sample or make_sample(model)
+    expected = logits_of(model, sample)
+    state = model.state_dict()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    files = []
+    for shard_size in (2 * size + 10**6, size // 3):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder, max_shard_size=shard_size)
+            files.append(len(list(Path(folder).glob("*.safetensors"))))
+            loaded, report = type(model).from_pretrained(
+                folder, dtype=model.dtype, local_files_only=True, output_loading_info=True
+            )
+        faults, _, told = told_of_loading(report)
+        if faults:
+            return faults, 0, told
+        found = loaded.state_dict()
+        wrong = [name for name in state if name not in found or not torch.equal(state[name].cpu(), found[name].cpu())]
+        if wrong:
+            return len(wrong), 0, f"differ after loading: {listed(wrong)}"
+        distance = difference(logits_of(loaded.to(model.device), sample), expected)
+        if distance > 0:
+            return distance, 0, "logits differ after loading, though the weights are the same"
+    return 0, 0, f"{len(state)} tensors and the logits, to the bit, by way of {files[0]} file and of {files[1]}"
 
-    folder: str
-    model: str
-    parameters: int
-    dtype: str
-    saved_dtype: str | None
-    device: str
 
-    @property
-    def failed(self) -> list[str]:
-        """Names of the checks that failed."""
-        return [finding.check for finding in self.at("FAIL")]
+@check("tied weights")
+def check_tied_weights(model: Any) -> Measured:
+    """Check that the embeddings which the config says are one share memory, and that the others do not.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it."""
-        conditions = {name: value for name, value in vars(self).items() if name != "findings"}
-        verdicts = self.rows(check="check", result="level", figure="figure", limit="limit", told="told")
-        for verdict in verdicts:
-            for key in ("figure", "limit"):
-                if verdict[key] is not None and not math.isfinite(verdict[key]):
-                    verdict[key] = str(verdict[key])
-        return {**conditions, "verdicts": verdicts, "passed": not self.failed}
-
-    def table(self) -> str:
-        """Return the findings as lines of text, with the conditions above them and a summary below."""
-        saved = f" (saved in {self.saved_dtype})" if self.saved_dtype not in (None, self.dtype) else ""
-        head = f"{self.folder}: {self.model}, {self.parameters:,} parameters, in {self.dtype}{saved} on {self.device}"
-        rows = [("check", "result", "worst", "limit", "compared")]
-        rows += [(f.check, f.level, shown(f.figure), shown(f.limit), f.told) for f in self.findings]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
-        counts = f"{len(self.at('pass'))} passed, {len(self.failed)} failed, {len(self.at('skipped'))} skipped"
-        return "\n".join([head, "", *lines, "", counts])
+    The figure is the number of pairs that are not as the config says.
+    """
+    config = model.config
+    if config.model_type in HEED_TYPES:
+        claims = [config.shares_source_and_target_embeddings, config.shares_target_and_output_embeddings]
+    else:
+        claims = [getattr(config, name, None) for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings")]
+    if claims == [None, None]:
+        raise SkippedError("the config does not say which embeddings are tied")
+    source, target = (stack.get_input_embeddings().weight for stack in (model.get_encoder(), model.get_decoder()))
+    output = model.get_output_embeddings().weight
+    told, wrong = [], 0
+    pairs = {"source and target": (source, target), "target and output": (target, output)}
+    for (name, (first, second)), expected in zip(pairs.items(), claims, strict=True):
+        if expected is not None:
+            is_shared = first is second or first.data_ptr() == second.data_ptr()
+            is_wrong = is_shared != expected
+            wrong += is_wrong
+            told.append(f"{name} embeddings {'shared' if is_shared else 'separate'}{' (wrong)' if is_wrong else ''}")
+    return wrong, 0, ", ".join(told)
 
 
 @check("weights complete")
@@ -132,16 +296,10 @@ save_file({"logits": logits.contiguous()}, work + "/logits.safetensors")
 def check_remote_code(
     folder: str | Path, model: Any, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that the code in a model's folder gives the same logits where Heedful is not installed.
+    """Check that the code in a model's folder gives the logits of `model`, its own, where Heedful is not installed.
 
     A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Unless the argument
     of that name is true, only code that is the installed package's to the byte is run.
-
-    Args:
-        folder: The saved model.
-        model: The same model, loaded.
-        sample: Sentences to try it with; random ones by default.
-        trust_remote_code: Whether any other code in the folder may run.
     """
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
@@ -157,7 +315,7 @@ def check_remote_code(
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, f"{work}/inputs.safetensors")
         # -P: no module of the current folder is imported.
         command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
-        command += [dtype_name(model.dtype), str(torch.get_num_threads())]
+        command += [str(model.dtype).removeprefix("torch."), str(torch.get_num_threads())]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
         if process.returncode != 0:
@@ -232,7 +390,7 @@ def _tokenizer_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, i
 
 
 @check("tokenizer round trip")
-def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) -> Measured:
+def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = trials.TEXTS) -> Measured:
     """Check that texts which are encoded and decoded come back (in Unicode's form NFC).
 
     Both tokenizers are tried where there are two. The figure is the number of texts that come back changed; the first
@@ -250,7 +408,7 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = TEXTS) ->
     text, back = next(iter(changed.items()))
     told = f"{len(changed)} of {len(texts)} texts come back changed: {text!r} as {back!r}"
     # A small closed vocabulary is made for some texts only.
-    return len(changed), 0, told + (" (try texts of your own)" if texts is TEXTS else "")
+    return len(changed), 0, told + (" (try texts of your own)" if texts is trials.TEXTS else "")
 
 
 @check("special tokens in a text")
@@ -270,13 +428,52 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
     return 0, 0, f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
 
 
-def _sides(tokenizers: TokenizerPair) -> list[tuple[Callable[[list[str]], list[list[int]]], Any]]:
-    """Return how each different tokenizer encodes, and the tokenizer."""
-    language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
-    sides: list[tuple[Callable[[list[str]], list[list[int]]], Any]] = [(tokenizers.encode_target, tokenizers.target)]
+def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
+    """Yield how each different tokenizer encodes, and the tokenizer."""
+    yield tokenizers.encode_target, tokenizers.target
     if not tokenizers.is_joint:
-        sides.append((lambda texts: tokenizers.encode_source(texts, language), tokenizers.source))
-    return sides
+        language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
+        yield partial(tokenizers.encode_source, target_language=language), tokenizers.source
+
+
+@dataclass
+class Verification:
+    """What all checks found in one folder, and under which conditions."""
+
+    findings: list[Finding]  # one for each check
+    folder: str
+    model: str  # name of its class
+    parameters: int  # shared ones counted once
+    dtype: str  # in which the checks ran
+    saved_dtype: str | None  # in which the weights were saved, where the config says so
+    device: str
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the checks that failed."""
+        return [finding.check for finding in self.findings if finding.level == "FAIL"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can hold it."""
+        conditions = {name: value for name, value in vars(self).items() if name != "findings"}
+        verdicts = []
+        for finding in self.findings:
+            is_number = finding.figure is None or math.isfinite(finding.figure)
+            numbers = {"figure": finding.figure if is_number else str(finding.figure), "limit": finding.limit}
+            verdicts.append({"check": finding.check, "result": finding.level, **numbers, "told": finding.told})
+        return {**conditions, "verdicts": verdicts, "passed": not self.failed}
+
+    def table(self) -> str:
+        """Return the findings as lines of text, with the conditions above them and a summary below."""
+        saved = f" (saved in {self.saved_dtype})" if self.saved_dtype not in (None, self.dtype) else ""
+        head = f"{self.folder}: {self.model}, {self.parameters:,} parameters, in {self.dtype}{saved} on {self.device}"
+        rows = [("check", "result", "worst", "limit", "compared")]
+        rows += [(f.check, f.level, shown(f.figure), shown(f.limit), f.told) for f in self.findings]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+        counts = Counter(finding.level for finding in self.findings)
+        told = f"{counts['pass']} passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
+        return "\n".join([head, "", *lines, "", told])
 
 
 def verify(
@@ -287,10 +484,10 @@ def verify(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     trust_remote_code: bool = False,
 ) -> Verification:
-    """Run every check on a saved encoder-decoder.
+    """Run every check on a saved encoder-decoder, and on its tokenizers where the folder has them.
 
     Args:
-        folder: A local folder with config.json and weights; tokenizers are tried too where it has them.
+        folder: A local folder with config.json and weights.
         texts: Texts to try model and tokenizers with; by default built-in ones of several scripts.
         device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
         dtype: To compute in. float32 shows faults that rounding hides in the others.
@@ -298,8 +495,7 @@ def verify(
 
     Raises:
         FileNotFoundError: If there is no such folder, or no config in it.
-        ValueError: If it holds no encoder-decoder that can be loaded, or `texts` are given and it has no
-            tokenizer.
+        ValueError: If it holds no encoder-decoder that can be loaded, or no tokenizer for the given `texts`.
     """
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
@@ -316,7 +512,7 @@ def verify(
         names = ("tokenizer round trip", "special tokens in a text")
         findings += [Finding(name, "skipped", reason) for name in names]
     else:
-        findings += [check_round_trip(tokenizers, texts or TEXTS), check_special_text(tokenizers)]
+        findings += [check_round_trip(tokenizers, texts or trials.TEXTS), check_special_text(tokenizers)]
     return Verification(
         findings,
         folder=str(folder),
@@ -360,7 +556,10 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
     from transformers import AutoTokenizer
 
     try:
-        if (folder / TARGET_FOLDER).is_dir() or _is_of_heed(folder):
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        # `TokenizerPair.save_pretrained` wrote them, or something just like it.
+        if (folder / TARGET_FOLDER).is_dir() or settings.get("tokenizer_class") == "PreTrainedTokenizerFast":
             return TokenizerPair.from_pretrained(folder), "", False
         # `AutoTokenizer` asks on the terminal unless it is told whether to trust.
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -371,10 +570,3 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
         return None, f"the tokenizer needs a library: {first_line(error)}", False
     except Exception as error:
         return None, f"the tokenizer cannot be used: {first_line(error)}", True
-
-
-def _is_of_heed(folder: Path) -> bool:
-    """Tell whether `TokenizerPair.save_pretrained` wrote a folder's tokenizer, or something just like it."""
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return settings.get("tokenizer_class") == "PreTrainedTokenizerFast"

@@ -4,13 +4,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
-from heedful.diagnosis.findings import EXAMPLES, Finding, RowCheck, collected, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, percent, shortened
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
@@ -21,25 +22,15 @@ SHORT_TEXT = 8  # characters added to both sides, so that short texts, whose rat
 
 @dataclass
 class Pairs:
-    """The texts of one split, or of its beginning.
+    """The texts of one split, or of its beginning."""
 
-    Attributes:
-        name: The split: train, validation, or the name of a test set.
-        key: The recipe's key that says where it lies.
-        sources: Source texts.
-        targets: Target texts.
-        rows: The number of each pair in the split, from 1.
-        total: Pairs of the whole split; None where the end was not reached.
-        looked_at: Pairs that were read, including those that have been taken out since.
-    """
-
-    name: str
-    key: str
-    sources: list[str] = field(default_factory=list)
-    targets: list[str] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    total: int | None = None
-    looked_at: int = 0
+    name: str  # train, validation, or that of a test set
+    key: str  # the recipe's key that says where it lies
+    sources: list[str]
+    targets: list[str]
+    rows: list[int]  # the number of each pair in the split, from 1
+    total: int | None  # pairs of the whole split; None where the end was not reached
+    looked_at: int  # pairs that were read, including those that have been taken out since
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,17 +42,11 @@ class Pairs:
     @classmethod
     def first(cls, pairs: Iterable[Mapping[str, str]], limit: int, name: str, key: str) -> "Pairs":
         """Take the first `limit` pairs of a corpus, in memory or streamed."""
-        split = cls(name, key)
-        for row, pair in enumerate(islice(pairs, limit), start=1):
-            split.sources.append(pair["source"])
-            split.targets.append(pair["target"])
-            split.rows.append(row)
-        split.looked_at = len(split)
+        read = list(islice(pairs, limit))
+        sources, targets = ([pair[side] for pair in read] for side in ("source", "target"))
         # Only a corpus in memory knows its length; of a stream it is known where it ended early.
-        split.total = len(split) if len(split) < limit else None
-        if isinstance(pairs, Sized):
-            split.total = len(pairs)
-        return split
+        total = len(pairs) if isinstance(pairs, Sized) else len(read) if len(read) < limit else None
+        return cls(name, key, sources, targets, list(range(1, len(read) + 1)), total, len(read))
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
@@ -76,25 +61,18 @@ class Pairs:
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
         return tuple(
-            f"{self.name} row {self.rows[number]}: {shortened(self.sources[number])} → "
-            f"{shortened(self.targets[number])}"
-            for number in islice(numbers, EXAMPLES)
+            f"{self.name} row {self.rows[n]}: {shortened(self.sources[n])} → {shortened(self.targets[n])}"
+            for n in islice(numbers, EXAMPLES)
         )
 
 
 def cleaned(
     pairs: Pairs, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()
 ) -> tuple[Pairs, list[int], Counter[str]]:
-    """Apply cleaning rules as training does.
+    """Apply cleaning rules as training does, beside the pairs of validation and test data.
 
-    Args:
-        pairs: The pairs.
-        rules: The rules.
-        held_out: Pairs of validation and test data.
-
-    Returns:
-        The pairs that are kept, the numbers from 0 of those that are dropped, and how many are dropped for each reason
-        (no reasons are known where nothing is kept).
+    Returns the pairs that are kept, the numbers from 0 of those that are dropped, and how many are dropped for each
+    reason (no reasons are known where nothing is kept).
     """
     from datasets import Dataset
 
@@ -108,7 +86,7 @@ def cleaned(
     return pairs.chosen(kept), sorted(set(numbers) - set(kept)), report.dropped
 
 
-def check_cleaning(train: Pairs, dropped: Sequence[int], reasons: Counter[str]) -> list[Finding]:
+def check_cleaning(train: Pairs, dropped: Sequence[int], reasons: Counter[str]) -> Iterator[Finding]:
     """Tell which training pairs the recipe's rules drop, and why; arguments as `cleaned` returns them."""
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
     check = RowCheck(
@@ -119,7 +97,7 @@ def check_cleaning(train: Pairs, dropped: Sequence[int], reasons: Counter[str]) 
         error=1.0,
     )
     why = f": {why}" if why else "; nothing is left to train on"
-    return check.findings(train, dropped, "data.cleaning", {"why": why})
+    return check.findings(train, dropped, "data.cleaning", why=why)
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
@@ -133,13 +111,10 @@ POINTLESS_PAIRS = {
 }
 
 
-@collected
 def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[Finding]:
     """Find empty sides, copies of the source as target, and repeated pairs that nothing drops.
 
-    Args:
-        pairs: A split.
-        rules: The recipe's cleaning rules for training pairs; None for a held-out split, which nothing cleans.
+    `rules` are the recipe's for training pairs; None for a held-out split, which nothing cleans.
     """
     for rule, check in POINTLESS_PAIRS.items():
         if rules is not None and getattr(rules, rule):
@@ -148,20 +123,19 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
         _, found, _ = cleaned(pairs, replace(NO_RULES, **{rule: True}))
-        yield from check.findings(pairs, found, key, {"advice": advice}, can_be_error=rules is not None)
+        yield from check.findings(pairs, found, key, can_be_error=rules is not None, advice=advice)
 
 
 OVERLAP = RowCheck(
     "overlap",
-    "{count} of {total} {split} sources ({share}) are training sources too, {same} of them with the same target: "
+    "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same target: "
     "scores on them tell what was learnt by heart.",
-    "`data.cleaning.drop_overlap: true` drops {dropped} training pairs ({lost}).",
+    "`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({lost}).",
     warning=0.001,
     error=0.1,
 )
 
 
-@collected
 def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[Finding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
     if rules.drop_overlap:
@@ -174,9 +148,9 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in both for pair in split)
         _, dropped, _ = cleaned(train, replace(NO_RULES, drop_overlap=True), split)
-        fields = {"same": f"{same:,}", "dropped": f"{len(dropped):,}", "lost": percent(len(dropped) / len(train))}
-        is_test = split.key.startswith("data.test")
-        yield from OVERLAP.findings(split, seen, split.key, fields, can_be_error=is_test)
+        is_test, lost = split.key.startswith("data.test"), percent(len(dropped) / len(train))
+        fields: dict[str, Any] = {"same": same, "dropped": len(dropped), "lost": lost}
+        yield from OVERLAP.findings(split, seen, split.key, can_be_error=is_test, **fields)
 
 
 LENGTH_RATIO = RowCheck(
@@ -188,14 +162,14 @@ LENGTH_RATIO = RowCheck(
 )
 
 
-def check_length_ratios(pairs: Pairs) -> list[Finding]:
+def check_length_ratios(pairs: Pairs) -> Iterator[Finding]:
     """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations.
 
     What is far follows from the corpus: from the median of the logarithm of target length by source length (in
     characters) and the median distance from it, which a few wrong pairs do not move.
     """
     if len(pairs) < 20:
-        return []
+        return
     sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
     ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
     usual = np.median(ratios)
@@ -204,7 +178,7 @@ def check_length_ratios(pairs: Pairs) -> list[Finding]:
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    return LENGTH_RATIO.findings(pairs, found, pairs.key, {"limit": np.exp(limit), "usual": np.exp(usual)})
+    yield from LENGTH_RATIO.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
 # Two to four bytes of UTF-8 that were read as Windows-1252 or Latin-1: a lead byte and its continuations.
@@ -280,12 +254,98 @@ DEFECTS: dict[RowCheck, Callable[[str], object]] = {
 }
 
 
-@collected
 def check_text(pairs: Pairs) -> Iterator[Finding]:
     """Find characters that do not belong in sentences."""
     for check, is_in in DEFECTS.items():
-        sources, targets = (
-            {n for n, text in enumerate(texts) if is_in(text)} for texts in (pairs.sources, pairs.targets)
-        )
-        fields = {"sources": len(sources), "targets": len(targets)}
-        yield from check.findings(pairs, sorted(sources | targets), pairs.key, fields)
+        sides = (pairs.sources, pairs.targets)
+        sources, targets = ({n for n, text in enumerate(texts) if is_in(text)} for texts in sides)
+        found = sorted(sources | targets)
+        yield from check.findings(pairs, found, pairs.key, sources=len(sources), targets=len(targets))
+
+
+LATIN = "en de fr es it pt nl sv da nb nn no fi et lv lt pl cs sk sl hr hu ro tr vi id ms sw ca eu gl is ga cy"
+# The characters of each script, and the codes of the languages that are written in it.
+SCRIPTS_AND_LANGUAGES = {
+    "Latin": ("A-Za-zÀ-ÖØ-öø-ɏḀ-ỿ", LATIN),
+    "Hangul": ("가-힣ᄀ-ᇿㄱ-ㆎ", "ko"),
+    "CJK": ("ぁ-ヿ㐀-䶿一-鿿", "ja zh yue"),
+    "Cyrillic": ("Ѐ-ԯ", "ru uk bg be mk"),
+    "Greek": ("Ͱ-Ͽἀ-῿", "el"),
+    "Arabic": ("؀-ۿݐ-ݿ", "ar fa ur"),
+    "Hebrew": ("֐-׿", "he yi"),
+    "Thai": ("฀-๿", "th"),
+    "Devanagari": ("ऀ-ॿ", "hi mr ne"),
+}
+SCRIPTS = {script: re.compile(f"[{characters}]") for script, (characters, _) in SCRIPTS_AND_LANGUAGES.items()}
+SCRIPTS_OF_LANGUAGES = {code: script for script, (_, codes) in SCRIPTS_AND_LANGUAGES.items() for code in codes.split()}
+WRONG_SCRIPT_SHARE = 0.05
+
+SWAPPED = ": source and target are swapped."
+OTHER_SCRIPTS = RowCheck(
+    "scripts",
+    "The {split} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from {ours[0]} to {ours[1]}{end}",
+    "Swap them in one of the two.",
+    error=0.0,
+)
+WRONG_SCRIPT = RowCheck(
+    "scripts",
+    "{count} of {total} training {side} ({share}) are in another script than the others' {script}.",
+    "Look whether they are translations at all.",
+)
+
+
+def script_of(text: str) -> str | None:
+    """Return the script that most letters of a text are in, `None` where it has fewer than three letters."""
+    if text.isascii():  # the usual case, and no other script is
+        return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
+    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
+    best = max(counts, key=lambda script: counts[script])
+    return best if counts[best] >= 3 else None
+
+
+def lacks_script(text: str, script: str) -> bool:
+    """Return whether hardly a letter of a text is in a script: names and code in Latin letters make no other text."""
+    letters = sum(map(str.isalpha, text))
+    return letters >= 3 and len(SCRIPTS[script].findall(text)) < 0.1 * letters
+
+
+def main_script(texts: Iterable[str]) -> str | None:
+    """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
+    counts: Counter[str | None] = Counter(filter(None, map(script_of, texts)))
+    script = max(counts, key=lambda script: counts[script], default=None)
+    return script if counts[script] >= 0.8 * counts.total() else None
+
+
+def check_scripts(
+    train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
+) -> Iterator[Finding]:
+    """Find swapped languages, and targets in a script that is not theirs.
+
+    Only scripts are looked at: German and French cannot be told apart here. `languages` are codes of the source's and
+    the target's; one that is unknown, or has a script that is not listed, says nothing.
+    """
+    ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
+    yield from _languages_against_scripts(ours, languages)
+    for split, theirs in zip(held_out, others, strict=True):
+        if None not in (*ours, *theirs) and theirs != ours:
+            is_swapped = theirs == ours[::-1]
+            words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
+            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, can_be_error=is_swapped, **words)
+    for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
+        wrong = [number for number, text in enumerate(texts) if script and lacks_script(text, script)]
+        if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
+            yield from WRONG_SCRIPT.findings(train, wrong, train.key, side=side, script=script)
+
+
+def _languages_against_scripts(
+    scripts: tuple[str | None, str | None], languages: tuple[str | None, str | None]
+) -> Iterator[Finding]:
+    expected = tuple(SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", language or "")[0]) for language in languages)
+    wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
+    is_swapped = all(wrong) and expected == scripts[::-1]
+    level: Level = "error" if is_swapped else "warning"
+    advice = "Swap `data.source` and `data.target`, or the files." if is_swapped else "Look whether it is the column."
+    for side, script, language, is_wrong in zip(("source", "target"), scripts, languages, wrong, strict=True):
+        if is_wrong:
+            told = f"The {side} is called {language!r}, but its texts are in {script} script"
+            yield Finding("scripts", level, told + (SWAPPED if is_swapped else "."), f"data.{side}", advice)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from heedful.diagnosis.findings import Finding, Level, collected
+from heedful.diagnosis.findings import Finding, Level
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe import Recipe
 
@@ -13,30 +13,17 @@ MANY_EPOCHS = 200
 
 
 class RunEnd(NamedTuple):
-    """What ends a run first: the recipe's key, and after how many updates; as text, the key and how it is known."""
+    """What ends a run first; as text, the recipe's key and how the number of updates is known."""
 
     key: str
     updates: float
+    error: Level = "error"  # the level of what ruins such a run
+    source: str = ""  # how the number is known, unless the recipe says it
 
     @property
     def last(self) -> int:
         """Number of the last update."""
         return max(1, int(self.updates))
-
-    @property
-    def tenth(self) -> int:
-        """A tenth of the run, at least one update."""
-        return max(1, self.last // 10)
-
-    @property
-    def error(self) -> Level:
-        """The level of what ruins the run: a warning where only the speed of this machine says so."""
-        return "warning" if self.key == "optimization.max_minutes" else "error"
-
-    @property
-    def source(self) -> str:
-        """How the number of updates is known, unless the recipe says it."""
-        return ", by the speed measured here" if self.key == "optimization.max_minutes" else ""
 
     def __str__(self) -> str:
         return f"`{self.key}`{self.source}"
@@ -44,15 +31,10 @@ class RunEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How long a run is; what is not known is None.
-
-    Attributes:
-        updates_per_epoch: Updates of one pass over the training pairs.
-        seconds_per_update: Measured on this machine.
-    """
+    """How long a run is; what is not known is None."""
 
     updates_per_epoch: float | None = None
-    seconds_per_update: float | None = None
+    seconds_per_update: float | None = None  # measured on this machine
 
     def end(self, recipe: Recipe) -> RunEnd | None:
         """Return what ends the run first, None where that is not known."""
@@ -64,19 +46,13 @@ class RunPlan:
             ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * self.updates_per_epoch))
         if settings.max_minutes is not None and self.seconds_per_update:
             updates = math.ceil(settings.max_minutes * 60 / self.seconds_per_update)
-            ends.append(RunEnd("optimization.max_minutes", updates))
+            # Another machine may be faster.
+            ends.append(RunEnd("optimization.max_minutes", updates, "warning", ", by the speed measured here"))
         return min(ends, key=lambda end: end.updates, default=None)
 
 
-@collected
 def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[Finding]:
-    """Run all checks of this file.
-
-    Args:
-        recipe: The run.
-        plan: How long it is.
-        d_model: Width of the model, which the paper's schedule depends on.
-    """
+    """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
     end = plan.end(recipe)
     if end is not None:
         yield from _check_schedule(recipe, end, d_model)
@@ -90,7 +66,7 @@ def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Findi
     settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
     rises = f"The learning rate rises over {warmup:,} updates"
-    tenth = f"Set it to a tenth of the run, about {end.tenth:,}"
+    tenth = f"Set it to a tenth of the run, about {max(1, end.last // 10):,}"
     last_rate = learning_rate(end.last, settings, d_model)
     if 1 < warmup >= end.last:
         peak = learning_rate(warmup, settings, d_model)
@@ -127,7 +103,7 @@ def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[Finding]:
     """Find validations, checkpoints and early stopping that never happen before the run ends."""
     validation, checkpoints = recipe.validation, recipe.checkpoints
     ended = f"the run ends after {end.last:,} ({end})"
-    advice = f"Set it to {end.tenth:,} or so."
+    advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:
         needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
         told = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"

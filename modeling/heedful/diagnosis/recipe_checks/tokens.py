@@ -1,15 +1,18 @@
 """Checks of tokenizers, of what they make of the pairs, and of the model's config that has to agree with them."""
 
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.data.encoding import PairEncoder
+from heedful.data.batching import Row
+from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, collected, graded, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent, shortened
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.trials import id_set
 from heedful.inference.translation import position_limit
@@ -44,7 +47,7 @@ CONTROLLED = RowCheck(
 )
 UNKNOWN = RowCheck(
     "unknown_tokens",
-    "{unknown} of {tokens} {side} tokens of the {split} pairs ({tokens_share}, in {count} of {total} rows) are "
+    "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
     "unknown{words}.",
     "The algorithms bpe and unigram know every text; word needs a larger vocabulary or more sentences.",
     warning=0.005,
@@ -52,7 +55,7 @@ UNKNOWN = RowCheck(
 )
 TOO_LONG = RowCheck(
     "lengths",
-    "{count} of {total} training rows ({share}) have more than {limit} {side} tokens (up to {longest}) and are "
+    "{count} of {total} training rows ({share}) have more than {limit} {side} tokens (up to {longest:,}) and are "
     "dropped.",
     "Raise it, or split the texts into sentences.",
     warning=0.02,
@@ -60,14 +63,14 @@ TOO_LONG = RowCheck(
 )
 WITHOUT_POSITION = RowCheck(
     "positions",
-    "{count} of {total} {split} rows are longer than the model's {limit} positions (up to {longest} tokens): training "
-    "stops there.",
+    "{count} of {total} {split} rows are longer than the model's {limit} positions (up to {longest:,} tokens): "
+    "training stops there.",
     "{advice}",
     error=0.0,
 )
 CUT_OFF = RowCheck(
     "decoding_lengths",
-    "{count} of {total} validation references ({share}) need more than {limit} new tokens (up to {longest}): their "
+    "{count} of {total} validation references ({share}) need more than {limit} new tokens (up to {longest:,}): their "
     "translations are cut off.",
     "Raise it to {enough} at least.",
     warning=0.01,
@@ -75,81 +78,48 @@ CUT_OFF = RowCheck(
 )
 
 
-@dataclass
-class Encoded:
+class Encoded(EncodedPairs):
     """The pairs of one split as token ids.
 
-    Attributes:
-        pairs: The texts.
-        sources: Source ids of every row, special ids included.
-        targets: Labels of every row.
-        numbers: Which of the pairs each row was made of; with both directions each pair makes two rows.
+    `numbers` tells of which of the pairs each row was made: with both directions each pair makes two rows.
     """
 
-    pairs: Pairs
-    sources: list[np.ndarray]
-    targets: list[np.ndarray]
-    numbers: list[int]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def name(self) -> str:
-        """The split."""
-        return self.pairs.name
-
-    def lengths(self) -> np.ndarray:
-        """Return the number of tokens of source and target, `(rows, 2)`."""
-        return np.array([[len(s), len(t)] for s, t in zip(self.sources, self.targets, strict=True)]).reshape(-1, 2)
+    def __init__(self, pairs: Pairs, rows: Iterable[Row], numbers: list[int]):
+        super().__init__(rows)
+        self.pairs, self.numbers, self.name = pairs, numbers, pairs.name
 
     def examples(self, rows: Sequence[int]) -> tuple[str, ...]:
         """Show the pairs of the first few of these rows."""
         return self.pairs.examples(list(dict.fromkeys(self.numbers[row] for row in rows)))
 
+    def column(self, name: str) -> Iterator[list[int]]:
+        """Yield the `input_ids` or the `labels` of every row."""
+        return (self[row][name] for row in range(len(self)))
+
     def within(self, limits: tuple[int | None, int | None]) -> "Encoded":
         """Return the rows that training keeps: none longer than the limits of source and target."""
         most = [np.inf if limit is None else limit for limit in limits]
-        rows = np.flatnonzero((self.lengths() <= most).all(axis=1)).tolist()
-        sources, targets = ([column[row] for row in rows] for column in (self.sources, self.targets))
-        return Encoded(self.pairs, sources, targets, [self.numbers[row] for row in rows])
+        fits = (self.source_lengths <= most[0]) & (self.target_lengths <= most[1])
+        rows = np.flatnonzero(fits).tolist()
+        return Encoded(self.pairs, (self[row] for row in rows), [self.numbers[row] for row in rows])
 
 
 def encode(pairs: Pairs, tokenizers: TokenizerPair, languages: tuple[str, ...] = ()) -> Encoded:
     """Encode a split as training does, but without leaving out what is too long.
 
-    Args:
-        pairs: The texts.
-        tokenizers: The model's tokenizers.
-        languages: The target language of each direction; empty for a model of one direction.
-
-    Raises:
-        ValueError: If the tokenizers know several languages and none is given.
+    `languages` are the target language of each direction; a model of one direction has none, and with none a tokenizer
+    that knows several raises a `ValueError`.
     """
-    encoded = Encoded(pairs, [], [], [])
-    for direction in range(max(1, len(languages))):
-        sides = (pairs.sources, pairs.targets)[:: -1 if direction else 1]
-        texts = ({"source": source, "target": target} for source, target in zip(*sides, strict=True))
-        encoder = PairEncoder(tokenizers, languages=languages[direction : direction + 1])
-        for number, row in enumerate(encoder.rows(texts)):
-            encoded.sources.append(np.asarray(row["input_ids"], dtype=np.int32))
-            encoded.targets.append(np.asarray(row["labels"], dtype=np.int32))
-            encoded.numbers.append(number)
-    return encoded
+    encoders = [PairEncoder(tokenizers, languages=(language,)) for language in languages] or [PairEncoder(tokenizers)]
+    directions = pairs, replace(pairs, sources=pairs.targets, targets=pairs.sources)
+    rows = (row for encoder, texts in zip(encoders, directions, strict=False) for row in encoder.rows(texts))
+    return Encoded(pairs, rows, [*range(len(pairs))] * len(encoders))
 
 
-@collected
 def check_special_ids(
     tokenizers: TokenizerPair, config: "PreTrainedConfig", generation_config: Any, key: str
 ) -> Iterator[Finding]:
-    """Compare the special ids of tokenizer, config and generation config, and their ranges.
-
-    Args:
-        tokenizers: The model's tokenizers.
-        config: The model's config.
-        generation_config: The model's generation config.
-        key: The recipe's key that names the model.
-    """
+    """Compare the special ids of tokenizer, config and generation config of the model that `key` names."""
 
     def problem(level: Level, told: str, advice: str) -> Finding:
         return Finding("special_ids", level, told, key, advice)
@@ -178,7 +148,6 @@ def check_special_ids(
             yield problem("error", told, "Set it to an id of the target vocabulary.")
 
 
-@collected
 def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
     for side, tokenizer in _sides(tokenizers):
@@ -199,44 +168,43 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding
                 yield Finding("tokenizer_ids", "warning", told, key, "Give each a token of its own.")
 
 
-@collected
 def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Check that every sequence ends in one end token, has no start token, and no control token comes from text."""
     pad, end = tokenizers.target.pad_token_id, tokenizers.target.eos_token_id
     start = tokenizers.special_ids()["decoder_start_token_id"]
     found: dict[RowCheck, list[int]] = {ENDLESS: [], STARTED: [], CONTROLLED: []}
-    sides = [(tokenizers.source, encoded.sources), (tokenizers.target, encoded.targets)]
-    inner = [rows for tokenizer, rows in sides if tokenizer.eos_token_id == end]
-    for row, labels in enumerate(encoded.targets):
-        if not len(labels) or labels[-1] != end:
-            found[ENDLESS].append(row)
-        if len(labels) and labels[0] == start != end:
-            found[STARTED].append(row)
-        if any(((rows[row][:-1] == pad) | (rows[row][:-1] == end)).any() for rows in inner):
-            found[CONTROLLED].append(row)
+    sides = {"input_ids": tokenizers.source, "labels": tokenizers.target}
+    inner = [name for name, tokenizer in sides.items() if tokenizer.eos_token_id == end]
+    for number in range(len(encoded)):
+        row = encoded[number]
+        labels = row["labels"]
+        if labels[-1:] != [end]:
+            found[ENDLESS].append(number)
+        if labels[:1] == [start] and start != end:
+            found[STARTED].append(number)
+        if any(token in row[name][:-1] for name in inner for token in (pad, end)):
+            found[CONTROLLED].append(number)
     for check, rows in found.items():
-        yield from check.findings(encoded, rows, key, {"start": start, "end": end})
+        yield from check.findings(encoded, rows, key, start=start, end=end)
 
 
-@collected
 def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
     sides = {
-        "source": (tokenizers.source, encoded.sources, encoded.pairs.sources),
-        "target": (tokenizers.target, encoded.targets, encoded.pairs.targets),
+        "source": (tokenizers.source, encoded.column("input_ids"), encoded.source_lengths, encoded.pairs.sources),
+        "target": (tokenizers.target, encoded.column("labels"), encoded.target_lengths, encoded.pairs.targets),
     }
-    for side, (tokenizer, rows, texts) in sides.items():
+    for side, (tokenizer, rows, lengths, texts) in sides.items():
         if tokenizer.unk_token_id is None:
             continue
-        counts = [int((ids == tokenizer.unk_token_id).sum()) for ids in rows]
+        counts = [ids.count(tokenizer.unk_token_id) for ids in rows]
         found = [row for row, count in enumerate(counts) if count]
-        unknown, tokens = sum(counts), sum(map(len, rows))
+        unknown, tokens = sum(counts), int(lengths.sum())
         some = [texts[encoded.numbers[row]] for row in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
-        words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
-        share = unknown / max(1, tokens)
-        fields = {"side": side, "unknown": f"{unknown:,}", "tokens": f"{tokens:,}", "tokens_share": percent(share)}
-        fields["words"] = f", such as {words}" if words else ""
-        yield from UNKNOWN.findings(encoded, found, key, fields, share)
+        shown = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
+        words = f", such as {shown}" if shown else ""
+        fields: dict[str, Any] = {"side": side, "unknown": unknown, "tokens": tokens, "words": words}
+        yield from UNKNOWN.findings(encoded, found, key, unknown / max(1, tokens), **fields)
 
 
 def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
@@ -246,36 +214,28 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
     """
     if not tokenizer.is_fast:
         return []
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for text in texts:
         encoded = tokenizer(text, return_offsets_mapping=True, truncation=False, verbose=False)
-        for id_, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            word = text[start:end].strip()
-            if id_ == tokenizer.unk_token_id and word:
-                counts[word] = counts.get(word, 0) + 1
-    return sorted(counts, key=lambda word: -counts[word])
+        places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        counts.update(text[start:end].strip() for id_, (start, end) in places if id_ == tokenizer.unk_token_id)
+    return [word for word, _ in counts.most_common() if word]
 
 
-@collected
 def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> Iterator[Finding]:
     """Measure the share of training pairs that are too long for `max_source_tokens` or `max_target_tokens`."""
-    for side, lengths, limit in zip(("source", "target"), encoded.lengths().T, limits, strict=True):
-        found = _longest_first(lengths, limit)
-        fields = {"side": side, "limit": limit, "longest": f"{lengths.max(initial=0):,}"}
-        yield from TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", fields)
+    sides = {"source": encoded.source_lengths, "target": encoded.target_lengths}
+    for (side, lengths), limit in zip(sides.items(), limits, strict=True):
+        if limit is not None:
+            yield from _beyond(TOO_LONG, encoded, lengths, limit, f"data.max_{side}_tokens", side=side)
 
 
-@collected
 def check_positions(
     train: Encoded, held_out: Sequence[Encoded], config: "PreTrainedConfig", recipe: Recipe
 ) -> Iterator[Finding]:
     """Find rows that are longer than the model has positions, and lengths of decoding that are.
 
-    Args:
-        train: Training rows within the recipe's limits.
-        held_out: Rows of validation and test data, which have no limits.
-        config: The model's config; sinusoidal and relative positions of Heed models have no limit.
-        recipe: The run.
+    Training rows are those within the recipe's limits; validation and test data have none.
     """
     limit = position_limit(config)
     if limit is None:
@@ -289,32 +249,31 @@ def check_positions(
         if encoded is train:
             key = "model"
             advice = "Lower `data.max_source_tokens` and `data.max_target_tokens` to it, or give the model more."
-        lengths = encoded.lengths().max(axis=1)
-        fields = {"limit": limit, "longest": f"{lengths.max(initial=0):,}", "advice": advice}
-        yield from WITHOUT_POSITION.findings(encoded, _longest_first(lengths, limit), key, fields)
+        lengths = np.maximum(encoded.source_lengths, encoded.target_lengths)
+        yield from _beyond(WITHOUT_POSITION, encoded, lengths, limit, key, advice=advice)
 
 
-@collected
 def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> Iterator[Finding]:
     """Find validation references that are longer than a translation may become."""
-    lengths = validation.lengths()[:, 1]
-    longest = int(lengths.max(initial=0))
+    lengths = validation.target_lengths
     # By key: the most new tokens, and what the key counts beside them: `max_length` the decoder's start token, too.
     limits = {"decoding.max_length": (recipe.decoding.max_length - 1, 1)}
     if recipe.validation.sentences != 0:
         limits["validation.max_new_tokens"] = (recipe.validation.max_new_tokens, 0)
     for key, (limit, more) in limits.items():
-        fields = {"limit": limit, "longest": f"{longest:,}", "enough": longest + more}
-        yield from CUT_OFF.findings(validation, _longest_first(lengths, limit), key, fields)
+        enough = lengths.max(initial=0) + more
+        yield from _beyond(CUT_OFF, validation, lengths, limit, key, enough=enough)
 
 
-def _longest_first(lengths: np.ndarray, limit: int | None) -> list[int]:
-    """Return the numbers of the rows above a limit, the longest first."""
-    found = np.flatnonzero(lengths > limit) if limit is not None else np.empty(0, int)
-    return found[np.argsort(-lengths[found], kind="stable")].tolist()
+def _beyond(
+    check: RowCheck, encoded: Encoded, lengths: np.ndarray, limit: int, key: str, **fields: Any
+) -> Iterator[Finding]:
+    """Yield a check's finding about the rows whose length is above a limit, the longest first."""
+    found = np.flatnonzero(lengths > limit)
+    longest_first = found[np.argsort(-lengths[found], kind="stable")].tolist()
+    return check.findings(encoded, longest_first, key, limit=limit, longest=lengths.max(initial=0), **fields)
 
 
-@collected
 def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Count the types that the training rows show fewer than 1, 2, … 5 times: the model hardly learns them.
 
@@ -322,12 +281,13 @@ def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) ->
     """
     pieces = "" if train.pairs.is_whole else f" (Looked at: the first {train.pairs.looked_at:,} pairs.)"
     for side, tokenizer in _sides(tokenizers):
-        rows = [*(train.targets if side == "target" else train.sources), *(train.targets if side == "joint" else ())]
+        columns = {"source": ["input_ids"], "target": ["labels"]}.get(side, ["input_ids", "labels"])
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
         types = [id_ for token, id_ in known if id_ not in added and len(token.removeprefix("▁")) > 1]
-        if not rows or not types:
+        if not types:
             continue
-        seen = np.bincount(np.concatenate(rows), minlength=len(tokenizer))[types]
+        ids = chain.from_iterable(row for name in columns for row in train.column(name))
+        seen = np.bincount(np.fromiter(ids, np.int64), minlength=len(tokenizer))[types]
         fewer = [int((seen < times).sum()) for times in range(1, RARE + 1)]
         share = fewer[-1] / len(types)
         if share < 0.02:
@@ -340,23 +300,23 @@ def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) ->
         yield Finding("vocabulary_use", level, told, key, enough if share >= SHORTER_VOCABULARY else "")
 
 
-def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> list[Finding]:
+def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC.
 
     Training normalizes to NFC while reading. Texts that a user gives the model are as they are.
     """
     composed = [text for text in pairs.sources[:200] if unicodedata.normalize("NFD", text) != text]
     if not composed:
-        return []
+        return
     nfc, nfd = (
         sum(map(len, tokenizers.source([unicodedata.normalize(form, text) for text in composed])["input_ids"]))
         for form in ("NFC", "NFD")
     )
     if nfd <= nfc:
-        return []
+        return
     told = f"Decomposed text (NFD, as some systems write it) costs {nfd / nfc:.1f} times the tokens of NFC with "
     told += "this tokenizer. Training reads everything as NFC; whoever uses the model must do so too."
-    return [Finding("normalization", "note", told, key, "Add the normalizer NFC to the tokenizer.")]
+    yield Finding("normalization", "note", told, key, "Add the normalizer NFC to the tokenizer.")
 
 
 def _sides(tokenizers: TokenizerPair) -> "list[tuple[str, PreTrainedTokenizerFast]]":

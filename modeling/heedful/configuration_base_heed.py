@@ -51,12 +51,7 @@ class OfferedPipelines(dict):
 
 @strict
 class HeedBaseConfig(PreTrainedConfig):
-    """The fields of both families, which `HeedConfig` documents, and the checks on them.
-
-    Raises:
-        ValueError: If a value is out of range, options exclude each other, or a key looks like a misspelt field; the
-            message names the field.
-    """
+    """The fields of both families, which `HeedConfig` documents, and the checks on them."""
 
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -210,11 +205,9 @@ class HeedBaseConfig(PreTrainedConfig):
 
 
 def position_limit(config: Any) -> int | None:
-    """Tell how many positions a model's sequences may have; None is any number.
+    """Tell how many positions the sequences of any encoder-decoder may have; `None` is any number.
 
-    Args:
-        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
-            another encoder-decoder.
+    A Heed model is limited where its positions are learned; a recurrent one has none.
     """
     if config.model_type == "heed":
         return config.max_position_embeddings if config.position_encoding == "learned" else None

@@ -75,14 +75,9 @@ LINE_BREAK = re.compile(r"(\r?\n|\r)")
 
 
 def split_sentences(line: str) -> list[tuple[str, str]]:
-    """Split a line at the ends of its sentences.
+    """Split a line, without line breaks, into pairs of a sentence and the white space behind it.
 
-    Args:
-        line: Text without line breaks.
-
-    Returns:
-        Pairs of a sentence and the white space behind it; together they are the line. White space at the beginning
-        of the line is a first pair with an empty sentence.
+    Together they are the line. White space at its beginning is a first pair with an empty sentence.
     """
     pieces = []
     start = len(line) - len(line.lstrip())
@@ -111,14 +106,10 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint is told its languages; this one has one direction and is told nothing.
-
-    Args:
-        known: The languages that may be named.
-    """
+    """How a checkpoint is told its languages; this one has one direction and is told nothing."""
 
     def __init__(self, known: Iterable[str] = ()):
-        self.known = tuple(known)
+        self.known = tuple(known)  # the languages that may be named
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise a `ValueError` for a language that is unknown; `None` is none."""
@@ -197,15 +188,11 @@ class LanguageCodes(Languages):
 
 
 class TaskPrefixes(Languages):
-    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it.
-
-    Args:
-        prefixes: For each (source, target) the prefix.
-    """
+    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it."""
 
     def __init__(self, prefixes: dict[tuple[str, str], str]):
         super().__init__(sorted({language for pair in prefixes for language in pair}))
-        self.prefixes = prefixes
+        self.prefixes = prefixes  # of each (source, target)
 
     def require(self, tgt_lang: str | None) -> None:
         """Accept everything: `encode` looks at both languages."""
@@ -471,9 +458,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
 
-        Args:
-            save_directory: The folder.
-            kwargs: For the model's `save_pretrained`.
+        The other arguments are the model's `save_pretrained`'s.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)

@@ -216,6 +216,11 @@ class RecurrentCache(Cache):
     """
 
     is_compileable = False
+    states: list[State]  # of each layer, from the lowest; empty before the first token
+    # What is read beside the next token, with input feeding: (B, embedding_size), or without attention the encoder's
+    # last state, (B, hidden_size).
+    fed: torch.Tensor | None
+    keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
 
     def __init__(self):
         super().__init__(layers=[])
@@ -262,9 +267,4 @@ class RecurrentCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.states: list[State] = []  # of each layer, from the lowest; empty before the first token
-        # What is read beside the next token, with input feeding: (B, embedding_size), or without attention the
-        # encoder's last state, (B, hidden_size).
-        self.fed: torch.Tensor | None = None
-        self.keys: torch.Tensor | None = None  # the source as the attention projects it, (B, S, hidden_size)
-        self._length = 0
+        self.states, self.fed, self.keys, self._length = [], None, None, 0

@@ -36,9 +36,9 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    It is called as every attention function of transformers: `(batch, heads, length, width)` queries, keys and values
-    (of fewer heads, where groups share them), and a mask `(batch, 1, query_length, key_length)` that is added to the
-    scores. It returns the output `(batch, query_length, heads, d_v)` and the weights `(batch, heads, Q, K)`.
+    It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
+    values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
+    and `scaling`. It returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)

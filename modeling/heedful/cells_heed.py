@@ -41,12 +41,12 @@ class Cell(nn.RNNBase):
         is_reversed: bool = False,
         is_fused: bool = True,
     ) -> Any:
-        """Return the next state from `(batch, input_size)` inputs: one token of each sequence.
+        """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
 
-        Of whole sequences, `(batch, length, input_size)`, return the output at each token, `(batch, length,
-        hidden_size)` with zeros at padding, and the state behind the last token that was read. `tokens` is true at
-        tokens and false at padding, wherever it stands; without a state the first is zeros. Each sequence is read from
-        its end if `is_reversed`, and by torch's own loop if `is_fused`, else by the equations.
+        Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
+        at padding, and the state behind the last token that was read. `tokens` is true at tokens and false at padding,
+        wherever it stands. Without a state, the first is zeros. `is_reversed` reads each sequence from its end;
+        `is_fused` lets torch's own loop run in place of the equations.
         """
         if inputs.dim() > 2:
             run = run_fused if is_fused else run_by_steps

@@ -36,9 +36,9 @@ LOGITS_AT_ONCE = 2**18
 def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
-    The target of a label y of `(…)`, -100 where nothing is to be predicted, has probability 1 - ε_ls at y, and ε_ls is
-    shared out evenly among all V tokens of the `(…, V)` logits. A training step of a Transformer does not call this
-    function but `OutputLoss`, which computes the same without holding all logits: change both.
+    Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. A training step of a Transformer does not call
+    this function but `OutputLoss`, which computes the same without holding all logits: change both.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -65,7 +65,7 @@ class OutputLoss(torch.autograd.Function):
         labels: torch.Tensor,
         smoothing: float,
     ) -> torch.Tensor:
-        """Return the summed loss in nats of the logits that a `(V, D)` weight makes of `(N, D)` states, with ε_ls."""
+        """Return the summed loss in nats of `(N)` labels, from `(N, D)` states and the layer's `(V, D)` weight."""
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
         matrix = weight.to(dtype)

@@ -49,31 +49,22 @@ def self_attention_mask(
         # A single token sees all before it. To find that out by making a mask would take longer than a layer norm.
         return None
     records = config.output_attentions if output_attentions is None else output_attentions
-    if radius is not None and cache is None and is_plain_kernel and not records:
-        windows = _windows_if_faster(config, embeddings, attention_mask, radius, is_causal)
-        if windows is not None:
-            return windows
+    if (
+        radius is not None
+        and cache is None
+        and is_plain_kernel
+        and not records
+        and (attention_mask is None or attention_mask.dim() == 2)
+        and not torch.compiler.is_exporting()  # an exported program must not depend on the length
+        and pays_in_windows(embeddings.shape[1], radius)
+    ):
+        if attention_mask is None:
+            attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+        dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
+        return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
     return create_causal_mask(past_key_values=cache, **given) if is_causal else create_bidirectional_mask(**given)
-
-
-def _windows_if_faster(
-    config: HeedConfig,
-    embeddings: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    radius: int,
-    is_causal: bool,
-) -> "WindowedMask | None":
-    if attention_mask is not None and attention_mask.dim() != 2:
-        return None
-    # An exported program must not depend on the length.
-    if torch.compiler.is_exporting() or not pays_in_windows(embeddings.shape[1], radius):
-        return None
-    if attention_mask is None:
-        attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
-    dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
-    return windowed_mask(attention_mask, radius, is_causal, dtype)
 
 
 def source_mask(

@@ -14,8 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "modeling" / "heedful"
 # Why each file has to be read.
 TO_THE_DOOR = {
     "__main__.py": "`python -m heedful` calls the command",
-    "cli/main.py": "the command finds its subcommand",
-    "cli/train.py": "`heedful train` reads a recipe and runs it",
+    "cli/main.py": "the command, and `heedful train`, which reads a recipe and runs it",
     "training/recipe.py": "what can be asked for, key by key",
     "training/run.py": "the whole run: data, loop, publication, test",
     "training/preparation.py": "how pairs become rows, and rows become updates",

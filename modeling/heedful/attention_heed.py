@@ -36,16 +36,9 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    Args:
-        module: The attention whose scoring, scaling and dropout apply.
-        query: `(batch, heads, query_length, d_k)`.
-        key: `(batch, key_value_heads, key_length, d_k)`.
-        value: `(batch, key_value_heads, key_length, d_v)`.
-        attention_mask: Added to the scores, `(batch, 1, query_length, key_length)`, or `None`.
-        kwargs: `dropout` and `scaling`, as every attention function of transformers is given them.
-
-    Returns:
-        The output `(batch, query_length, heads, d_v)` and the weights `(batch, heads, query_length, key_length)`.
+    It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
+    values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
+    and `scaling`. It returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)
@@ -80,11 +73,8 @@ class AdditiveScore(nn.Module):
 class HeedAttention(nn.Module):
     """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
 
-    Args:
-        config: Sizes and options.
-        stack: `encoder` or `decoder`, whose heads apply.
-        is_causal: Whether a position sees only itself and earlier ones (section 3.2.3).
-        layer_idx: Number of the layer, under which keys and values are cached.
+    The heads are those of `stack`, `encoder` or `decoder`. Where `is_causal`, a position sees only itself and earlier
+    ones (section 3.2.3). Keys and values are cached under `layer_idx`, the number of the layer.
     """
 
     def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, layer_idx: int = 0):
@@ -117,20 +107,12 @@ class HeedAttention(nn.Module):
         packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from `hidden_states` to themselves, or to `key_value_states` where given (cross-attention).
+        """Attend from `(batch, query_length, d_model)` states to themselves, or to `key_value_states` where given.
 
-        Args:
-            hidden_states: `(batch, query_length, d_model)`.
-            attention_mask: As the chosen attention function takes it, or a `WindowedMask`.
-            key_value_states: The encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`.
-            past_key_values: Cache of earlier steps, read and extended.
-            positions: `(batch, query_length)`, read where positions are rotary.
-            attn_implementation: Name of the attention function.
-            packing: Which tokens the states are, where the others are left out of them.
-            kwargs: What the attention function takes beside.
-
-        Returns:
-            The output `(batch, query_length, d_model)`, and the weights if the attention function returns them.
+        Those are the encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`. The mask is as the
+        attention function of that name takes it, or a `WindowedMask`; `(batch, query_length)` positions are read where
+        they are rotary; `packing` says which tokens the states are, where others are left out of them. The weights are
+        returned beside the output if the attention function returns them.
         """
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)

@@ -29,9 +29,9 @@ class Cell(nn.RNNBase):
     weight_hh_l0: torch.Tensor
     bias_ih_l0: torch.Tensor
     bias_hh_l0: torch.Tensor
-    # Each cell's equations, and the same in fewer operations.
+    # Each cell's equations, and the same as one operation of torch, of the weights above.
     step: Callable[[torch.Tensor, State], State]
-    fused_step: Callable[[torch.Tensor, State], State]
+    fused_step: Callable[..., Any]
 
     def forward(  # type: ignore[override]
         self,
@@ -41,23 +41,27 @@ class Cell(nn.RNNBase):
         is_reversed: bool = False,
         is_fused: bool = True,
     ) -> Any:
-        """Read one token of each sequence, or whole ones.
+        """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
 
-        Args:
-            inputs: `(batch, input_size)`, or `(batch, length, input_size)`.
-            state: `(batch, hidden_size)` tensors to begin with; `None` is zeros.
-            tokens: `(batch, length)`, true at tokens and false at padding, wherever it stands; `None` has no padding.
-            is_reversed: Whether each sequence is read from its end.
-            is_fused: Whether torch's own loop runs, or the equations.
-
-        Returns:
-            The next state; of whole sequences the output at each token `(batch, length, hidden_size)`, zeros at
-            padding, and the state behind the last token that was read.
+        Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
+        at padding, and the state behind the last token that was read. `tokens` is true at tokens and false at padding,
+        wherever it stands. Without a state, the first is zeros. `is_reversed` reads each sequence from its end;
+        `is_fused` lets torch's own loop run in place of the equations.
         """
-        if inputs.dim() == 2:
-            return run_one_step(self, inputs, state or no_state(self, inputs), is_fused)
-        run = run_fused if is_fused else run_by_steps
-        return run(self, inputs, state, tokens, is_reversed)
+        if inputs.dim() > 2:
+            run = run_fused if is_fused else run_by_steps
+            return run(self, inputs, state, tokens, is_reversed)
+        state = state or no_state(self, inputs)
+        if not is_fused:
+            return self.step(self.read(inputs), state)
+        dtype = self.weight_ih_l0.dtype
+        parts = tuple(part.to(dtype) for part in state)
+        new = self.fused_step(inputs.to(dtype), parts if len(parts) > 1 else parts[0], *self.all_weights[0])
+        return new if isinstance(new, tuple) else (new,)
+
+    def read(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return W x + b of `(…, input_size)` inputs: `(…, gates · hidden_size)`, of all tokens at once."""
+        return F.linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
         """Run torch's own loop over `(batch, length, input_size)` or packed sequences."""
@@ -69,15 +73,13 @@ class Cell(nn.RNNBase):
 class RNNCell(Cell, nn.RNN):
     """h' = tanh(W x + b + U h + d) (Elman, 1990). Over a whole sequence it is `torch.nn.RNN`."""
 
+    fused_step = staticmethod(torch.rnn_tanh_cell)
+
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state, of `(batch, hidden_size)` tensors, from `read`, the W x + b of the next token."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         return (torch.tanh((read + kept).to(hidden.dtype)),)
-
-    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
-        """Do as `step` does, in fewer operations."""
-        return (torch.rnn_tanh_cell(inputs, state[0], *self.all_weights[0]),)
 
 
 class LSTMCell(Cell, nn.LSTM):
@@ -85,6 +87,8 @@ class LSTMCell(Cell, nn.LSTM):
 
     Its cell c is only ever scaled and added to, so that gradients reach far back.
     """
+
+    fused_step = staticmethod(torch.lstm_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state (h, c) from `read`, the `(batch, 4 · hidden_size)` W x + b of the next token."""
@@ -94,13 +98,11 @@ class LSTMCell(Cell, nn.LSTM):
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         return output_gate.sigmoid() * cell.tanh(), cell
 
-    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
-        """Do as `step` does, in fewer operations."""
-        return torch.lstm_cell(inputs, state, *self.all_weights[0])
-
 
 class GRUCell(Cell, nn.GRU):
     """Gated recurrent unit (Cho et al., 2014), the reset gate after the product. As a whole it is `torch.nn.GRU`."""
+
+    fused_step = staticmethod(torch.gru_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state from `read`, the `(batch, 3 · hidden_size)` W x + b of the next token."""
@@ -112,10 +114,6 @@ class GRUCell(Cell, nn.GRU):
         candidate = torch.tanh(of_input[2] + reset_gate * of_state[2])
         return (update_gate * hidden + (1 - update_gate) * candidate,)
 
-    def fused_step(self, inputs: torch.Tensor, state: State) -> State:
-        """Do as `step` does, in fewer operations."""
-        return (torch.gru_cell(inputs, state[0], *self.all_weights[0]),)
-
 
 CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
 
@@ -123,11 +121,6 @@ CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
 def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
     """Return a cell of the config's kind."""
     return CELLS[config.cell](input_size, hidden_size, batch_first=True)
-
-
-def read_by(cell: Cell, inputs: torch.Tensor) -> torch.Tensor:
-    """Return W x + b of `(…, input_size)` inputs: `(…, gates · hidden_size)`, of all tokens at once."""
-    return F.linear(inputs, cell.weight_ih_l0, cell.bias_ih_l0)
 
 
 # Cells over padded sequences
@@ -192,7 +185,7 @@ def run_by_steps(
     """Do as `run_fused` does, position after position, by the equations as they are written."""
     length = inputs.shape[1]
     state = no_state(cell, inputs) if state is None else state
-    read, outputs = read_by(cell, inputs), []
+    read, outputs = cell.read(inputs), []
     for position in reversed(range(length)) if is_reversed else range(length):
         new = cell.step(read[:, position], state)
         state = new if tokens is None else keep_at_padding(tokens[:, position], new, state)
@@ -203,14 +196,6 @@ def run_by_steps(
 def keep_at_padding(is_token: torch.Tensor, new: State, old: State) -> State:
     """Return the new state of the `(batch,)` rows that read a token, and the old one of those that read padding."""
     return tuple(torch.where(is_token[:, None], after, before) for after, before in zip(new, old, strict=True))
-
-
-def run_one_step(cell: Cell, inputs: torch.Tensor, state: State, is_fused: bool) -> State:
-    """Read one `(batch, input_size)` token per sequence."""
-    if not is_fused:
-        return cell.step(read_by(cell, inputs), state)
-    dtype = cell.weight_ih_l0.dtype
-    return cell.fused_step(inputs.to(dtype), tuple(part.to(dtype) for part in state))
 
 
 def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -228,23 +213,18 @@ class RecurrentCache(Cache):
     """What `generate()` keeps between steps: the decoder's state, what it attended to, and the projected source.
 
     Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
-
-    Attributes:
-        states: The state of each layer, `(batch, hidden_size)` tensors, from the lowest layer; empty before the first
-            token.
-        fed: What is read beside the next token, with input feeding: `(batch, embedding_size)`, or without attention
-            the encoder's last state, `(batch, hidden_size)`.
-        keys: The source as the attention projects it, `(batch, source_length, hidden_size)`.
     """
 
     is_compileable = False
+    states: list[State]  # of each layer, from the lowest; empty before the first token
+    # What is read beside the next token, with input feeding: (B, embedding_size), or without attention the encoder's
+    # last state, (B, hidden_size).
+    fed: torch.Tensor | None
+    keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
 
     def __init__(self):
         super().__init__(layers=[])
-        self.states: list[State] = []
-        self.fed: torch.Tensor | None = None
-        self.keys: torch.Tensor | None = None
-        self._length = 0
+        self.reset()
 
     @property
     def self_attention_cache(self) -> "RecurrentCache":
@@ -282,11 +262,7 @@ class RecurrentCache(Cache):
         self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def crop(self, max_length: int) -> None:
-        """Refuse to go back to an earlier token.
-
-        Raises:
-            ValueError: Always: the states before the last one are gone.
-        """
+        """Refuse to go back to an earlier token, by a `ValueError`."""
         raise ValueError("A recurrent state cannot be cropped: the states before the last token are not kept.")
 
     def reset(self) -> None:

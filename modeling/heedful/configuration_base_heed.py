@@ -51,12 +51,7 @@ class OfferedPipelines(dict):
 
 @strict
 class HeedBaseConfig(PreTrainedConfig):
-    """The fields of both families, which `HeedConfig` documents, and the checks on them.
-
-    Raises:
-        ValueError: If a value is out of range, options exclude each other, or a key looks like a misspelt field; the
-            message names the field.
-    """
+    """The fields of both families, which `HeedConfig` documents, and the checks on them."""
 
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -181,15 +176,11 @@ class HeedBaseConfig(PreTrainedConfig):
                 "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
                 f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
             )
-        end = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        limits = {
-            "pad_token_id": ([self.pad_token_id], min(self.vocab_size, self.target_vocab_size)),
-            "bos_token_id": ([self.bos_token_id], self.target_vocab_size),
-            "eos_token_id": (end, self.target_vocab_size),
-            "decoder_start_token_id": ([self.decoder_start_token_id], self.target_vocab_size),
-        }
-        for name, (ids, limit) in limits.items():
-            for token_id in ids:
+        target = self.target_vocab_size
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+            limit = min(self.vocab_size, target) if name == "pad_token_id" else target
+            ids = getattr(self, name)
+            for token_id in ids if isinstance(ids, list) else [ids]:
                 if token_id is not None and not 0 <= token_id < limit:
                     raise ValueError(f"`{name}` must be at least 0 and below {limit}, but is {token_id} instead.")
 
@@ -210,11 +201,9 @@ class HeedBaseConfig(PreTrainedConfig):
 
 
 def position_limit(config: Any) -> int | None:
-    """Tell how many positions a model's sequences may have; None is any number.
+    """Tell how many positions the sequences of any encoder-decoder may have; `None` is any number.
 
-    Args:
-        config: The config of a Heed model (limited where its positions are learned; a recurrent one has none) or of
-            another encoder-decoder.
+    A Heed model is limited where its positions are learned; a recurrent one has none.
     """
     if config.model_type == "heed":
         return config.max_position_embeddings if config.position_encoding == "learned" else None

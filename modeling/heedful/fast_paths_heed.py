@@ -199,9 +199,7 @@ class PackedTokens:
     """The tokens of a padded batch in one row, so that only attention computes something for padding.
 
     One position of padding goes along and stands for all others. Nothing may depend on it: its gradient must be zero.
-
-    Args:
-        tokens: `(batch, length)`, true at tokens and false at padding, at least one of which is padding.
+    The `(batch, length)` tokens are false at padding, and at least one of them is.
     """
 
     def __init__(self, tokens: torch.Tensor):
@@ -241,14 +239,11 @@ class Packing:
     """What a training step leaves out whose loss is all that anybody looks at, and is differentiated once.
 
     Padding is not computed, and where a layer is given a packing, its norms are lean (`LeanLayerNorm`).
-
-    Attributes:
-        states: The tokens among a stack's own positions; `None` computes its padding too.
-        source: The tokens among the positions of the encoder's output; `None` computes its padding too.
     """
 
-    states: PackedTokens | None = None
-    source: PackedTokens | None = None
+    # Where one is `None`, the padding there is computed too.
+    states: PackedTokens | None = None  # the tokens among a stack's own positions
+    source: PackedTokens | None = None  # the tokens among the positions of the encoder's output
 
     def of_encoder(self, states: torch.Tensor) -> "Packing":
         """Return the packing of the encoder's layers, which transform `(batch, source_length, D)` states."""
@@ -278,10 +273,7 @@ def packing_of(
 ) -> Packing | None:
     """Return what a training step may leave out that nobody looks at; `None` where that is not known.
 
-    Args:
-        labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-        attention_mask: `(batch, source_length)`, 0 at padding.
-        decoder_attention_mask: `(batch, target_length)`, 0 at padding.
+    The labels are -100 where nothing is to be predicted, the masks of source and target 0 at padding.
     """
     needed = needed_targets(labels, decoder_attention_mask)
     return None if needed is None else Packing(packed_tokens(needed), packed_tokens(attention_mask))

@@ -38,11 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(target: str | Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, which gets that name when all is in it, and is removed if that fails.
-
-    Raises:
-        ValueError: If `target` exists, or lies in a file.
-    """
+    """Yield an empty folder beside `target`, which gets that name when all is in it, and is removed if that fails."""
     target = Path(target)
     check_is_new(target)
     try:
@@ -61,12 +57,7 @@ def check_is_new(target: Path, name: str = "target") -> None:
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str]) -> Path:
-    """Return the path of a file to be written.
-
-    Raises:
-        ValueError: If it ends in another suffix than these, or is a folder.
-        FileNotFoundError: If its folder does not exist.
-    """
+    """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists."""
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"`path` must end in one of {', '.join(suffixes)}, but is {path} instead.")

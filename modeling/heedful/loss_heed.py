@@ -1,8 +1,8 @@
-"""The output layer and the training loss of both families (section 5.4 of *Attention Is All You Need*).
+"""What both families put on their stacks: encoder and decoder as one, the output layer, and the training loss.
 
-The loss has two forms that compute the same.
-`smoothed_cross_entropy` is the formula. `OutputLoss` is what trains a Transformer, and a recurrent model where it is
-asked for: the same loss and its gradient, without ever holding all logits. Whoever changes one must change the other;
+The loss (section 5.4 of *Attention Is All You Need*) has two forms that compute the same. `smoothed_cross_entropy` is
+the formula. `OutputLoss` is what trains a Transformer, and a recurrent model where it is asked for: the same loss and
+its gradient, without ever holding all logits. Whoever changes one must change the other;
 `tests/model/test_loss_forms.py` compares them.
 
 Letters in shape comments: B batch, T target length, N target tokens, D width of the states, V number of tokens in the
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -34,16 +34,11 @@ LOGITS_AT_ONCE = 2**18
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats.
+    """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
-    The target of a label y has probability 1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
-    A training step of a Transformer does not call this function but `OutputLoss`, which computes the same without
-    holding all logits: change both.
-
-    Args:
-        logits: `(…, V)`, of any floating-point type; computed in float32.
-        labels: `(…)`, -100 where nothing is to be predicted.
-        smoothing: ε_ls.
+    Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. A training step of a Transformer does not call
+    this function but `OutputLoss`, which computes the same without holding all logits: change both.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -70,16 +65,7 @@ class OutputLoss(torch.autograd.Function):
         labels: torch.Tensor,
         smoothing: float,
     ) -> torch.Tensor:
-        """Return the summed loss in nats.
-
-        Args:
-            ctx: What `backward` is handed.
-            states: `(N, D)`, what the pre-softmax layer reads.
-            weight: `(V, D)`.
-            bias: `(V)`.
-            labels: `(N)`, -100 where nothing is to be predicted.
-            smoothing: ε_ls.
-        """
+        """Return the summed loss in nats of `(N)` labels, from `(N, D)` states and the layer's `(V, D)` weight."""
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
         matrix = weight.to(dtype)
@@ -133,6 +119,101 @@ def replace_by_gradient(
             of_bias += gradient.sum(0)
         part.copy_(gradient)
     return total
+
+
+class EncoderDecoder(nn.Module):
+    """A model of two stacks, `encoder` and `decoder`, without a pre-softmax layer; both families inherit it."""
+
+    config: Any
+    encoder: Any
+    decoder: Any
+
+    def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        """Take the two stacks, and tell transformers which of their matrices are one."""
+        self.encoder, self.decoder = encoder, decoder
+        self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
+        self._tied_weights_keys = {}
+        if self.config.shares_source_and_target_embeddings:
+            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the source embeddings."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the source embeddings, and the target's where they are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.shares_source_and_target_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
+
+        `encoder_outputs` is what the encoder returns, or a tuple of it.
+
+        Raises:
+            ValueError: As the stacks raise it, or if the target is missing.
+        """
+        if encoder_outputs is None:
+            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoded = self.encoder(**source_inputs, return_dict=True, **kwargs)
+        else:
+            encoded = self._encoded(encoder_outputs)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
+                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
+                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
+            )
+        source = encoded.last_hidden_state
+        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
+            raise ValueError(
+                f"The attention mask must cover {source.shape[1]} tokens of the source, "
+                f"but it covers {attention_mask.shape[1]} instead."
+            )
+        decoded = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=source,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **self._beside_states(encoded),
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            past_key_values=decoded.past_key_values,
+            decoder_hidden_states=decoded.hidden_states,
+            decoder_attentions=decoded.attentions,
+            cross_attentions=decoded.cross_attentions,
+            encoder_last_hidden_state=source,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
+        )
+
+    def _encoded(self, given: BaseModelOutput | tuple) -> Any:
+        """Return the encoder's output, given as such or as a tuple."""
+        return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
+
+    def _beside_states(self, encoded: Any) -> dict[str, Any]:
+        """Return what the decoder is given of the encoder's output beside its states."""
+        return {}
 
 
 class OutputLayer(nn.Module):
@@ -215,9 +296,8 @@ class OutputLayer(nn.Module):
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         skips_logits = labels is not None and self._may_skip_logits(skip_logits)
-        shortcuts: dict[str, Any] = {}
         if labels is not None and skips_logits:
-            shortcuts = self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
+            kwargs |= self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -229,7 +309,6 @@ class OutputLayer(nn.Module):
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             return_dict=True,
-            **shortcuts,
             **kwargs,
         )
         recorded = dict(outputs.items())
@@ -263,15 +342,12 @@ class OutputLayer(nn.Module):
     def loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum the smoothed cross-entropy (section 5.4) and divide it by the number of labels.
+        """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
         Args:
             logits: `(batch, target_length, decoder_vocab_size)`.
             labels: `(batch, target_length)`, -100 where nothing is to be predicted.
             num_items_in_batch: Divisor in place of the number of labels here.
-
-        Returns:
-            A scalar in nats per label. In evaluation mode nothing is smoothed.
 
         Raises:
             ValueError: If no label is to be predicted, or labels and logits differ in length.

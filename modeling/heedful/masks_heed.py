@@ -30,15 +30,10 @@ def self_attention_mask(
 ) -> Any:
     """Return what masks self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
 
-    Args:
-        config: Of the call, with the name of its attention function.
-        embeddings: `(batch, length, d_model)`, of which only shape, dtype and device count.
-        attention_mask: `(batch, past_length + length)`, 0 at padding, or a finished mask.
-        radius: How many positions away a query sees (section 4); `None` is any number.
-        is_causal: Whether it sees only itself and earlier ones (section 3.2.3).
-        output_attentions: Whether attention weights are returned, of all positions and not of a window's; by default
-            as the config has it.
-        cache: Of the self-attention of earlier steps.
+    `config` is that of the call, with the name of its attention function. Of the `(batch, length, d_model)` embeddings
+    only shape, dtype and device count. The mask is `(batch, past_length + length)`, 0 at padding, or a finished one. A
+    query sees `radius` positions away (section 4), any number if that is `None`, and where `is_causal` only itself and
+    earlier ones (section 3.2.3). `output_attentions` wants the weights of all positions and not of a window's.
     """
     is_plain_kernel = config._attn_implementation in ("eager", "sdpa")
     has_spare_room = cache is not None and cache.is_compileable
@@ -54,46 +49,31 @@ def self_attention_mask(
         # A single token sees all before it. To find that out by making a mask would take longer than a layer norm.
         return None
     records = config.output_attentions if output_attentions is None else output_attentions
-    if radius is not None and cache is None and is_plain_kernel and not records:
-        windows = _windows_if_faster(config, embeddings, attention_mask, radius, is_causal)
-        if windows is not None:
-            return windows
+    if (
+        radius is not None
+        and cache is None
+        and is_plain_kernel
+        and not records
+        and (attention_mask is None or attention_mask.dim() == 2)
+        and not torch.compiler.is_exporting()  # an exported program must not depend on the length
+        and pays_in_windows(embeddings.shape[1], radius)
+    ):
+        if attention_mask is None:
+            attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
+        dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
+        return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
     return create_causal_mask(past_key_values=cache, **given) if is_causal else create_bidirectional_mask(**given)
 
 
-def _windows_if_faster(
-    config: HeedConfig,
-    embeddings: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    radius: int,
-    is_causal: bool,
-) -> "WindowedMask | None":
-    if attention_mask is not None and attention_mask.dim() != 2:
-        return None
-    # An exported program must not depend on the length.
-    if torch.compiler.is_exporting() or not pays_in_windows(embeddings.shape[1], radius):
-        return None
-    if attention_mask is None:
-        attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
-    dtype = embeddings.dtype if config._attn_implementation == "eager" else torch.bool
-    return windowed_mask(attention_mask, radius, is_causal, dtype)
-
-
 def source_mask(
     config: HeedConfig, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, source: torch.Tensor | None
 ) -> Any:
-    """Return what masks attention to the source, as the attention function takes it; `None` masks nothing.
+    """Return what masks attention to the source, with arguments as of `self_attention_mask`; `None` masks nothing.
 
-    Args:
-        config: Of the call, with the name of its attention function.
-        embeddings: `(batch, target_length, d_model)`, of which only shape, dtype and device count.
-        attention_mask: `(sources, source_length)`, 0 at padding.
-        source: `(sources, source_length, d_model)`, each of which serves as many consecutive targets.
-
-    Raises:
-        ValueError: If the targets cannot be shared out evenly among the sources.
+    The mask is `(sources, source_length)`, and each of the sources, `(source_length, d_model)`, serves as many
+    consecutive targets: a `ValueError` says if these cannot be shared out evenly.
     """
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
@@ -122,12 +102,9 @@ class WindowedMask(NamedTuple):
 
     A block is as wide as the neighbourhood, so its keys lie in one window: the block before it, itself and, where
     later positions are seen, the block behind it.
-
-    Attributes:
-        windows: `(batch · blocks, 1, block, window)`, as the attention function takes its mask.
     """
 
-    windows: torch.Tensor
+    windows: torch.Tensor  # (batch · blocks, 1, block, window), as the attention function takes its mask
 
 
 def pays_in_windows(length: int, radius: int) -> bool:
@@ -144,13 +121,9 @@ def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
 
 
 def windowed_mask(tokens: torch.Tensor, radius: int, is_causal: bool, dtype: torch.dtype) -> WindowedMask:
-    """Make the mask of restricted self-attention, in blocks.
+    """Make the mask of restricted self-attention, in blocks, of `(batch, length)` tokens that are 0 at padding.
 
-    Args:
-        tokens: `(batch, length)`, 0 at padding.
-        radius: How many positions away a query sees, r.
-        is_causal: Whether it sees only itself and earlier ones.
-        dtype: `torch.bool` for a mask that says what is seen, or that of one which is added to the scores.
+    Of dtype `torch.bool` it says what is seen; of another it is added to the scores.
     """
     block = max(radius, NARROWEST_BLOCK)
     window = block * (2 if is_causal else 3)
@@ -175,17 +148,8 @@ def neighbourhood_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend to the positions around, block by block, with what masking all others gives (section 4).
 
-    Args:
-        attend: An attention function, as `eager_attention` is one.
-        module: Its first argument.
-        query: `(batch, heads, length, d_k)`.
-        key: `(batch, key_value_heads, length, d_k)`.
-        value: `(batch, key_value_heads, length, d_v)`.
-        mask: As `windowed_mask` makes it.
-        kwargs: What else it takes.
-
-    Returns:
-        The output `(batch, length, heads, d_v)`, and no weights.
+    `attend` is an attention function, such as `eager_attention`, and the other arguments are those that it takes,
+    except for the mask. The output is `(batch, length, heads, d_v)`, without weights.
     """
     batch, _, length, _ = query.shape
     block, window = mask.windows.shape[2:]

@@ -1,10 +1,10 @@
 """The Transformer encoder-decoder of *Attention Is All You Need* (Vaswani et al., 2017) for transformers.
 
 It reads from top to bottom as the paper does: feed-forward networks (section 3.3), residual connections (3.1), layers,
-embeddings with positions (3.4 and 3.5), stacks, the model of figure 1, its output and training loss (5.4). Attention
-(3.2) is in `attention_heed.py`, positions are in `positions_heed.py` and the loss is in `loss_heed.py`. What is not in
-the paper, but makes training faster on the CPU, is in `fast_paths_heed.py`; loading, saving and `generate()` are in
-`pretrained_heed.py` and `generation_heed.py`.
+embeddings with positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`,
+positions are in `positions_heed.py`; how the stacks work together, the output and the training loss (5.4) are in
+`loss_heed.py`. What is not in the paper, but makes training faster on the CPU, is in `fast_paths_heed.py`; loading,
+saving and `generate()` are in `pretrained_heed.py` and `generation_heed.py`.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """
@@ -17,15 +17,11 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -34,10 +30,10 @@ from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .fast_paths_heed import HeedDropout, HeedLinear, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
-from .loss_heed import OutputLayer
+from .loss_heed import EncoderDecoder, OutputLayer
 from .masks_heed import self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
-from .pretrained_heed import EncoderDecoder, HeedBaseModel
+from .pretrained_heed import HeedBaseModel
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -86,11 +82,8 @@ class HeedResidual(nn.Module):
     ) -> torch.Tensor:
         """Add what `sublayer` makes of `(batch, length, d_model)` to it.
 
-        Args:
-            hidden_states: `(batch, length, d_model)`.
-            sublayer: A function, for accelerate moves a module among the arguments, and fails where its weights lie
-                on disk.
-            packing: Given while training, where the gradient need not be differentiated again: it takes less memory.
+        It is a function, for accelerate moves a module among the arguments, and fails where its weights lie on disk.
+        A packing is given while training where the gradient need not be differentiated again: it takes less memory.
         """
         output = sublayer(hidden_states if self.is_post_norm else self._normalise(hidden_states, packing))
         if self.training:
@@ -238,11 +231,7 @@ class HeedStack(HeedPreTrainedModel):
             self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("fc_gate")}
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Look up and scale `(batch, length)` token ids (section 3.4), or scale `(batch, length, d_model)` embeddings.
-
-        Raises:
-            ValueError: If both or neither are given, or an id is outside the vocabulary.
-        """
+        """Look up and scale `(batch, length)` ids (section 3.4), or scale `(batch, length, d_model)` embeddings."""
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -364,12 +353,8 @@ class HeedDecoder(HeedStack):
         "attentions": OutputRecorder(HeedAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(HeedAttention, index=1, layer_name="cross_attn"),
     }
-    _tp_plan = {
-        **HeedEncoder._tp_plan,
-        "layers.*.cross_attn.q_proj": "colwise",
-        "layers.*.cross_attn.k_proj": "colwise",
-        "layers.*.cross_attn.v_proj": "colwise",
-        "layers.*.cross_attn.out_proj": "rowwise",
+    _tp_plan = HeedEncoder._tp_plan | {
+        name.replace("self_attn", "cross_attn"): style for name, style in HeedEncoder._tp_plan.items()
     }
 
     def __init__(self, config: HeedConfig):
@@ -459,11 +444,7 @@ class HeedDecoder(HeedStack):
 
 
 class HeedModel(EncoderDecoder, HeedPreTrainedModel):
-    """Encoder and decoder of figure 1 without the final linear layer.
-
-    Args:
-        config: Sizes and options.
-    """
+    """Encoder and decoder of figure 1 without the final linear layer; `forward` is that of `EncoderDecoder`."""
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)
@@ -471,71 +452,9 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
         self.post_init()
         (self._tp_plan or {}).pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        packing: Packing | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
-
-        Raises:
-            ValueError: As the stacks raise it, or if the target is missing.
-        """
-        if encoder_outputs is None:
-            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoded = self.encoder(**source_inputs, packing=packing, **kwargs)
-        elif isinstance(encoder_outputs, BaseModelOutput):
-            encoded = encoder_outputs
-        else:
-            encoded = BaseModelOutput(*encoder_outputs)
-        self.check_target(decoder_input_ids, decoder_inputs_embeds)
-        source = encoded.last_hidden_state
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
-            raise ValueError(
-                f"The attention mask must cover {source.shape[1]} tokens of the source, "
-                f"but it covers {attention_mask.shape[1]} instead."
-            )
-        decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=source,
-            encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            packing=packing,
-            **kwargs,
-        )
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            decoder_attentions=decoder_outputs.attentions,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=source,
-            encoder_hidden_states=encoded.hidden_states,
-            encoder_attentions=encoded.attentions,
-        )
-
 
 class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGenerationMixin):
-    """The whole of figure 1: encoder, decoder, final linear layer, and the training loss (section 5.4).
-
-    `forward` is that of `OutputLayer`, in `loss_heed.py`.
-
-    Args:
-        config: Sizes and options.
-    """
+    """The whole of figure 1, with the final linear layer and the training loss; `forward` is that of `OutputLayer`."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
     lm_head_class = HeedLinear

@@ -15,18 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import can_return_tuple
 
 from .cells_heed import Cell, LSTMCell, RecurrentCache, State, keep_at_padding, make_cell, may_fuse, padding_free
 from .configuration_heed_rnn import HeedRNNConfig
 from .generation_heed import HeedGenerationMixin
-from .loss_heed import OutputLayer
-from .pretrained_heed import EncoderDecoder, HeedBaseModel
+from .loss_heed import EncoderDecoder, OutputLayer
+from .pretrained_heed import HeedBaseModel
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
@@ -64,13 +60,10 @@ class HeedRNNEncoderLayer(nn.Module):
 
 @dataclass
 class RecurrentEncoderOutput(BaseModelOutput):
-    """What the encoder hands to the decoder.
+    """What the encoder hands to the decoder."""
 
-    Attributes:
-        final_state: `(batch, encoder_layers · parts, hidden_size)`, the state behind the last token of each layer,
-            from the lowest; an LSTM's has two parts, h and c.
-    """
-
+    # The state behind the last token of each layer, from the lowest: (B, encoder_layers · parts, H). An LSTM's has two
+    # parts, h and c.
     final_state: torch.Tensor | None = None
 
 
@@ -89,11 +82,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     _is_stateful = True  # a state cannot be taken back by a token, as assisted decoding needs it
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
-        """Refuse every attention function but eager: a recurrent model has one way to attend.
-
-        Raises:
-            ValueError: If another one is named.
-        """
+        """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""
         if attn_implementation != "eager":
             raise ValueError(
                 "`attn_implementation` must be eager for a recurrent model, which has one way to attend, "
@@ -140,11 +129,7 @@ class HeedRNNStack(HeedRNNPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Look up `(batch, length)` token ids, or take `(batch, length, embedding_size)` embeddings, and drop out.
-
-        Raises:
-            ValueError: If both or neither are given, or an id is outside the vocabulary.
-        """
+        """Look up `(batch, length)` token ids, or take `(batch, length, embedding_size)` embeddings, and drop out."""
         return self.dropout(self.look_up(input_ids, inputs_embeds))
 
     @staticmethod
@@ -225,9 +210,8 @@ class HeedRNNBridge(nn.Module):
     def forward(self, final_state: torch.Tensor | None, like: torch.Tensor) -> list[State]:
         """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder.
 
-        Args:
-            final_state: `(batch, encoder_layers · parts, hidden_size)`.
-            like: `(batch, source_length, hidden_size)`, whose batch, width and dtype zeros are made of.
+        The final state is `(batch, encoder_layers · parts, hidden_size)`. Zeros have the batch, width and dtype of
+        `like`, `(batch, source_length, hidden_size)`.
         """
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
@@ -277,16 +261,10 @@ class HeedRNNAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend.
+        """Attend from the decoder's `(batch, target_length, hidden_size)` states to the encoder's, the values.
 
-        Args:
-            query: `(batch, target_length, hidden_size)` states of the decoder.
-            keys: `(batch, source_length, hidden_size)`, as `project_source` returns them.
-            values: `(batch, source_length, hidden_size)` states of the encoder.
-            tokens: `(batch, source_length)`, false at padding; `None` has none.
-
-        Returns:
-            The context `(batch, target_length, hidden_size)` and weights `(batch, 1, target_length, source_length)`.
+        The keys are as `project_source` returns them; `(batch, source_length)` tokens are false at padding, `None` has
+        none. Return the context `(batch, target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
         """
         if self.q_proj is None or self.weight is None:
             scores = torch.matmul(query * self.scaling, keys.transpose(1, 2))  # (B, T, S)
@@ -473,80 +451,27 @@ class HeedRNNDecoder(HeedRNNStack):
 
 
 class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
-    """Encoder and decoder without the pre-softmax layer.
-
-    Args:
-        config: Sizes and options.
-    """
+    """Encoder and decoder without the pre-softmax layer; `forward` is that of `EncoderDecoder`."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config)
         self._hold_both_stacks(HeedRNNEncoder(config), HeedRNNDecoder(config))
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: RecurrentEncoderOutput | tuple | None = None,
-        past_key_values: RecurrentCache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
+    def _encoded(self, given: BaseModelOutput | tuple) -> RecurrentEncoderOutput:
+        """Return the encoder's output, given as such or as a tuple that ends in its `final_state`."""
+        if isinstance(given, RecurrentEncoderOutput):
+            return given
+        given = given.to_tuple() if isinstance(given, BaseModelOutput) else given
+        final = given[-1] if len(given) > 1 and isinstance(given[-1], torch.Tensor) else None
+        return RecurrentEncoderOutput(last_hidden_state=given[0], final_state=final)
 
-        `encoder_outputs` is what the encoder returns, or a tuple of its `last_hidden_state` and `final_state`.
-
-        Raises:
-            ValueError: As the stacks raise it, or if the target is missing.
-        """
-        if encoder_outputs is None:
-            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoded = self.encoder(**source_inputs, output_hidden_states=output_hidden_states, return_dict=True)
-        elif isinstance(encoder_outputs, RecurrentEncoderOutput):
-            encoded = encoder_outputs
-        else:
-            given = encoder_outputs.to_tuple() if isinstance(encoder_outputs, BaseModelOutput) else encoder_outputs
-            final = given[-1] if len(given) > 1 and isinstance(given[-1], torch.Tensor) else None
-            encoded = RecurrentEncoderOutput(last_hidden_state=given[0], final_state=final)
-        self.check_target(decoder_input_ids, decoder_inputs_embeds)
-        decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoded.last_hidden_state,
-            encoder_attention_mask=attention_mask,
-            encoder_final_state=encoded.final_state,
-            past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **kwargs,
-        )
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoded.last_hidden_state,
-            encoder_hidden_states=encoded.hidden_states,
-        )
+    def _beside_states(self, encoded: RecurrentEncoderOutput) -> dict[str, torch.Tensor | None]:
+        return {"encoder_final_state": encoded.final_state}
 
 
 class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedGenerationMixin):
-    """A recurrent encoder-decoder with its pre-softmax layer and training loss.
-
-    `forward` is that of `OutputLayer`, in `loss_heed.py`.
-
-    Args:
-        config: Sizes and options.
-    """
+    """A recurrent encoder-decoder with its pre-softmax layer and loss; `forward` is that of `OutputLayer`."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config)

@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, TextStreamer
+from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, TextStreamer
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
@@ -40,17 +41,7 @@ TARGET_FOLDER = "target_tokenizer"
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
 # What `generate()` takes beside the fields of a generation config; the pipeline itself sets its other arguments,
-GENERATE_ARGUMENTS = {
-    "assistant_model",
-    "custom_generate",
-    "generation_config",
-    "logits_processor",
-    "negative_prompt_attention_mask",
-    "negative_prompt_ids",
-    "prefix_allowed_tokens_fn",
-    "stopping_criteria",
-    "streamer",
-}
+GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 # and these fields.
 OWN_FIELDS = {
     "output_attentions",
@@ -75,14 +66,9 @@ LINE_BREAK = re.compile(r"(\r?\n|\r)")
 
 
 def split_sentences(line: str) -> list[tuple[str, str]]:
-    """Split a line at the ends of its sentences.
+    """Split a line, without line breaks, into pairs of a sentence and the white space behind it.
 
-    Args:
-        line: Text without line breaks.
-
-    Returns:
-        Pairs of a sentence and the white space behind it; together they are the line. White space at the beginning
-        of the line is a first pair with an empty sentence.
+    Together they are the line. White space at its beginning is a first pair with an empty sentence.
     """
     pieces = []
     start = len(line) - len(line.lstrip())
@@ -111,14 +97,10 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint is told its languages; this one has one direction and is told nothing.
-
-    Args:
-        known: The languages that may be named.
-    """
+    """How a checkpoint is told its languages; this one has one direction and is told nothing."""
 
     def __init__(self, known: Iterable[str] = ()):
-        self.known = tuple(known)
+        self.known = tuple(known)  # the languages that may be named
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise a `ValueError` for a language that is unknown; `None` is none."""
@@ -197,15 +179,11 @@ class LanguageCodes(Languages):
 
 
 class TaskPrefixes(Languages):
-    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it.
-
-    Args:
-        prefixes: For each (source, target) the prefix.
-    """
+    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it."""
 
     def __init__(self, prefixes: dict[tuple[str, str], str]):
         super().__init__(sorted({language for pair in prefixes for language in pair}))
-        self.prefixes = prefixes
+        self.prefixes = prefixes  # of each (source, target)
 
     def require(self, tgt_lang: str | None) -> None:
         """Accept everything: `encode` looks at both languages."""
@@ -321,11 +299,9 @@ class HeedTranslationPipeline(ChunkPipeline):
             order = list(range(len(texts)))
             if kwargs.get("streamer") is None:
                 order.sort(key=lambda number: -len(texts[number]))
-            results: list[Any] = [None] * len(texts)
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
-            for number, result in zip(order, translated, strict=True):
-                results[number] = _one_or_all(result)
-            return results
+            results = dict(zip(order, map(_one_or_all, translated), strict=True))
+            return [results[number] for number in range(len(texts))]
         # A generator, and with it read lazily, whatever kind of iterator it was.
         stream = inputs if isinstance(inputs, Dataset) else (_checked(text) for text in inputs)
         return map(_one_or_all, super().__call__(stream, **kwargs))
@@ -340,8 +316,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         check_strategy_arguments(parameters)
         source = {name: value for name, value in parameters.items() if name in SOURCE_ARGUMENTS}
         target = {name: value for name, value in parameters.items() if name == "tgt_lang" or name not in source}
-        result = {name: value for name, value in parameters.items() if name == "return_scores"}
-        return source, target, result
+        return source, target, {name: value for name, value in parameters.items() if name == "return_scores"}
 
     def preprocess(
         self,
@@ -358,8 +333,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         def encode(sentence: str) -> list[int]:
             return languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
 
-        limits = [limit for limit in (max_source_tokens, position_limit(self.model.config)) if limit]
-        hard = min(limits) if limits else None
+        hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
         # Beyond it a model has seldom seen a text, even if its positions go on.
         soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
         pieces = (
@@ -471,9 +445,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
 
-        Args:
-            save_directory: The folder.
-            kwargs: For the model's `save_pretrained`.
+        The other arguments are the model's `save_pretrained`'s.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -593,16 +565,14 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:
     """Raise a `ValueError` that names what of the tokenizers does not fit the model's config."""
     config, wrong = model.config, []
-    for side, tokenizer in (("tokenizer", source), ("target_tokenizer", target)):
+    sizes = (config.vocab_size, config.decoder_vocab_size) if config.model_type in HEED_TYPES else (None, None)
+    for side, tokenizer, size in zip(("tokenizer", "target_tokenizer"), (source, target), sizes, strict=True):
         for name in ("pad_token_id", "eos_token_id"):
             expected, found = getattr(config, name), getattr(tokenizer, name)
             fits = found in expected if isinstance(expected, list) else found == expected
             if expected is not None and not fits:
                 wrong.append(f"`{name}` of the `{side}` must be {expected}, but is {found} instead.")
-    if config.model_type in HEED_TYPES:
-        sizes = (("tokenizer", source, config.vocab_size), ("target_tokenizer", target, config.decoder_vocab_size))
-        for side, tokenizer, size in sizes:
-            if len(tokenizer) != size:
-                wrong.append(f"The `{side}` must have {size} tokens, but has {len(tokenizer)} instead.")
+        if size is not None and len(tokenizer) != size:
+            wrong.append(f"The `{side}` must have {size} tokens, but has {len(tokenizer)} instead.")
     if wrong:
         raise ValueError("The tokenizers do not fit the model's config: " + " ".join(wrong))

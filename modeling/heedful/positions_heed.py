@@ -14,16 +14,9 @@ from .configuration_heed import HeedConfig
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
     """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
 
-    Nothing is stored, so the encoding extends to any length, whatever the dtype of the model.
-
-    Args:
-        positions: Integer positions of any shape, say `(batch, length)`.
-        width: Even size of the encoding, d_model.
-        layout: `interleaved` puts sine 2i beside cosine 2i+1; `concatenated` and `tensor2tensor` put all sines first,
-            the latter with wavelengths that grow up to 10000·2π and not just below it.
-
-    Returns:
-        `(*positions.shape, width)`.
+    Nothing is stored, so the encoding extends to any length, whatever the dtype of the model. Positions of any shape
+    become `(*shape, width)`; the width is even. The layout `interleaved` puts sine 2i beside cosine 2i+1; the others
+    put all sines first, `tensor2tensor` with wavelengths that grow up to 10000·2π, `concatenated` to just below it.
     """
     even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
     span = width - 2 if layout == "tensor2tensor" else width
@@ -61,16 +54,10 @@ class RotaryPositions(nn.Module):
 def positions_of(
     length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the positions of the newest `length` tokens of each sequence, padding on either side not counted.
+    """Return the `(batch, length)` positions of the newest tokens, padding on either side not counted.
 
-    Args:
-        length: Number of new tokens.
-        past_length: Number of tokens already in the cache.
-        attention_mask: `(batch, past_length + length)`, 0 at padding, or anything else to count every token.
-        device: Where the positions are made.
-
-    Returns:
-        `(batch, length)`, or `(1, length)` where every sequence is numbered alike.
+    The mask is `(batch, past_length + length)`, 0 at padding; where it is anything else every token is counted, and
+    `(1, length)` numbers all sequences alike.
     """
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]

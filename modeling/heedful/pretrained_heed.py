@@ -44,11 +44,7 @@ class HeedBaseModel(PreTrainedModel):
     embed_tokens: nn.Embedding  # of a stack
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`.
-
-        Raises:
-            ValueError: If both or neither are given, or an id is outside the vocabulary.
-        """
+        """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`."""
         if inputs_embeds is None and input_ids is not None:
             self.check_token_ids(input_ids)
             return self.embed_tokens(input_ids)
@@ -187,12 +183,9 @@ class HeedBaseModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Resize the target embeddings and the output alone; from then on source and target have two vocabularies.
+        """Resize the target embeddings and the output alone, with the arguments of `resize_token_embeddings`.
 
-        The arguments are those of `resize_token_embeddings`.
-
-        Returns:
-            The resized target embeddings.
+        From then on source and target have two vocabularies. Return the resized target embeddings.
 
         Raises:
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
@@ -264,42 +257,6 @@ class HeedBaseModel(PreTrainedModel):
             head.bias = nn.Parameter(resized.bias, requires_grad=head.bias.requires_grad)
 
 
-class EncoderDecoder(nn.Module):
-    """What a model of two stacks `encoder` and `decoder` does with their embeddings; both families inherit it."""
-
-    config: Any
-    encoder: Any
-    decoder: Any
-
-    def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and tell transformers which of their matrices are one."""
-        self.encoder, self.decoder = encoder, decoder
-        self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
-        self._tied_weights_keys = {}
-        if self.config.shares_source_and_target_embeddings:
-            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the source embeddings."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source embeddings, and the target's where they are shared."""
-        self.encoder.embed_tokens = value
-        if self.config.shares_source_and_target_embeddings:
-            self.decoder.embed_tokens = value
-
-    @staticmethod
-    def check_target(decoder_input_ids: torch.Tensor | None, decoder_inputs_embeds: torch.Tensor | None) -> None:
-        """Raise a `ValueError` if there is nothing to decode."""
-        if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError(
-                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
-                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
-                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
-            )
-
-
 def _rounded_up(size: int, multiple: int | None) -> int:
     if multiple is None:
         return size
@@ -328,11 +285,7 @@ def align_weights(model: PreTrainedModel) -> None:
 
 
 def check_device_map(model: PreTrainedModel) -> None:
-    """Refuse a `device_map` that puts a shared matrix on two devices, of which the disk is one.
-
-    Raises:
-        ValueError: If it does; the message names both.
-    """
+    """Raise a `ValueError` if a `device_map` puts a shared matrix on two devices, of which the disk is one."""
     devices = getattr(model, "hf_device_map", None) or {}
     if "disk" not in devices.values():
         return
@@ -364,11 +317,8 @@ def check_quantization(model: Any) -> None:
 def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
     """Raise if a model was not loaded whole, or not all of a file was used.
 
-    Args:
-        model: The model that was loaded.
-        report: What `from_pretrained(output_loading_info=True)` tells of its own weights.
-        source: The folder or repository, of the model or of an adapter, for the message.
-        may_differ: Whether weights of other shapes are left as they were drawn.
+    The report is what `from_pretrained(output_loading_info=True)` tells of the model's own weights, `source` its
+    folder or repository, or an adapter's. If `may_differ`, weights of other shapes are left as they were drawn.
     """
     if getattr(model, "_hf_peft_config_loaded", False):
         source = next(iter(model.peft_config.values())).base_model_name_or_path or source

@@ -1,1 +1,1 @@
-"""The `heedful` command, a file per kind of user: who trains, who uses a model, who publishes one, who checks."""
+"""The `heedful` command: what trains, and a file for each other kind of user: who uses, publishes or checks."""

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 from typer import Argument, Exit, Option
 
-from heedful.cli.options import AsJson, Device, Model, Overrides, RecipeFile, print_result, quieten
+from heedful.cli import options
 
 
 def doctor(
-    recipe: RecipeFile,
-    overrides: Overrides = None,
+    recipe: options.RecipeFile,
+    overrides: options.Overrides = None,
     pairs: Annotated[int, Option("--pairs", help="Training pairs to look at, the first ones.")] = 100_000,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
     from heedful.training.recipe_file import read_recipe
@@ -20,21 +20,21 @@ def doctor(
     settings = read_recipe(recipe, overrides)
     from heedful.diagnosis.doctor import diagnose
 
-    quieten()
+    options.quieten()
     diagnosis = diagnose(settings, pairs)
-    print_result(diagnosis.to_dict(), diagnosis, as_json)
+    options.print_result(diagnosis.to_dict(), diagnosis, as_json)
     if diagnosis.has_errors:
         raise Exit(1)
 
 
 def verify(
-    model: Model,
+    model: options.Model,
     text: Annotated[list[str] | None, Option("--text", help="Sentence to try the model with; repeatable.")] = None,
     data: Annotated[Path | None, Option("--data", help="Text file of such sentences, one a line.")] = None,
     trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run code that is not Heed's.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="To compute in.")] = "float32",
-    device: Device = None,
+    device: options.Device = None,
 ):
     """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
     from heedful.diagnosis.verification import verify as verify_model
@@ -45,9 +45,9 @@ def verify(
         texts += [line for line in lines if line.strip()]
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")
-    quieten()
+    options.quieten()
     result = verify_model(model, texts, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    print_result(result.to_dict(), result.table(), as_json)
+    options.print_result(result.to_dict(), result.table(), as_json)
     if result.failed:
         raise Exit(1)
 
@@ -74,7 +74,7 @@ def study(
         return
     folder = output or Path("runs/studies") / name
     lab = Lab(find_study(name), seed, updates, data, folder.parent / "trainings")
-    quieten()
+    options.quieten()
     print(run_study(lab, folder) / "report.md")
 
 
@@ -89,7 +89,7 @@ def complexity(
     rounds: Annotated[int, Option(help="How often each layer is timed, in turns.")] = 5,
     seed: Annotated[int, Option(help="Of weights and inputs.")] = 0,
     output: Annotated[Path | None, Option("-o", "--output", help="New folder for figure, tables and JSON.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ):
     """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
     from heedful.complexity.settings import ComplexitySettings, numbers_of
@@ -99,7 +99,7 @@ def complexity(
     from heedful.complexity.report import as_json as written
     from heedful.complexity.report import make_report, tables, write_report
 
-    quieten()
+    options.quieten()
     report = make_report(settings) if output is None else write_report(settings, output)
     print(written(report) if as_json else tables(report))
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option, Typer
 
-from heedful.cli.options import AnyModel, Device, Model, NewFolder, quieten
+from heedful.cli import options
 
 export = Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[
@@ -15,7 +15,7 @@ Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
 
 def push(
-    model: Model,
+    model: options.Model,
     repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
     private: Annotated[
         bool | None, Option("--private/--public", help="Of a new repository. Default: its owner's.")
@@ -26,7 +26,7 @@ def push(
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
     from heedful.publishing.hub import push as push_folder
 
-    quieten()
+    options.quieten()
     pushed = push_folder(model, repository, private=private, revision=revision, message=message)
     print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
 
@@ -42,7 +42,7 @@ def convert(
     """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
-    quieten()
+    options.quieten()
     result = convert_folder(source, target, source_language, target_language)
     for note in result.notes:
         print(note)
@@ -52,8 +52,8 @@ def convert(
 
 @export.command("onnx")
 def export_to_onnx(
-    model: AnyModel,
-    target: NewFolder,
+    model: options.AnyModel,
+    target: options.NewFolder,
     quantization: Annotated[Literal["float32", "int8"], Option(help="Type of the weights.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
@@ -63,7 +63,7 @@ def export_to_onnx(
     from heedful.publishing.exports.onnx_export import export_onnx
 
     compared = sentences_to_compare(sentences, count)
-    quieten()
+    options.quieten()
     result = export_onnx(model, target, compared, quantization)
     _print_comparisons(result.comparisons)
     if result.difference is not None:
@@ -73,22 +73,22 @@ def export_to_onnx(
 
 @export.command("ctranslate2")
 def export_to_ctranslate2(
-    model: AnyModel,
-    target: NewFolder,
+    model: options.AnyModel,
+    target: options.NewFolder,
     quantization: Annotated[
         Literal["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"],
         Option(help="Type of the weights, as CTranslate2 calls it; one that the device can compute with."),
     ] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
-    device: Device = None,
+    device: options.Device = None,
 ):
     """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
     compared = sentences_to_compare(sentences, count)
-    quieten()
+    options.quieten()
     result = export_ctranslate2(model, target, compared, quantization, device)
     _print_comparisons(result.comparisons)
     print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")

@@ -8,43 +8,31 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from heedful.cli.options import (
-    AnyModel,
-    AsJson,
-    Beams,
-    Device,
-    Engine,
-    MaxNewTokens,
-    Precision,
-    Revision,
-    TargetLanguage,
-    TokenBudget,
-    quieten,
-)
+from heedful.cli import options
 from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
 
 
 def translate(
-    model: AnyModel,
+    model: options.AnyModel,
     text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Sentences; else standard input.")] = None,
-    num_beams: Beams = None,
+    num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Translations of each sentence, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each translation's score before it.")] = False,
-    max_new_tokens: MaxNewTokens = None,
+    max_new_tokens: options.MaxNewTokens = None,
     early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
-    to: TargetLanguage = None,
-    token_budget: TokenBudget = 8192,
-    engine: Engine = "auto",
-    precision: Precision = "float32",
-    revision: Revision = None,
-    device: Device = None,
+    to: options.TargetLanguage = None,
+    token_budget: options.TokenBudget = 8192,
+    engine: options.Engine = "auto",
+    precision: options.Precision = "float32",
+    revision: options.Revision = None,
+    device: options.Device = None,
 ):
     """Translate sentences, or standard input line by line; the order is kept."""
     from heedful.inference.translation import Translator
 
-    quieten()
+    options.quieten()
     translator = Translator.from_pretrained(model, device, revision, engine, precision)
     lines = text if text else io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n")
     for translations in translator.translate_lines(
@@ -62,21 +50,21 @@ def translate(
 
 
 def evaluate(
-    model: AnyModel,
+    model: options.AnyModel,
     data: Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")],
     source: Annotated[str, Option(help="Source language or column.")] = "source",
     target: Annotated[str, Option(help="Target language or column.")] = "target",
-    num_beams: Beams = None,
-    max_new_tokens: MaxNewTokens = None,
-    to: TargetLanguage = None,
+    num_beams: options.Beams = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
     tokenize: Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
     lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
-    token_budget: TokenBudget = 8192,
+    token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="Write the translations here, one a line.")] = None,
-    as_json: AsJson = False,
-    revision: Revision = None,
-    device: Device = None,
+    as_json: options.AsJson = False,
+    revision: options.Revision = None,
+    device: options.Device = None,
 ):
     """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match.
 
@@ -86,7 +74,7 @@ def evaluate(
     from heedful.evaluation.metrics import score_translations
 
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
-    quieten()
+    options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
     texts = _translate_all(model, revision, sources, device, token_budget=token_budget, **search)
@@ -95,15 +83,13 @@ def evaluate(
     if predictions is not None:
         predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
     scores = score_translations(texts, references, tokenize=tokenize, lowercase=lowercase, bootstrap=bootstrap)
-    if as_json:
-        print(json.dumps(scores, indent=2, ensure_ascii=False))
-        return
-    print(f"{scores['count']} pairs")
+    lines = [f"{scores['count']} pairs"]
     for name, title in {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}.items():
         interval = scores.get(f"{name}_interval")
         spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
         unit = " %" if name == "exact_match" else ""
-        print(f"{title:<12}{scores[name]:6.2f}{unit}{spread}  {scores.get(f'{name}_signature', '')}".rstrip())
+        lines.append(f"{title:<12}{scores[name]:6.2f}{unit}{spread}  {scores.get(f'{name}_signature', '')}".rstrip())
+    options.print_result(scores, "\n".join(lines), as_json)
 
 
 def _translate_all(folder: str, revision: str | None, sources: list[str], device: str | None, **settings):
@@ -125,7 +111,7 @@ def _translate_all(folder: str, revision: str | None, sources: list[str], device
 
 
 def attention(
-    model: AnyModel,
+    model: options.AnyModel,
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The source sentence; else --data.")] = None,
     output: Annotated[Path | None, Option("-o", "--output", help="Picture (.png, .svg, .pdf) or page .html.")] = None,
     target: Annotated[str | None, Option(help="Its translation. Default: the model's own.")] = None,
@@ -141,9 +127,9 @@ def attention(
     gold: Annotated[Path | None, Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
     entropy: Annotated[bool, Option("--entropy", help="Print how widely each head looks.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print all of it, with the weights, as JSON.")] = False,
-    to: TargetLanguage = None,
-    revision: Revision = None,
-    device: Device = None,
+    to: options.TargetLanguage = None,
+    revision: options.Revision = None,
+    device: options.Device = None,
 ):
     """See which tokens a model looks at: pictures, a page to hover over, alignments, entropy."""
     from heedful.inference.attention.request import Request, answer_lines, pairs_of
@@ -154,6 +140,6 @@ def attention(
     wanted: dict[str, Any] = {"alignment": alignment, "gold": gold, "entropy": entropy, "json": as_json}
     request = Request(pairs, data is not None, output, **view, **wanted)
     gold_alignments = request.gold_alignments()
-    quieten()
+    options.quieten()
     answer = request.answer(Translator.from_pretrained(model, device, revision), gold_alignments, to)
     print(json.dumps(answer, ensure_ascii=False) if as_json else "\n".join(answer_lines(answer)))

@@ -30,7 +30,8 @@ BEHIND_THE_DOOR = {
     "modeling_heed.py": "the model, from embeddings to its output",
     "positions_heed.py": "sinusoids and rotations",
     "attention_heed.py": "attention",
-    "loss_heed.py": "the output layer and the loss, in both forms",
+    "encoder_decoder_heed.py": "the stacks as one model, and its output layer",
+    "loss_heed.py": "the loss, in both forms",
     "configuration_heed.py": "what each size and option means",
 }
 # What the name says is all that the way needs.

@@ -20,6 +20,7 @@ ORDER = [
     "fast",
     "generation",
     "loss",
+    "encoder",
     "masks",
     "kernels",
     "attention",

@@ -1,29 +1,20 @@
-"""What both families put on their stacks: encoder and decoder as one, the output layer, and the training loss.
+"""The training loss (section 5.4 of *Attention Is All You Need*), for both families.
 
-The loss (section 5.4 of *Attention Is All You Need*) has two forms that compute the same. `smoothed_cross_entropy` is
-the formula. `OutputLoss` is what trains a Transformer, and a recurrent model where it is asked for: the same loss and
-its gradient, without ever holding all logits. Whoever changes one must change the other;
-`tests/model/test_loss_forms.py` compares them.
+It has two forms that compute the same. `smoothed_cross_entropy` is the formula. `OutputLoss` is what trains a
+Transformer, and a recurrent model where it is asked for: the same loss and its gradient, without ever holding all
+logits. Whoever changes one must change the other; `tests/model/test_loss_forms.py` compares them.
 
-Letters in shape comments: B batch, T target length, N target tokens, D width of the states, V number of tokens in the
-target's vocabulary.
+Letters in shape comments: N target tokens, D width of the states, V number of tokens in the target's vocabulary.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.autograd.function import once_differentiable
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_plain, linear
-from .generation_heed import with_known_signature
+from .fast_paths_heed import computing_dtype, linear
 
 # `OutputLoss` holds the logits of so many target tokens at once,
 TOKENS_AT_ONCE = 256
@@ -121,255 +112,8 @@ def replace_by_gradient(
     return total
 
 
-class EncoderDecoder(nn.Module):
-    """A model of two stacks, `encoder` and `decoder`, without a pre-softmax layer; both families inherit it."""
-
-    config: Any
-    encoder: Any
-    decoder: Any
-
-    def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and tell transformers which of their matrices are one."""
-        self.encoder, self.decoder = encoder, decoder
-        self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
-        self._tied_weights_keys = {}
-        if self.config.shares_source_and_target_embeddings:
-            self._tied_weights_keys["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the source embeddings."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source embeddings, and the target's where they are shared."""
-        self.encoder.embed_tokens = value
-        if self.config.shares_source_and_target_embeddings:
-            self.decoder.embed_tokens = value
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments.
-
-        `encoder_outputs` is what the encoder returns, or a tuple of it.
-
-        Raises:
-            ValueError: As the stacks raise it, or if the target is missing.
-        """
-        if encoder_outputs is None:
-            source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-            encoded = self.encoder(**source_inputs, return_dict=True, **kwargs)
-        else:
-            encoded = self._encoded(encoder_outputs)
-        if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError(
-                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
-                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
-                "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
-            )
-        source = encoded.last_hidden_state
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
-            raise ValueError(
-                f"The attention mask must cover {source.shape[1]} tokens of the source, "
-                f"but it covers {attention_mask.shape[1]} instead."
-            )
-        decoded = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=source,
-            encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **self._beside_states(encoded),
-            **kwargs,
-        )
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoded.last_hidden_state,
-            past_key_values=decoded.past_key_values,
-            decoder_hidden_states=decoded.hidden_states,
-            decoder_attentions=decoded.attentions,
-            cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=source,
-            encoder_hidden_states=encoded.hidden_states,
-            encoder_attentions=encoded.attentions,
-        )
-
-    def _encoded(self, given: BaseModelOutput | tuple) -> Any:
-        """Return the encoder's output, given as such or as a tuple."""
-        return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
-
-    def _beside_states(self, encoded: Any) -> dict[str, Any]:
-        """Return what the decoder is given of the encoder's output beside its states."""
-        return {}
-
-
-class OutputLayer(nn.Module):
-    """A pre-softmax layer `lm_head` on an encoder-decoder `model`, and the loss; both families inherit it."""
-
-    config: Any
-    model: Any
-    lm_head: nn.Linear
-    prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
-    # The class of `lm_head` where nothing stands in its place, such as an adapter.
-    lm_head_class: type[nn.Linear] = nn.Linear
-    # Whether a training step returns no logits unless it is asked for them.
-    skips_logits_in_training = False
-
-    def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
-        self.model, self.lm_head = model, head
-        self.model.is_part_of_a_model = True
-        owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
-        self._tied_weights_keys = {}
-        if self.config.shares_target_and_output_embeddings:
-            self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Return the pre-softmax linear layer."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the pre-softmax linear layer."""
-        self.lm_head = new_embeddings
-
-    @with_known_signature
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        num_items_in_batch: int | torch.Tensor | None = None,
-        skip_logits: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:
-        """Score the next target token at every position; with labels, compute the loss too.
-
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
-            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
-            encoder_outputs: The encoder's output, in place of `input_ids`.
-            past_key_values: Cache of earlier calls, extended in place.
-            inputs_embeds: `(batch, source_length, D)`, in place of `input_ids`.
-            decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-            use_cache: Whether to return a cache; never with labels.
-            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
-            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
-                summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
-                of a step's memory with large vocabularies. By default a Transformer does while training with labels.
-            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless they are skipped,
-            the cache, and what was asked to be recorded.
-
-        Raises:
-            ValueError: As the stacks raise it, or if no label is to be predicted.
-        """
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        skips_logits = labels is not None and self._may_skip_logits(skip_logits)
-        if labels is not None and skips_logits:
-            kwargs |= self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
-        recorded = dict(outputs.items())
-        states = recorded.pop("last_hidden_state")  # (B, T, D)
-        if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch)
-            return Seq2SeqLMOutput(**recorded)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(states[:, kept])  # (B, T, V)
-        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
-
-    def _may_skip_logits(self, skip_logits: bool | None) -> bool:
-        """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
-        if skip_logits is None:
-            skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
-        # float16 must be scaled before it is differentiated.
-        dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
-        return skip_logits and is_plain(self.lm_head, self.lm_head_class) and torch.float16 not in dtypes
-
-    def _shortcuts(
-        self,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        decoder_attention_mask: torch.Tensor | None,
-        asked: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
-        return {}
-
-    def loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
-
-        Args:
-            logits: `(batch, target_length, decoder_vocab_size)`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-            num_items_in_batch: Divisor in place of the number of labels here.
-
-        Raises:
-            ValueError: If no label is to be predicted, or labels and logits differ in length.
-        """
-        _check_label_shape(logits, labels)
-        return _mean(smoothed_cross_entropy(logits, labels, self._smoothing), labels, num_items_in_batch)
-
-    def loss_of_states(
-        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
-        _check_label_shape(states, labels)
-        labels, head = labels.to(states.device), self.lm_head
-        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), self._smoothing)
-        return _mean(total, labels, num_items_in_batch)
-
-    @property
-    def _smoothing(self) -> float:
-        return self.config.label_smoothing if self.training else 0.0
-
-
-def _check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
+def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
+    """Raise a `ValueError` unless there is a label for each of the states or logits."""
     if states.shape[:-1] != labels.shape:
         raise ValueError(
             f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}, "
@@ -377,7 +121,9 @@ def _check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
         )
 
 
-def _mean(total: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None) -> torch.Tensor:
+def mean_per_label(
+    total: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
+) -> torch.Tensor:
     """Divide a summed loss by the number of labels: those given here, or of the whole update."""
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORED_LABEL).sum()

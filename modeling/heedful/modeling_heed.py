@@ -2,9 +2,9 @@
 
 It reads from top to bottom as the paper does: feed-forward networks (section 3.3), residual connections (3.1), layers,
 embeddings with positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`,
-positions are in `positions_heed.py`; how the stacks work together, the output and the training loss (5.4) are in
-`loss_heed.py`. What is not in the paper, but makes training faster on the CPU, is in `fast_paths_heed.py`; loading,
-saving and `generate()` are in `pretrained_heed.py` and `generation_heed.py`.
+positions are in `positions_heed.py`; how the stacks work together, and the output, are in `encoder_decoder_heed.py`,
+the training loss (5.4) is in `loss_heed.py`. What is not in the paper, but makes training faster on the CPU, is in
+`fast_paths_heed.py`; loading, saving and `generate()` are in `pretrained_heed.py` and `generation_heed.py`.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """
@@ -27,10 +27,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .fast_paths_heed import HeedDropout, HeedLinear, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
-from .loss_heed import EncoderDecoder, OutputLayer
 from .masks_heed import self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel

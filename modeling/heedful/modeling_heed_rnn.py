@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders for transformers: what *Attention Is All You Need* (2017) compares itself with.
 
 It reads from top to bottom: encoder, attention to the source, decoder, model, output. The cells' equations are in
-`cells_heed.py`, the loss is in `loss_heed.py`; loading, saving and `generate()` are those of the Transformer.
+`cells_heed.py`; how the stacks work together, the loss, loading, saving and `generate()` are those of the Transformer.
 
 Letters in shape comments: B batch, S source length, T target length, E = embedding_size, H = hidden_size, V = number
 of target tokens.
@@ -20,8 +20,8 @@ from transformers.utils import can_return_tuple
 
 from .cells_heed import Cell, LSTMCell, RecurrentCache, State, keep_at_padding, make_cell, may_fuse, padding_free
 from .configuration_heed_rnn import HeedRNNConfig
+from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
-from .loss_heed import EncoderDecoder, OutputLayer
 from .pretrained_heed import HeedBaseModel
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.

@@ -66,12 +66,21 @@ def finish(folder: Path) -> tuple[int, float]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - begun
 
 
+def wait_for_a_save(checkpoints: Path) -> None:
+    """Wait until a checkpoint is being written, for two seconds at most: the run may be over."""
+    deadline = time.perf_counter() + 2
+    while time.perf_counter() < deadline and not any(checkpoints.glob("*.partial")):
+        time.sleep(0.0005)
+
+
 def end_at_a_random_moment(folder: Path, number: int, seconds: float, draw: random.Random) -> dict:
     """Start an attempt, send it a signal, and tell what it was doing."""
     child, pipe = attempt(folder)
     if draw.random() < 0.9:  # else while it loads
         os.read(pipe, 1)
     time.sleep(draw.uniform(0, seconds))
+    if number == signal.SIGKILL and draw.random() < 0.3:
+        wait_for_a_save(folder / "checkpoints")
     os.kill(child, number)
     told = time.perf_counter()
     _, status = os.waitpid(child, 0)

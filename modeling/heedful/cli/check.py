@@ -57,7 +57,9 @@ def study(
     output: Annotated[Path | None, Option("-o", "--output", help="New folder. Default: runs/studies/NAME.")] = None,
     seed: Annotated[int, Option(help="Of weights, data and everything drawn.")] = 1,
     updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
-    data: Annotated[str | None, Option(help="Other data, if it can be: builtin:train:COUNT, or a folder.")] = None,
+    data: Annotated[
+        str | None, Option(help="Other data, if it can be: builtin:[bold]train[/bold]:COUNT, or a folder.")
+    ] = None,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 

@@ -39,6 +39,11 @@ class Corpus:
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
 
     @property
+    def longest_source(self) -> int | None:
+        """The tokens of the longest source that is trained on, as far as it is known; `None` is any number."""
+        return self.encoder.max_source_tokens
+
+    @property
     def target_language(self) -> str | None:
         """The language that validation and test pairs are translated into, if the model knows several."""
         return self.encoder.languages[0] if self.encoder.languages else None
@@ -66,6 +71,11 @@ class StoredCorpus(Corpus):
     def __post_init__(self):
         self._note_pairs(len(self.rows))
         self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
+
+    @property
+    def longest_source(self) -> int | None:
+        """The tokens of the longest source that is trained on."""
+        return int(max(self.rows.source_lengths))
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""

@@ -198,6 +198,19 @@ def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(m
     assert output.strip() == " ".join(alone * 3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--predictions", "no/folder/x"], "`--predictions` must lie in an existing folder"),
+        (["--tokenize", "nope"], "`tokenize` must be one of"),
+        (["--bootstrap", 3], "`bootstrap` must be 0 or at least 40"),
+    ],
+)
+def test_what_an_evaluation_could_not_end_with_is_told_before_it_begins(refused, arguments, message):
+    data = ["--data", "builtin:test:20", "--source", "ko", "--target", "en"]
+    assert message in refused("evaluate", "no/model", *data, *arguments)
+
+
 def test_what_cannot_be_read_or_written_is_told_before_the_model_is_loaded(refused, tmp_path):
     (tmp_path / "in.txt").write_text("x")
     missing = tmp_path / "no" / "out.txt"

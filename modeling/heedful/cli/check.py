@@ -41,7 +41,7 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
-        lines = data.read_text(encoding="utf-8").split("\n")  # and at nothing else that Unicode calls a line's end
+        lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
         texts += [line for line in lines if line.strip()]
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
+from heedful.files import write_text
 from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
@@ -113,6 +114,10 @@ def evaluate(
     from heedful.data.sources import read_pairs
     from heedful.evaluation.metrics import score_translations
 
+    if predictions is not None:
+        options.check_output(predictions, "--predictions")
+    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap}
+    score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
@@ -121,8 +126,8 @@ def evaluate(
     if texts is None:
         return
     if predictions is not None:
-        predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
-    scores = score_translations(texts, references, tokenize=tokenize, lowercase=lowercase, bootstrap=bootstrap)
+        write_text(predictions, "".join(text.replace("\n", " ") + "\n" for text in texts))
+    scores = score_translations(texts, references, **scoring)
     lines = [f"{scores['count']} pairs"]
     for name, title in {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}.items():
         interval = scores.get(f"{name}_interval")

@@ -204,6 +204,8 @@ TOO_LARGE = [
     ({"decoding.num_beams": 5000}, "`decoding.num_beams` must be at most 260, .* but is 5000 instead"),
     ({"validation.num_beams": 261}, "`validation.num_beams` must be at most 260"),
     ({"model.options.encoder_attention_heads": 5}, "`encoder_attention_heads`"),
+    ({"model.options.dropout": "0.1"}, "`model.options.dropout` must be float or int, but is '0.1' instead"),
+    ({"model.options.d_model": "64"}, "`model.options.d_model` must be int, but is '64' instead"),
     ({"model.options.model_type": "bart"}, "`model.options.model_type` must be heed or heed_rnn"),
     ({"model.options.vocab_size": 9}, "`model.options.vocab_size` must be left to the tokenizer"),
 ]

@@ -2,8 +2,9 @@
 
 import copy
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -122,7 +123,7 @@ def _config(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: 
     if kind == "heed":
         from heedful.configuration_heed import HeedConfig
 
-        return HeedConfig(**options | vocabularies)
+        return _made(HeedConfig, options | vocabularies)
     from heedful.configuration_heed_rnn import HeedRNNConfig
 
     if recipe.attn_implementation is not None:
@@ -132,7 +133,21 @@ def _config(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: 
         )
     if recipe.gradient_checkpointing:
         raise ValueError("`model.gradient_checkpointing` must be false for a recurrent model, but is true instead.")
-    return HeedRNNConfig(**options | vocabularies)
+    return _made(HeedRNNConfig, options | vocabularies)
+
+
+def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseConfig":
+    from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+    try:
+        return kind(**options)
+    except StrictDataclassFieldValidationError as error:
+        told = re.search(r"field '(\w+)'", str(error))
+        if told is None or told[1] not in options:
+            raise
+        hint = kind.__dataclass_fields__[told[1]].type
+        types = hint.__name__ if isinstance(hint, type) else str(hint).replace(" | ", " or ")
+        raise ValueError(f"`model.options.{told[1]}` must be {types}, but is {options[told[1]]!r} instead.") from error
 
 
 def _class_of(config: "HeedBaseConfig") -> type["PreTrainedModel"]:

@@ -224,6 +224,16 @@ def test_the_doctor_tells_of_a_model_that_is_too_large_too(files, tmp_path):
     assert any("must make a model that fits" in each for each in told)
 
 
+def test_a_config_of_another_vocabulary_is_no_mistake(files, tmp_path):
+    config = {"model_type": "heed", "vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 49}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    changes = {**files, "model.config": str(tmp_path / "config.json")}
+    for number, tokenizer in enumerate([{"vocab_size": 260}, {"algorithm": "word", "vocab_size": None}]):
+        recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": tokenizer})
+        corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{number}")
+        assert make_model(recipe.model, corpus.tokenizers).config.pad_token_id == 0
+
+
 def test_beams_are_held_against_a_vocabulary_of_words_once_it_is_known(files, tmp_path):
     changes = {"tokenizer": {"algorithm": "word", "vocab_size": None}, "decoding.num_beams": 100}
     with pytest.raises(ValueError, match=r"`decoding\.num_beams` must be at most "):

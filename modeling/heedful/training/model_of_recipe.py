@@ -75,16 +75,18 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     Options that contradict each other, a model that no memory here can hold, and beams that are more than the tokens
     are a `ValueError`.
     """
-    settings = recipe.tokenizer
-    sizes = [settings.vocab_size, settings.vocab_size if settings.joint else settings.target_vocab_size]
+    settings, options = recipe.tokenizer, recipe.model.options
+    target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
-        sizes = [len(given.source), len(given.target)]
-    source, target = sizes[0], sizes[1] or sizes[0]
+        known, target, is_joint = _vocabularies(given), len(given.target), given.is_joint
+    else:
+        # What the tokenizer will set; how many words there are is not known, and then of no matter.
+        source = settings.vocab_size or options.get("vocab_size", 1000)
+        known = {"vocab_size": source, "decoder_vocab_size": target or options.get("decoder_vocab_size", source)}
+        known |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+        is_joint = settings.joint
     if recipe.model.start_from is None:
-        known: dict[str, int | None] = given.special_ids() if given is not None else {}
-        if source is not None:
-            known |= {"vocab_size": source, "decoder_vocab_size": target}
-        config = _config(recipe.model, known, given.is_joint if given is not None else settings.joint)
+        config = _config(recipe.model, known, is_joint)
         _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams
@@ -94,14 +96,14 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
             )
 
 
+def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
+    sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    return {**sizes, **tokenizers.special_ids()}
+
+
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Make a model of the config file, the options and the tokenizers."""
-    vocabularies: dict[str, int | None] = {
-        "vocab_size": len(tokenizers.source),
-        "decoder_vocab_size": len(tokenizers.target),
-        **tokenizers.special_ids(),
-    }
-    config = _config(recipe, vocabularies, tokenizers.is_joint)
+    config = _config(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
     _check_memory(config, is_alone=False)
     return _class_of(config)(config)
 

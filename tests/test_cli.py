@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def heedful(monkeypatch, capsys):
     def run(*arguments, stdin=None):
         monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
         if stdin is not None:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            stream = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -157,6 +159,129 @@ def test_an_empty_line_stays_one(model, heedful):
     assert [bool(line) for line in lines] == [False, True, False, False]
 
 
+def test_a_file_that_is_not_quite_clean_is_translated_and_what_is_wrong_told_with_its_line(model, heedful, tmp_path):
+    alone = heedful("translate", model, *SENTENCES)[1].splitlines()
+    first, broken, _, *rest = (sentence.encode() for sentence in SENTENCES)
+    text = b"\n".join([b"\xef\xbb\xbf" + first, broken[:3] + b"\xff" + broken[3:], b"x" * 10_000, *rest, b""])
+    (tmp_path / "in.txt").write_bytes(text)
+    with pytest.warns(UserWarning, match="too long") as told:
+        found = heedful("translate", model, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt")
+    assert found[:2] == (0, "")
+    found = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
+    assert found == [*alone[:2], "", *alone[3:]]
+    byte, length = (str(warning.message) for warning in told)
+    assert byte == "Line 2 must be UTF-8, but has byte 0xff at position 3: it is left out."
+    assert length.startswith("Sentence 3, of 10001 tokens, is too long to be translated")
+    with pytest.warns(UserWarning, match="UTF-8"):
+        assert heedful("translate", model, stdin=text)[1].splitlines() == found
+
+
+def test_many_bad_lines_are_counted_and_another_encoding_is_named(model, heedful):
+    with pytest.warns(UserWarning, match="UTF-8") as told:
+        heedful("translate", model, stdin=b"\xff\n" * 9)
+    assert len(told) == 4
+    assert "6 more lines are not UTF-8" in str(told[3].message)
+    code, output, errors = heedful("translate", model, stdin=SENTENCES[0].encode("utf-16"))
+    assert (code, output) == (2, "")
+    assert "Standard input must be UTF-8, but begins as UTF-16 does." in errors
+
+
+def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(model, heedful):
+    longest = json.loads((model / "generation_config.json").read_text())["longest_trained_source"]
+    assert 10 < longest < 100
+    text = " ".join(SENTENCES * 3)
+    with pytest.warns(UserWarning, match=f"longer than the {longest} tokens"):
+        heedful("translate", model, text)
+    code, output, _ = heedful("translate", model, text, "--split")
+    assert code == 0
+    alone = heedful("translate", model, *SENTENCES)[1].splitlines()
+    assert output.strip() == " ".join(alone * 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--predictions", "no/folder/x"], "`--predictions` must lie in an existing folder"),
+        (["--tokenize", "nope"], "`tokenize` must be one of"),
+        (["--bootstrap", 3], "`bootstrap` must be 0 or at least 40"),
+    ],
+)
+def test_what_an_evaluation_could_not_end_with_is_told_before_it_begins(refused, arguments, message):
+    data = ["--data", "builtin:test:20", "--source", "ko", "--target", "en"]
+    assert message in refused("evaluate", "no/model", *data, *arguments)
+
+
+def test_what_cannot_be_read_or_written_is_told_before_the_model_is_loaded(refused, tmp_path):
+    (tmp_path / "in.txt").write_text("x")
+    missing = tmp_path / "no" / "out.txt"
+    assert "`--output` must lie in an existing folder" in refused("translate", "none", "x", "--output", missing)
+    assert "`--output` must be a file to write" in refused("translate", "none", "x", "--output", tmp_path)
+    assert "`--input` must be a file" in refused("translate", "none", "--input", missing)
+    message = refused("translate", "none", "x", "--input", tmp_path / "in.txt")
+    assert "`--input` must be left out where sentences are given" in message
+
+
+def test_at_a_terminal_each_line_is_answered_before_the_next_is_read(model, heedful, monkeypatch, capsys):
+    seen = []
+
+    class Terminal(io.BytesIO):
+        def isatty(self):
+            return True
+
+        def __next__(self):
+            seen.append(sys.stdout.getvalue().count("\n"))
+            return super().__next__()
+
+    lines = "".join(f"{sentence}\n" for sentence in SENTENCES[:3]).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Terminal(lines)))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert heedful("translate", model)[0] == 0
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_terminal_is_told_that_sentences_are_read(model, heedful, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert "Sentences, one a line; Ctrl-D ends." in heedful("translate", model)[2]
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly_which_imported_little(model):
+    script = (
+        "import sys\nfrom heedful.cli.main import main\ntry: main()\nfinally:\n"
+        f" print([n for n in {HEAVY} if sys.modules.get(n)], file=sys.stderr)"
+    )
+    command = [sys.executable, "-W", "error", "-c", script, "translate", model, "--max-new-tokens", "2"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        running.stdin.write(f"{SENTENCES[0]}\n" + "\n" * 70_000)  # more than a pipe holds
+        running.stdin.close()
+        assert running.stdout.readline().strip()
+        running.stdout.close()
+        assert (running.stderr.read(), running.wait(60)) == ("[]\n", 0)
+
+
+# What a translation does not need, and what would take a second of it.
+HEAVY = [
+    *("torchao", "torchvision", "datasets", "evaluate", "pandas", "pyarrow", "sklearn", "scipy", "peft"),
+    *("sacrebleu", "tensorboard", "matplotlib", "transformers.pipelines", "transformers.trainer"),
+    *("heedful.pipeline_heed", "heedful.training.run", "heedful.training.trainer", "ctranslate2", "onnx"),
+]
+
+
+def test_a_sentence_may_begin_with_a_dash(model, heedful):
+    code, output, _ = heedful("translate", model, "--", f"-{SENTENCES[0]}")
+    assert (code, len(output.splitlines())) == (0, 1)
+    code, output, errors = heedful("translate", model, f"-{SENTENCES[0]}")
+    assert (code, output) == (2, "")
+    assert "comes last, after --" in errors
+
+
+def test_arguments_that_are_not_unicode_are_named(refused):
+    assert "must be UTF-8, but 'a\\udcff' is not" in refused("translate", "none", "a\udcff")
+
+
 def test_the_n_best_come_with_their_scores_best_first(model, heedful):
     arguments = ["translate", model, "--num-beams", 4, "--n-best", 3, "--scores"]
     code, output, _ = heedful(*arguments, *SENTENCES[:2])
@@ -221,6 +346,33 @@ def test_the_versions_are_told(heedful):
     code, output, _ = heedful("version")
     assert code == 0
     assert [line.split()[0] for line in output.splitlines()][:3] == ["heedful", "transformers", "torch"]
+    assert heedful("--version") == (0, output, "")
+
+
+def test_a_warning_is_shown_without_the_line_of_code_that_warned(capsys):
+    cli.run(lambda: sys.stderr.write(warnings.formatwarning("too long", UserWarning, "file.py", 3)))
+    assert capsys.readouterr().err == "warning: too long\n"
+
+
+def test_a_shell_completes_commands(heedful, monkeypatch):
+    for name, value in {"_HEEDFUL_COMPLETE": "complete_bash", "COMP_WORDS": "heedful tr", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert heedful()[1].split() == ["train", "translate"]
+
+
+@pytest.mark.parametrize("command", ["", *(command.callback.__name__ for command in cli.app.registered_commands)])
+def test_no_help_has_a_picture_in_place_of_a_word(heedful, command):
+    code, output, _ = heedful(*command.split(), "--help")
+    assert code == 0
+    assert not [letter for letter in output if ord(letter) > 0x1F000]
+
+
+def test_a_module_that_is_missing_is_told_with_its_command(monkeypatch, refused, tmp_path):
+    def fail(*_):
+        raise ModuleNotFoundError("No module named 'yaml'", name="yaml.safe")
+
+    monkeypatch.setattr("heedful.training.recipe_file.read_recipe", fail)
+    assert refused("train", tmp_path).endswith("No module named 'yaml': pip install pyyaml")
 
 
 def test_a_missing_recipe_through_the_real_process(tmp_path):

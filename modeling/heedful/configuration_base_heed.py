@@ -44,9 +44,11 @@ class OfferedPipelines(dict):
 
     def __contains__(self, task: object) -> bool:
         """Tell whether the folder's code is needed for a task."""
-        from transformers.pipelines import PIPELINE_REGISTRY
+        if not super().__contains__(task):
+            return False
+        from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
 
-        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
+        return task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict

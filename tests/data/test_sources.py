@@ -175,6 +175,7 @@ def test_a_value_that_is_no_text_is_named(tmp_path):
     ("line", "message"),
     [
         ('{"source": "a", ', "must hold JSON, but line 2 is broken"),
+        ("[" * 100_000, "must hold JSON, but line 2 is broken"),
         ('["a", "b"]', "must hold a JSON object in every line, but line 2 holds another value"),
         ('{"source": "\\ud83d", "target": "b"}', "line 2 is broken: .*surrogates"),
     ],

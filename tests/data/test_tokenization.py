@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 
+from heedful.data import tokenizer_training
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 
@@ -316,3 +317,21 @@ def test_a_tokenizer_without_padding_or_end_is_refused():
         TokenizerPair(whole, no_end)
     with pytest.raises(ValueError, match=r"`pad_token_id` must be the same in both tokenizers, but is 0 .* and 3"):
         TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>", eos_token="</s>"))
+
+
+def test_a_vocabulary_that_no_trainer_could_hold_is_refused():
+    with pytest.raises(ValueError, match="`vocab_size` must be at most 1048576, but is 1000000000 instead"):
+        train_tokenizers(["a b"], ["c d"], vocab_size=10**9)
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained(algorithm):
+    taken = []
+    cut = tokenizer_training._without_long_words(["가 나", "x" * 2500 + " y", "z " * 2500])
+    with pytest.warns(UserWarning, match="pieces of 1 texts, which have words of over 1000 letters"):
+        taken.extend(cut)
+    assert taken == ["가 나", "x" * 1000, "x" * 1000, "x" * 500 + " y", "z " * 2500]
+    texts = [f"a sentence with {number}" for number in range(200)]
+    with pytest.warns(UserWarning, match="pieces of 1 texts"):
+        pair = train_tokenizers([*texts, "a" * 300_000], texts, vocab_size=280, algorithm=algorithm)
+    assert pair.decode_target(pair.encode_target([texts[7]])) == [texts[7]]

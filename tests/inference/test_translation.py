@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
+from heedful.inference import translation
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
-from heedful.inference.translation import Translation, Translator
+from heedful.inference.translation import SENTENCE, Translation, Translator
 from heedful.pipeline_heed import position_limit
 
 
@@ -226,6 +227,10 @@ def test_a_stream_warns_once_for_all_its_chunks(translator):
     [
         ({"num_return_sequences": 2}, r"`num_return_sequences` must be at most `num_beams` \(1\), but is 2"),
         ({"num_beams": 0}, "`num_beams` must be at least 1, but is 0"),
+        (
+            {"num_beams": 10**12},
+            r"`num_beams` must be at most 290, the number of tokens in the vocabulary, but is 10+ ",
+        ),
         ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
         ({"token_budget": 0}, "`token_budget` must be at least 1"),
@@ -355,3 +360,79 @@ def test_a_thread_waits_until_another_has_given_a_training_model_its_mode_back()
     thread.join()
     assert seen == [False]
     assert model.training
+
+
+@pytest.fixture
+def short_sources(model, tokenizers) -> Translator:
+    """A translator whose model says that it has learned from sources of 20 tokens and fewer."""
+    model = copy.deepcopy(model)
+    model.generation_config.longest_trained_source = 20
+    return Translator(model, tokenizers)
+
+
+LONG = "고양이가 잔다. 비가 온다.  네."
+
+
+def test_a_source_longer_than_all_of_the_training_is_warned_of(short_sources):
+    tokens = len(short_sources.tokenizers.encode_source([LONG])[0])
+    with pytest.warns(UserWarning, match=f"Sentence 2, of {tokens} tokens, is longer than the 20 .* `--split`"):
+        short_sources.translate(["네.", LONG])
+    with pytest.warns(UserWarning, match="2 sentences, the first of them sentence 1 of") as record:
+        list(short_sources.translate_lines([LONG, "네.", LONG], chunk_size=1))
+    assert len([entry for entry in record if "longer" in str(entry.message)]) == 1
+
+
+def test_split_takes_a_long_source_apart_and_nothing_else(short_sources):
+    (whole,), (parts,) = short_sources.translate_lines(["네. 네.", LONG], split=True)
+    assert whole.token_ids == short_sources.translate(["네. 네."])[0][0].token_ids
+    alone = [best for (best,) in short_sources.translate(["고양이가 잔다.", "비가 온다.", "네."])]
+    assert parts.text == "The cat sleeps. It rains. Yes."
+    assert parts.token_ids == sum((each.token_ids for each in alone), ())
+    assert parts.score == pytest.approx(sum(each.score for each in alone) / 3, abs=1e-5)
+    assert parts.finished
+
+
+def test_the_n_best_of_split_sources_are_joined_in_their_order(short_sources):
+    (row,) = short_sources.translate_lines([LONG], split=True, num_beams=3, num_return_sequences=2)
+    assert row[0].text == "The cat sleeps. It rains. Yes."
+    assert len(row) == 2
+    assert row[0].score > row[1].score
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two!  “Three?” Four", ["One.", "Two!", "“Three?”", "Four"]),
+        ("It costs 3.5 (e.g. at noon).", ["It costs 3.5 (e.g. at noon)."]),
+        ("一。二！「三。」四", ["一。", "二！", "「三。」", "四"]),
+        ("no end\nat all", ["no end\nat all"]),
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(text, sentences):
+    assert [sentence.strip() for sentence in SENTENCE.findall(text)] == sentences
+
+
+def test_without_word_of_the_training_the_positions_of_the_config_count(model, tokenizers):
+    model = copy.deepcopy(model)
+    model.config.max_position_embeddings = 12
+    with pytest.warns(UserWarning, match="longer than the 12 tokens"):
+        Translator(model, tokenizers).translate([LONG])
+
+
+def test_a_source_that_no_memory_could_hold_is_refused_or_left_out(translator, monkeypatch):
+    monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
+    lines = ["네.", "x" * 1000, "비가 온다."]
+    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead"):
+        translator.translate(lines)
+    with pytest.warns(UserWarning, match="Sentence 2, of 1001 tokens, is too long to be translated, and left empty"):
+        found = texts_of(translator.translate_lines(lines, keep_going=True))
+    assert found == [["Yes."], [""], ["It rains."]]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(translator):
+    assert texts_of(translator.translate_lines(["\ufeff비가 온다.\n", "네.\n"])) == [["It rains."], ["Yes."]]
+
+
+def test_half_a_surrogate_pair_is_named(translator):
+    with pytest.raises(ValueError, match=r"`texts\[1\]` must be Unicode"):
+        translator.translate(["네.", "a\udcff"])

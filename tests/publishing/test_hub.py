@@ -312,6 +312,17 @@ def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
     assert again.to_dict() == data.to_dict()
 
 
+def test_a_push_without_a_network_is_told_in_one_line(folder, monkeypatch):
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def fail(*_, **__):
+        raise HfHubHTTPError.__bases__[0]("[Errno -3] Temporary failure in name resolution\nand more")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: SimpleNamespace(create_repo=fail))
+    with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name resolution$"):
+        push(folder, "me/model")
+
+
 def test_training_state_and_hidden_files_stay_at_home():
     from huggingface_hub.utils import filter_repo_objects
 

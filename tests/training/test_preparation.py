@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from heedful.data.tokenization import TokenizerPair
+from heedful.diagnosis.doctor import diagnose
+from heedful.training import model_of_recipe, preparation
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_config
@@ -191,3 +193,75 @@ def test_a_model_of_other_tokenizers_is_not_gone_on_from(corpus, tmp_path, files
     recipe.model.start_from = str(tmp_path / "start")
     with pytest.raises(ValueError, match="`vocab_size` must be 260, but is 400 instead"):
         make_model(recipe.model, other)
+
+
+TOO_LARGE = [
+    ({"model.options.d_model": 10**9}, "must make a model that fits into .* GB"),
+    ({"model.options.encoder_layers": 10**9}, "must make a model that fits into .* GB"),
+    ({"model.options.d_model": 10**21}, "must make a model that fits into .* GB"),
+    ({"tokenizer.vocab_size": 10**9}, "`tokenizer.vocab_size` must make a model that fits into .* GB"),
+    ({"model.options": {"model_type": "heed_rnn", "d_model": 10**7}}, "must make a model that fits into .* GB"),
+    ({"decoding.num_beams": 5000}, "`decoding.num_beams` must be at most 260, .* but is 5000 instead"),
+    ({"validation.num_beams": 261}, "`validation.num_beams` must be at most 260"),
+    ({"model.options.encoder_attention_heads": 5}, "`encoder_attention_heads`"),
+    ({"model.options.dropout": "0.1"}, "`model.options.dropout` must be float or int, but is '0.1' instead"),
+    ({"model.options.d_model": "64"}, "`model.options.d_model` must be int, but is '64' instead"),
+    ({"model.options.model_type": "bart"}, "`model.options.model_type` must be heed or heed_rnn"),
+    ({"model.options.vocab_size": 9}, "`model.options.vocab_size` must be left to the tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), TOO_LARGE)
+def test_what_is_wrong_with_the_model_is_told_before_anything_slow(files, tmp_path, changes, message, monkeypatch):
+    monkeypatch.setattr(preparation, "read_pairs", Mock(side_effect=AssertionError("read")))
+    with pytest.raises(ValueError, match=message):
+        prepare_corpus(tiny_recipe(tmp_path, {**files, **changes}), tmp_path / "tokenizer")
+
+
+def test_the_doctor_tells_of_a_model_that_is_too_large_too(files, tmp_path):
+    recipe = tiny_recipe(tmp_path, {**files, "model.options.d_model": 10**9})
+    told = [finding.told for finding in diagnose(recipe).findings if finding.level == "error"]
+    assert any("must make a model that fits" in each for each in told)
+
+
+def test_a_config_of_another_vocabulary_is_no_mistake(files, tmp_path):
+    config = {"model_type": "heed", "vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 49}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    changes = {**files, "model.config": str(tmp_path / "config.json")}
+    for number, tokenizer in enumerate([{"vocab_size": 260}, {"algorithm": "word", "vocab_size": None}]):
+        recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": tokenizer})
+        corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{number}")
+        assert make_model(recipe.model, corpus.tokenizers).config.pad_token_id == 0
+
+
+def test_beams_are_held_against_a_vocabulary_of_words_once_it_is_known(files, tmp_path):
+    changes = {"tokenizer": {"algorithm": "word", "vocab_size": None}, "decoding.num_beams": 100}
+    with pytest.raises(ValueError, match=r"`decoding\.num_beams` must be at most "):
+        prepare_corpus(tiny_recipe(tmp_path, {**files, **changes}), tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize("kind", ["heed", "heed_rnn"])
+def test_parameters_are_counted_without_a_model_as_with_one(files, tmp_path, kind):
+    options = {"model_type": kind, "d_model": 8, "encoder_layers": 3, "decoder_layers": 2}
+    options |= {} if kind == "heed_rnn" else {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
+    recipe = tiny_recipe(tmp_path, {**files, "model.options": options})
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    state = torch.get_rng_state()
+    model = make_model(recipe.model, corpus.tokenizers)
+    assert model_of_recipe._parameters(model.config) == model.num_parameters()
+    torch.set_rng_state(state)
+    model_of_recipe._parameters(model.config)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_pair_as_long_as_a_book_needs_a_limit_of_its_own(files, tmp_path):
+    train = lines(tmp_path / "book.tsv", [("하나", "one"), ("가 나 " * 3000, "two")])
+    changes = {
+        **files,
+        "data.train": train,
+        "data.max_source_tokens": None,
+    }
+    with pytest.raises(ValueError, match=r"`data\.max_source_tokens` must be given where pairs have more than 8192"):
+        prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
+    changes["data.max_source_tokens"] = 100_000
+    assert prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer").longest_source > 8192

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml
 from tiny_runs import tiny_tree
 
 SMALLEST = """
@@ -284,3 +284,35 @@ def test_the_data_folder_stands_before_file_names_only():
     assert data.locations == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
     data.folder = None
     assert data.locations == (["a.de", "a.en"], "a.tsv", test)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}",
+            "`data` must be there once, but is in lines 2 and 4",
+        ),
+        ("data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_with_its_lines(tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(path)
+
+
+def test_files_that_are_nested_too_deeply_are_refused(tmp_path):
+    for name, text in (("recipe.yaml", "name: " + "[" * 2000), ("config.json", "[" * 100_000)):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="must be YAML, but is not: it is nested too deeply"):
+        read_recipe(tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match="must be JSON, but is not"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_run_needs_a_name(name):
+    with pytest.raises(ValueError, match="`name` must be a word or more, but is '"):
+        make_recipe(tiny_tree("x", {"name": name}))

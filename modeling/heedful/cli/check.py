@@ -41,7 +41,7 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
-        lines = data.read_text(encoding="utf-8").split("\n")  # and at nothing else that Unicode calls a line's end
+        lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
         texts += [line for line in lines if line.strip()]
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")
@@ -57,7 +57,9 @@ def study(
     output: Annotated[Path | None, Option("-o", "--output", help="New folder. Default: runs/studies/NAME.")] = None,
     seed: Annotated[int, Option(help="Of weights, data and everything drawn.")] = 1,
     updates: Annotated[int | None, Option(help="Of each training. Default: the study's own.")] = None,
-    data: Annotated[str | None, Option(help="Other data, if it can be: builtin:train:COUNT, or a folder.")] = None,
+    data: Annotated[
+        str | None, Option(help="Other data, if it can be: builtin:[bold]train[/bold]:COUNT, or a folder.")
+    ] = None,
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 

@@ -3,13 +3,18 @@
 Everything heavy is imported by the command that needs it, so that `heedful --help` answers at once.
 """
 
+import atexit
+import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
-from typer import Option, Typer
+from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, study, verify, version
@@ -55,12 +60,27 @@ app = Typer(
     name="heedful",
     help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, version):
-    app.command()(command)
+    app.command(cls=options.TakesSentences if command in (translate, attention) else None)(command)
 app.add_typer(export)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise Exit
+
+
+@app.callback()
+def _heedful(
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit.")
+    ] = False,
+):
+    pass
+
 
 # The exit codes of errors: for mistakes, for bad luck, for an interruption; a bug has none. By their names, because to
 # import the classes costs seconds.
@@ -69,11 +89,15 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
+# The distributions whose modules have another name.
+DISTRIBUTIONS = {"yaml": "pyyaml"}
 
 
 def main() -> None:
     """Run the `heedful` command."""
-    run(app)
+    # Else Python looks for garbage among all that was imported before it ends, for a second.
+    atexit.register(gc.freeze)
+    run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
 
 
 def run(command: Callable[[], object]) -> None:
@@ -81,15 +105,45 @@ def run(command: Callable[[], object]) -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     try:
-        command()
-    except BrokenPipeError:
-        # Whoever read our output has gone: Python would complain when it flushes the rest.
+        with _plain_warnings():
+            _check_arguments()
+            try:
+                command()
+            finally:
+                sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        # Whoever read our output has gone, which typer makes an exit code of 1.
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # Python would complain when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         code = next((EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES), None)
         if code is None:
             raise
-        print(f"heedful: {error}", file=sys.stderr)
+        missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+        command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
+        print(f"heedful: {error}{command_for}", file=sys.stderr)
         sys.exit(code)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show of warnings what they say, without the line of code that warned."""
+    written = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = written
+
+
+def _check_arguments() -> None:
+    for argument in sys.argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"The arguments must be UTF-8, but {argument!r} is not.") from None

@@ -1,10 +1,17 @@
 """What several commands share: their options and arguments, and a quiet terminal."""
 
+import gc
 import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO, TypeVar
 
 from typer import Argument, Option
+from typer.core import TyperCommand
+
+from heedful.files import written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
@@ -26,6 +33,37 @@ RecipeFile = Annotated[Path, Argument(metavar="RECIPE.yaml", help="The recipe.")
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
+Item = TypeVar("Item")
+
+
+class TakesSentences(TyperCommand):
+    """A command that tells how a sentence that begins with - is given, where it is taken for an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments as every command does."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # typer does not export the class
+                error.message += ". A sentence that begins with - comes last, after --."  # type: ignore[attr-defined]
+            raise
+
+
+@contextmanager
+def quick_start(model: str) -> Iterator[None]:
+    """Import and load without what takes a second and is not needed: collecting garbage, and torchao.
+
+    transformers imports torchao wherever it is installed; only weights that were quantized by it need it.
+    """
+    config = Path(model) / "config.json"
+    is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
+    if is_plain and not {"torchao", "transformers"} & sys.modules.keys():
+        sys.modules["torchao"] = None  # type: ignore[assignment]  # Python's own way to say: not installed
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def quieten() -> None:
@@ -34,6 +72,35 @@ def quieten() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+def check_output(path: Path, option: str) -> None:
+    """Raise an error that names the option if a file cannot be written there."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"`{option}` must be a file to write, but {path} is something else.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"`{option}` must lie in an existing folder, but {path.parent} is none.")
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[TextIO]:
+    """Yield standard output, or a file that appears whole when all is written."""
+    if path is None:
+        yield sys.stdout
+        return
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+        yield stream
+
+
+def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item]:
+    """Show on a terminal's standard error how many lines are done, of how many in a file."""
+    from tqdm import tqdm
+
+    total = None
+    if source is not None and sys.stderr.isatty():
+        with source.open("rb") as stream:
+            total = sum(1 for _ in stream)
+    return tqdm(results, total=total, unit=" lines", leave=False, disable=None)
 
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:

@@ -1,14 +1,18 @@
 """For those who use a model: `heedful translate`, `evaluate` and `attention`."""
 
-import io
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from heedful.cli import options
+from heedful.files import write_text
 from heedful.training.processes.launcher import world_size
 
 Kind = Literal["cross", "encoder", "decoder"]
@@ -16,7 +20,14 @@ Kind = Literal["cross", "encoder", "decoder"]
 
 def translate(
     model: options.AnyModel,
-    text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Sentences; else standard input.")] = None,
+    text: Annotated[
+        list[str] | None, Argument(metavar="[TEXT]…", help="Sentences; those that begin with - after --.")
+    ] = None,
+    source: Annotated[
+        Path | None, Option("--input", help="File of sentences, a line each; else standard input.")
+    ] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")] = None,
+    split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
     num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Translations of each sentence, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each translation's score before it.")] = False,
@@ -29,24 +40,54 @@ def translate(
     revision: options.Revision = None,
     device: options.Device = None,
 ):
-    """Translate sentences, or standard input line by line; the order is kept."""
-    from heedful.inference.translation import Translator
+    """Translate sentences, a file or standard input line by line; the order is kept."""
+    if text and source is not None:
+        raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
+    if source is not None and not source.is_file():
+        raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
+    if output is not None:
+        options.check_output(output, "--output")
+    with options.quick_start(model):
+        from heedful.inference.translation import Translator
 
-    options.quieten()
-    translator = Translator.from_pretrained(model, device, revision, engine, precision)
-    lines = text if text else io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", newline="\n")
-    for translations in translator.translate_lines(
-        lines,
-        num_beams=num_beams,
-        num_return_sequences=n_best,
-        max_new_tokens=max_new_tokens,
-        early_stopping=early_stopping,
-        target_language=to,
-        token_budget=token_budget,
-    ):
-        for translation in translations:
-            score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
-            print(score + translation.text.replace("\n", " "))
+        options.quieten()
+        translator = Translator.from_pretrained(model, device, revision, engine, precision)
+    lines = iter(text) if text else _lines(source)
+    settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
+    settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
+    settings |= {"split": split, "keep_going": not text}
+    is_dialogue = not text and source is None and sys.stdin.isatty()
+    if is_dialogue:
+        print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+        found = chain.from_iterable(translator.translate_lines([line], **settings) for line in lines)
+    else:
+        found = translator.translate_lines(lines, **settings)
+        if not text and (output is not None or not sys.stdout.isatty()):
+            found = options.with_progress(found, source)
+    with options.writing(output) as stream:
+        for translations in found:
+            for translation in translations:
+                score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
+                print(score + translation.text.replace("\n", " "), file=stream, flush=is_dialogue)
+
+
+def _lines(path: Path | None) -> Iterator[str]:
+    """Yield the lines of a file, or of standard input, without what is not UTF-8 in them, of which it warns."""
+    broken = 0
+    with path.open("rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
+        for number, line in enumerate(stream, start=1):
+            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise ValueError(f"{path or 'Standard input'} must be UTF-8, but begins as UTF-16 does.")
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                broken += 1
+                if broken <= 3:
+                    told = f"byte {line[error.start]:#04x} at position {error.start}"
+                    warnings.warn(f"Line {number} must be UTF-8, but has {told}: it is left out.", stacklevel=2)
+                yield line.decode("utf-8", errors="ignore")
+    if broken > 3:
+        warnings.warn(f"{broken - 3} more lines are not UTF-8.", stacklevel=2)
 
 
 def evaluate(
@@ -73,6 +114,10 @@ def evaluate(
     from heedful.data.sources import read_pairs
     from heedful.evaluation.metrics import score_translations
 
+    if predictions is not None:
+        options.check_output(predictions, "--predictions")
+    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap}
+    score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
@@ -81,8 +126,8 @@ def evaluate(
     if texts is None:
         return
     if predictions is not None:
-        predictions.write_text("".join(text.replace("\n", " ") + "\n" for text in texts), encoding="utf-8")
-    scores = score_translations(texts, references, tokenize=tokenize, lowercase=lowercase, bootstrap=bootstrap)
+        write_text(predictions, "".join(text.replace("\n", " ") + "\n" for text in texts))
+    scores = score_translations(texts, references, **scoring)
     lines = [f"{scores['count']} pairs"]
     for name, title in {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}.items():
         interval = scores.get(f"{name}_interval")

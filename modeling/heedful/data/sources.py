@@ -241,7 +241,7 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
             row = json.loads(line)
             if "\\ud" in line or "\\uD" in line:
                 json.dumps(row, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             what = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise ValueError(f"{file} must hold JSON, but line {number} is broken: {what}.") from error
         if not isinstance(row, dict):

@@ -1,7 +1,9 @@
 """Tokenizers trained from raw text: BPE and Unigram on bytes, or whole words."""
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +19,11 @@ Algorithm = Literal["bpe", "unigram", "word"]
 SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "word": 1}
 # The Unigram trainer gives unseen bytes the lowest score plus 0.0001 times 0 to 255.
 UNSEEN_BYTES_BAND = 0.026
+# The trainers take memory for every token that may be found, and end the process where it is not there.
+MOST_TOKENS = 2**20
+# Time grows with the square of the longest word, so what has more letters without a space is cut into pieces.
+LONGEST_WORD = 1000
+LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
 def train_tokenizers(
@@ -87,8 +94,10 @@ def _train_one(
             f"`{size_name}` must be at least {least} for {algorithm} ({len(control)} special tokens and "
             f"{least - len(control)} more), but is {vocab_size} instead."
         )
+    if vocab_size is not None and vocab_size > MOST_TOKENS:
+        raise ValueError(f"`{size_name}` must be at most {MOST_TOKENS}, but is {vocab_size} instead.")
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts if algorithm == "word" else _without_long_words(texts), trainer)
     if algorithm == "unigram":
         tokenizer = _with_repeatable_scores(tokenizer, len(control))
     size = tokenizer.get_vocab_size()
@@ -110,6 +119,22 @@ def _train_one(
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts, and those with a word that takes too long in pieces; a warning counts them."""
+    count = 0
+    for text in texts:
+        if len(text) > LONGEST_WORD and LONG_WORD.search(text):
+            count += 1
+            yield from LONG_WORD.sub(r"\g<0>\n", text).split("\n")
+        else:
+            yield text
+    if count:
+        warnings.warn(
+            f"The tokenizer was trained on pieces of {count} texts, which have words of over {LONGEST_WORD} letters.",
+            stacklevel=2,
+        )
 
 
 def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]") -> "tuple[Tokenizer, Any]":

@@ -1,6 +1,5 @@
 """How much memory a model, a computation, a process and a device have."""
 
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from heedful.training.processes.devices import memory_of_machine
 from heedful.training.recipe import OptimizationRecipe
 
 if TYPE_CHECKING:
@@ -101,8 +101,4 @@ def process_memory() -> int:
 
 def available_memory(device: torch.device) -> int | None:
     """Return the bytes of memory that a device has in all, None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_of_machine()

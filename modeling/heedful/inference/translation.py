@@ -5,10 +5,11 @@ constant of the model or of the call.
 """
 
 import copy
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 EngineName = Literal["auto", "native", "generate", "ctranslate2"]
+# In a generation config: the tokens of the longest source that the model has learned from.
+LONGEST_SOURCE = "longest_trained_source"
+# A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
+MOST_SOURCE_TOKENS = 8192
+# A sentence: up to a full stop or its like, with quotes and brackets after it, and no small letter in what follows.
+SENTENCE = re.compile(r".+?(?:[.!?…]+[\"'”’»)\]]*(?=\s+[^\sa-z])|[。！？]+[」』”’）]*|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,18 @@ class Translation(Hypothesis):
     text: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Request:
-    """What one call of `translate` asks for, checked and with its defaults filled in."""
+    """What one call of `translate` asks for, checked and with its defaults filled in, and what it will warn of."""
 
     generation_config: "GenerationConfig"
     target_language: str | None
     token_budget: int
+    split: bool = False
+    keep_going: bool = False
+    unfinished: int = 0
+    long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
+    skipped: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Translator:
@@ -164,8 +176,10 @@ class Translator:
         """Translate sentences.
 
         An empty or blank sentence gives empty translations without asking the model. One warning says how many
-        sentences reached the length limit before </s>; their `Translation.finished` is False. With `do_sample` in the
-        model's generation config, results are random and depend on the batch.
+        sentences reached the length limit before </s>; their `Translation.finished` is False. Another one says how
+        many were longer than any source that the model has learned from, as far as its generation config tells it
+        (else `max_position_embeddings` does). With `do_sample` in the model's generation config, results are random
+        and depend on the batch.
 
         Args:
             texts: Sentences.
@@ -182,28 +196,38 @@ class Translator:
             For every sentence its `num_return_sequences` translations, in the order of `texts`.
 
         Raises:
-            ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions.
+            ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions, or
+                than 8,192 tokens where the model has not learned from longer ones.
         """
         request = self._request(
             num_beams, num_return_sequences, target_language, max_new_tokens, early_stopping, token_budget
         )
         results = self._translate(_checked_texts(texts), request, first_number=1)
-        self._warn_of_unfinished(sum(map(_is_unfinished, results)), request)
+        self._warn(request)
         return results
 
     def translate_lines(
-        self, lines: Iterable[str], *, chunk_size: int = 4096, **settings: Any
+        self,
+        lines: Iterable[str],
+        *,
+        chunk_size: int = 4096,
+        split: bool = False,
+        keep_going: bool = False,
+        **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.
 
         Args:
-            lines: Lines, with or without their line ends.
+            lines: Lines, with or without their line ends; a byte order mark before the first one is no part of it.
             chunk_size: Number of lines that are read, sorted and batched together.
+            split: Whether a line that is longer than any source of the training is split into its sentences. Their
+                translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
+            keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
+                and not an error.
             **settings: The keyword arguments of `translate`.
 
         Returns:
-            An iterator with one list of translations per line, in order. The warning about the length limit comes
-            once, at its end.
+            An iterator with one list of translations per line, in order. Its warnings come once, at its end.
 
         Raises:
             ValueError: As `translate` does; sentences are numbered through the whole stream.
@@ -213,22 +237,22 @@ class Translator:
         for name in settings:
             if name not in defaults:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
-        return self._stream(lines, chunk_size, self._request(**defaults | settings))
+        request = self._request(**defaults | settings)
+        request.split, request.keep_going = split, keep_going
+        return self._stream(lines, chunk_size, request)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
         return self.__dict__ | {"_engines": {}}
 
     def _stream(self, lines: Iterable[str], chunk_size: int, request: _Request) -> Iterator[list[Translation]]:
-        stream, number, unfinished = iter(lines), 1, 0
-        try:
-            while chunk := [line.rstrip("\r\n") for line in islice(stream, chunk_size)]:
-                results = self._translate(chunk, request, first_number=number)
-                unfinished += sum(map(_is_unfinished, results))
-                number += len(chunk)
-                yield from results
-        finally:
-            self._warn_of_unfinished(unfinished, request)
+        stream, number = iter(lines), 1
+        while chunk := [line.rstrip("\r\n") for line in islice(stream, chunk_size)]:
+            if number == 1:
+                chunk[0] = chunk[0].removeprefix("\ufeff")
+            yield from self._translate(chunk, request, first_number=number)
+            number += len(chunk)
+        self._warn(request)
 
     def _request(
         self,
@@ -249,6 +273,12 @@ class Translator:
             raise ValueError(
                 f"`num_return_sequences` must be at most `num_beams` ({config.num_beams}),"
                 f" but is {num_return_sequences} instead."
+            )
+        vocabulary = len(self.tokenizers.target)
+        if config.num_beams > vocabulary:
+            raise ValueError(
+                f"`num_beams` must be at most {vocabulary}, the number of tokens in the vocabulary, but is"
+                f" {config.num_beams} instead."
             )
         config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens), None
         config.return_dict_in_generate = False
@@ -313,33 +343,99 @@ class Translator:
         config = request.generation_config
         results = [[Translation()] * config.num_return_sequences for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
-        sources = self.tokenizers.encode_source([texts[index] for index in filled], request.target_language)
-        positions = self._positions()
-        for index, source in zip(filled, sources, strict=True):
-            if positions is not None and len(source) > positions:
-                raise ValueError(
-                    f"Sentence {first_number + index} must have at most {positions} tokens, the model's number of"
-                    f" positions, but has {len(source)} instead."
-                )
-        if not sources:
+        rows = self._rows([(first_number + index, texts[index]) for index in filled], request)
+        if not rows:
             return results
-        found = self._engine(config).search(sources, config, request.token_budget)
+        found = self._engine(config).search([row for _, row in rows], config, request.token_budget)
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
-        for index, row in zip(filled, found, strict=True):
-            results[index] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
+        translated = (
+            (number, [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row])
+            for (number, _), row in zip(rows, found, strict=True)
+        )
+        for number, parts in groupby(translated, key=lambda pair: pair[0]):
+            results[number - first_number] = [_joined(each) for each in zip(*(part for _, part in parts), strict=True)]
+        request.unfinished += sum(map(_is_unfinished, results))
         return results
 
-    def _warn_of_unfinished(self, unfinished: int, request: _Request) -> None:
-        if unfinished:
+    def _rows(self, texts: list[tuple[int, str]], request: _Request) -> list[tuple[int, list[int]]]:
+        """Encode numbered texts; each token row has the number of its text, of which one that is split has several."""
+        positions, trained = self._positions(), self._longest_trained()
+        most = positions or max(MOST_SOURCE_TOKENS, trained or 0)
+        rows = list(self._encoded(texts, request))
+        if request.split and trained is not None:
+            sentences = {number: map(str.strip, SENTENCE.findall(text.strip())) for number, text in texts}
+            rows = list(
+                chain.from_iterable(
+                    self._encoded([(number, each) for each in sentences[number]], request)
+                    if len(row) > trained
+                    else [(number, row)]
+                    for number, row in rows
+                )
+            )
+        kept = [(number, row) for number, row in rows if len(row) <= most]
+        for number, row in rows:
+            if len(row) > most and not request.keep_going:
+                whose = "the model's number of positions" if positions else "more than which takes too much memory"
+                raise ValueError(
+                    f"Sentence {number} must have at most {most} tokens, {whose}, but has {len(row)} instead."
+                )
+            if len(row) > most:
+                request.skipped.append((number, len(row)))
+            elif trained is not None and len(row) > trained:
+                request.long.append((number, len(row)))
+        return kept
+
+    def _encoded(self, texts: list[tuple[int, str]], request: _Request) -> Iterator[tuple[int, list[int]]]:
+        rows = self.tokenizers.encode_source([text for _, text in texts], request.target_language)
+        return zip((number for number, _ in texts), rows, strict=True)
+
+    def _longest_trained(self) -> int | None:
+        """Return the tokens of the longest source that the model has learned from, as far as that is known."""
+        told = getattr(self.model.generation_config, LONGEST_SOURCE, None)
+        return told or getattr(self.model.config, "max_position_embeddings", None)
+
+    def _warn(self, request: _Request) -> None:
+        """Warn of what the sentences of a call had in common, once."""
+        if request.unfinished:
             config = request.generation_config
             beyond = getattr(config, "tokens_beyond_source", None)
             own = f", or {beyond} more than the source has," if beyond is not None else ""
             warnings.warn(
-                f"{unfinished} {'sentence was' if unfinished == 1 else 'sentences were'} cut off at"
+                f"{request.unfinished} {'sentence was' if request.unfinished == 1 else 'sentences were'} cut off at"
                 f" {config.max_new_tokens} tokens{own or ','} before </s>: raise `max_new_tokens`"
                 f"{' or `tokens_beyond_source`' if own else ''}, or look whether the model repeats itself.",
                 stacklevel=3,
             )
+        if request.long:
+            advice = "" if request.split else ": `split` (of `translate_lines`, `--split`) takes them apart"
+            warnings.warn(
+                f"{_counted(request.long)} longer than the {self._longest_trained()} tokens that the model has learned"
+                f" from, and may be translated in part or wrongly{advice}.",
+                stacklevel=3,
+            )
+        if request.skipped:
+            warnings.warn(f"{_counted(request.skipped)} too long to be translated, and left empty.", stacklevel=3)
+
+
+def _counted(sentences: list[tuple[int, int]]) -> str:
+    """Say of sentences, by their numbers and tokens, how many they are and which is the first: "… is" or "… are"."""
+    number, tokens = sentences[0]
+    count = len({number for number, _ in sentences})
+    if count == 1:
+        return f"Sentence {number}, of {tokens} tokens, is"
+    return f"{count} sentences, the first of them sentence {number} of {tokens} tokens, are"
+
+
+def _joined(parts: tuple[Translation, ...]) -> Translation:
+    """Join the translations of the sentences of a text."""
+    if len(parts) == 1:
+        return parts[0]
+    return Translation(
+        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+        score=sum(part.score for part in parts) / len(parts),
+        finished=all(part.finished for part in parts),
+        text=" ".join(part.text for part in parts),
+    )
 
 
 def _checked_texts(texts: Sequence[str]) -> list[str]:
@@ -349,6 +445,10 @@ def _checked_texts(texts: Sequence[str]) -> list[str]:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"`texts[{index}]` must be a string, but is {type(text).__name__} instead.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"`texts[{index}]` must be Unicode, but is not: {error}.") from error
     return texts
 
 

@@ -1,6 +1,8 @@
 """A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,20 +62,34 @@ def push(
     folder = Path(folder)
     check_folder(folder)
     api = HfApi(token=token)
-    name = api.create_repo(repository, private=private, exist_ok=True).repo_id
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(with_repository(card, name), encoding="utf-8")
-    if revision is not None:
-        api.create_branch(name, branch=revision, exist_ok=True)
-    commit = api.upload_folder(
-        repo_id=name,
-        folder_path=folder,
-        revision=revision,
-        commit_message=message or "Upload model, tokenizers and card with Heedful",
-        ignore_patterns=PRIVATE_FILES,
-        delete_patterns=REPLACED_FILES,
-    )
+    with _network_errors_told(repository):
+        name = api.create_repo(repository, private=private, exist_ok=True).repo_id
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        (folder / "README.md").write_text(with_repository(card, name), encoding="utf-8")
+        if revision is not None:
+            api.create_branch(name, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            revision=revision,
+            commit_message=message or "Upload model, tokenizers and card with Heedful",
+            ignore_patterns=PRIVATE_FILES,
+            delete_patterns=REPLACED_FILES,
+        )
     return Pushed(name, commit.oid, commit.commit_url)
+
+
+@contextmanager
+def _network_errors_told(repository: str) -> Iterator[None]:
+    """Turn what the Hub's client raises without an answer into one line; what the Hub answers is an `OSError`."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except HfHubHTTPError.__bases__[0] as error:  # the base class of the client, which is not the same everywhere
+        if isinstance(error, OSError):
+            raise
+        raise ConnectionError(f"The Hub cannot be reached to push {repository}: {first_line(error)}") from error
 
 
 def check_folder(folder: Path) -> None:

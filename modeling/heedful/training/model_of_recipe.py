@@ -1,19 +1,27 @@
 """The model that a recipe describes, and the engine that trains it."""
 
+import copy
+import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.schedule import make_optimizer
-from heedful.training.recipe import ModelRecipe, OptimizationRecipe
+from heedful.training.processes.devices import memory_of_machine, runs_on_cpu
+from heedful.training.processes.launcher import world_size
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from heedful.configuration_base_heed import HeedBaseConfig
 
 
 def make_model(
@@ -61,32 +69,64 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     return ZeroEngine(accelerator, model, make_optimizer(model, settings))
 
 
+def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
+    """Check before anything slow what can be known of a model whose tokenizers are given, or else to be trained.
+
+    Options that contradict each other, a model that no memory here can hold, and beams that are more than the tokens
+    are a `ValueError`.
+    """
+    settings, options = recipe.tokenizer, recipe.model.options
+    target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
+    if given is not None:
+        known, target, is_joint = _vocabularies(given), len(given.target), given.is_joint
+    else:
+        # What the tokenizer will set; how many words there are is not known, and then of no matter.
+        source = settings.vocab_size or options.get("vocab_size", 1000)
+        known = {"vocab_size": source, "decoder_vocab_size": target or options.get("decoder_vocab_size", source)}
+        known |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+        is_joint = settings.joint
+    if recipe.model.start_from is None:
+        config = _config(recipe.model, known, is_joint)
+        _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
+    for section in ("validation", "decoding"):
+        beams = getattr(recipe, section).num_beams
+        if target is not None and beams > target:
+            raise ValueError(
+                f"`{section}.num_beams` must be at most {target}, the size of the vocabulary, but is {beams} instead."
+            )
+
+
+def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
+    sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
+    return {**sizes, **tokenizers.special_ids()}
+
+
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
-    """Make a model of the config file, the options and the tokenizers; the options stand above the file."""
+    """Make a model of the config file, the options and the tokenizers."""
+    config = _config(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
+    _check_memory(config, is_alone=False)
+    return _class_of(config)(config)
+
+
+def _config(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
+    """Make a config of the config file, the options above it, and what is known of the tokenizers."""
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
-    vocabularies: dict[str, int | None] = {
-        "vocab_size": len(tokenizers.source),
-        "decoder_vocab_size": len(tokenizers.target),
-        **tokenizers.special_ids(),
-    }
     for name in vocabularies.keys() & recipe.options.keys():
         if options[name] != vocabularies[name]:
             raise ValueError(
                 f"`model.options.{name}` must be left to the tokenizer, which sets it to {vocabularies[name]}, "
                 f"but is {options[name]} instead."
             )
-    if not tokenizers.is_joint:
+    if not is_joint:
         options["share_encoder_decoder_embeddings"] = False
     kind = options.pop("model_type", "heed")
     if kind not in MODEL_TYPES:
         raise ValueError(f"`model.options.model_type` must be {' or '.join(MODEL_TYPES)}, but is {kind} instead.")
     if kind == "heed":
         from heedful.configuration_heed import HeedConfig
-        from heedful.modeling_heed import HeedForConditionalGeneration
 
-        return HeedForConditionalGeneration(HeedConfig(**options | vocabularies))
+        return _made(HeedConfig, options | vocabularies)
     from heedful.configuration_heed_rnn import HeedRNNConfig
-    from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
     if recipe.attn_implementation is not None:
         raise ValueError(
@@ -95,4 +135,56 @@ def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedMod
         )
     if recipe.gradient_checkpointing:
         raise ValueError("`model.gradient_checkpointing` must be false for a recurrent model, but is true instead.")
-    return HeedRNNForConditionalGeneration(HeedRNNConfig(**options | vocabularies))
+    return _made(HeedRNNConfig, options | vocabularies)
+
+
+def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseConfig":
+    from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+    try:
+        return kind(**options)
+    except StrictDataclassFieldValidationError as error:
+        told = re.search(r"field '(\w+)'", str(error))
+        if told is None or told[1] not in options:
+            raise
+        hint = kind.__dataclass_fields__[told[1]].type
+        types = hint.__name__ if isinstance(hint, type) else str(hint).replace(" | ", " or ")
+        raise ValueError(f"`model.options.{told[1]}` must be {types}, but is {options[told[1]]!r} instead.") from error
+
+
+def _class_of(config: "HeedBaseConfig") -> type["PreTrainedModel"]:
+    if config.model_type == "heed":
+        from heedful.modeling_heed import HeedForConditionalGeneration
+
+        return HeedForConditionalGeneration
+    from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
+
+    return HeedRNNForConditionalGeneration
+
+
+def _check_memory(config: "HeedBaseConfig", is_alone: bool) -> None:
+    """Raise a `ValueError` if this machine cannot hold a model: alone, its gradients and Adam's moments too."""
+    memory, parameters = memory_of_machine(), _parameters(config)
+    needed = parameters * (16 if is_alone else 4)
+    if memory is not None and needed > memory:
+        raise ValueError(
+            f"`model.options` and `tokenizer.vocab_size` must make a model that fits into {memory / 1e9:,.0f} GB, the "
+            f"memory of this machine, but make one of {parameters:.3g} parameters, which needs {needed / 1e9:.3g} GB."
+        )
+
+
+def _parameters(config: "HeedBaseConfig") -> float:
+    """Count the parameters of a model without making it: its layers are alike, so that two are enough."""
+    depths = int(config.encoder_layers), int(config.decoder_layers)
+    counts = {}
+    for encoder, decoder in ((1, 1), (2, 1), (2, 2)):
+        small = copy.deepcopy(config)
+        small.encoder_layers, small.decoder_layers = encoder, decoder
+        try:
+            # Nothing is drawn for weights that are not there.
+            with torch.device("meta"), torch.random.fork_rng(devices=[]):
+                counts[encoder, decoder] = _class_of(config)(small).num_parameters()
+        except (RuntimeError, OverflowError, TypeError):  # sizes whose product is no number any more
+            return math.inf
+    per_layer = counts[2, 1] - counts[1, 1], counts[2, 2] - counts[2, 1]
+    return counts[1, 1] + sum((depth - 1) * count for depth, count in zip(depths, per_layer, strict=True))

@@ -16,6 +16,8 @@ from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import written_whole
+from heedful.inference.translation import MOST_SOURCE_TOKENS
+from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import encode_in_shares
 from heedful.training.recipe import Recipe
 
@@ -37,6 +39,11 @@ class Corpus:
     encoder: PairEncoder  # of training pairs; it counts those that are too long
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
+
+    @property
+    def longest_source(self) -> int | None:
+        """The tokens of the longest source that is trained on, as far as it is known; `None` is any number."""
+        return self.encoder.max_source_tokens
 
     @property
     def target_language(self) -> str | None:
@@ -67,6 +74,11 @@ class StoredCorpus(Corpus):
         self._note_pairs(len(self.rows))
         self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
 
+    @property
+    def longest_source(self) -> int | None:
+        """The tokens of the longest source that is trained on."""
+        return int(max(self.rows.source_lengths))
+
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         for update in self._batches.epoch(epoch):
@@ -95,6 +107,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
 
     The run's tokenizers are in `folder`, where the main process saves them unless they exist.
     """
+    check_model(recipe, _given_tokenizers(recipe, folder))
     data, where = recipe.data, recipe.data.locations
     sides = (data.source, data.target)
     validation = list(read_pairs(where.validation, *sides, split="validation"))
@@ -103,6 +116,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     is_main = accelerator is None or accelerator.is_main_process
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
+    check_model(recipe, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
     fingerprint = held_out.fingerprint()
@@ -112,7 +126,19 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}
         return StreamedCorpus(**shared, **source, fingerprint=fingerprint)
     rows = EncodedPairs(encoder.rows(pairs))
+    for side, lengths in (("source", rows.source_lengths), ("target", rows.target_lengths)):
+        longest = int(lengths.max(initial=0))
+        if longest > MOST_SOURCE_TOKENS and getattr(data, f"max_{side}_tokens") is None:
+            raise ValueError(
+                f"`data.max_{side}_tokens` must be given where pairs have more than {MOST_SOURCE_TOKENS} tokens, "
+                f"of which attention takes the square, but is empty, and the longest has {longest}."
+            )
     return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint + rows.fingerprint())
+
+
+def _given_tokenizers(recipe: Recipe, folder: Path) -> TokenizerPair | None:
+    given = recipe.tokenizer.path or recipe.model.start_from
+    return TokenizerPair.from_pretrained(given or folder) if given is not None or folder.is_dir() else None
 
 
 def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main: bool) -> TokenizerPair:
@@ -121,9 +147,9 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
     Trained ones are saved in `folder`, by the main process.
     """
     settings = recipe.tokenizer
-    given = settings.path or recipe.model.start_from
-    if given is not None or folder.is_dir():
-        return TokenizerPair.from_pretrained(given or folder)
+    given = _given_tokenizers(recipe, folder)
+    if given is not None:
+        return given
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     tokenizers = train_tokenizers(
         (pair["source"] for pair in islice(pairs, settings.sentences)),

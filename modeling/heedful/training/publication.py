@@ -9,10 +9,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from heedful.data.sources import read_pairs
-from heedful.data.tokenization import TokenizerPair
 from heedful.inference.loading import load_model
 from heedful.inference.strategies.steps import SEARCH_SETTINGS
-from heedful.inference.translation import Translator
+from heedful.inference.translation import LONGEST_SOURCE, Translator
 from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import published_checkpoints
@@ -30,9 +29,7 @@ logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
 
 
-def publish_weights(
-    recipe: Recipe, tokenizers: TokenizerPair, progress: Progress, accelerator: Accelerator
-) -> "PreTrainedModel":
+def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
     """Write the final folder: averaged weights, tokenizer, generation config and recipe.
 
     The main process writes it, and every rank gets the model with the published weights.
@@ -49,10 +46,11 @@ def publish_weights(
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     set_decoding(model.generation_config, recipe.decoding)
+    setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
     if accelerator.is_main_process:
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)
-            tokenizers.save_pretrained(partial)
+            corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     accelerator.wait_for_everyone()
     return model

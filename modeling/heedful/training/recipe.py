@@ -247,6 +247,8 @@ class Recipe:
 
     def __post_init__(self):
         """Fill in the output folder and check what concerns several sections."""
+        if not self.name.strip():
+            raise _mistake("name", "a word or more", repr(self.name))
         if self.output is None:
             self.output = f"runs/{self.name}"
         check_at_least(0, seed=self.seed)

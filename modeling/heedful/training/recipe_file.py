@@ -27,13 +27,34 @@ IN_WORDS = {
 }
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, and refuses a key that is there twice, of which `safe_load` takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping of different keys."""
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ValueError(f"`{key.value}` must be there once, but is in lines {lines[key.value]} and {line}.")
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply.") from error
+
+
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe from YAML, with overrides on top, such as `data.folder=corpora`, whose values are YAML too."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"The recipe {path} does not exist.")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = _read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
@@ -61,7 +82,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"The model config {path} (`model.config`) must be JSON, but is not: {error}") from error
     kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
     if kind not in MODEL_TYPES:
@@ -84,7 +105,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(tree, dict):
             raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
     try:
-        tree[last] = yaml.safe_load(text)
+        tree[last] = _read_yaml(text)
     except yaml.YAMLError as error:
         raise ValueError(f"The value of the override {override!r} must be YAML, but is not.") from error
 

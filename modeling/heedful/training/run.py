@@ -69,7 +69,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
     progress = loop.run()
-    model = publish_weights(recipe, corpus.tokenizers, progress, accelerator)
+    model = publish_weights(recipe, corpus, progress, accelerator)
     metrics = score_published(recipe, corpus, accelerator)
     accelerator.log(numbers(metrics), step=progress.update)
     accelerator.end_training()

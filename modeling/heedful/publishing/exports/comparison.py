@@ -195,7 +195,7 @@ def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> li
         return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
     try:
         # Only "\n" ends a line: str.splitlines would split at other characters too.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"`sentences` must be a text file in UTF-8, but {path} is not: {error}") from error
     sentences = [line.strip() for line in lines if line.strip()][:count]

@@ -4,7 +4,9 @@ Processes are started by `accelerate launch --config_file configuration/accelera
 of them its rank by environment variables.
 """
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -121,3 +123,10 @@ def hardware_in_words(accelerator: Accelerator) -> str:
     if accelerator.device.type == "cuda":
         return f"{accelerator.num_processes} × {torch.cuda.get_device_name(accelerator.device)}"
     return f"CPU, {torch.get_num_threads()} threads × {accelerator.num_processes} processes"
+
+
+def memory_of_machine() -> int | None:
+    """Return the bytes of memory that this machine has in all, None where the system does not tell."""
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

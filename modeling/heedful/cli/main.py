@@ -59,7 +59,7 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 for command in (train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, version):
-    app.command()(command)
+    app.command()(options.safe_at_terminals(command))
 app.add_typer(export)
 
 # The exit codes of errors: for mistakes, for bad luck, for an interruption; a bug has none. By their names, because to
@@ -76,9 +76,19 @@ def main() -> None:
     run(app)
 
 
+class VisibleFormatter(logging.Formatter):
+    """Writes the control characters in a message, which may quote data, as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return options.visible(super().format(record))
+
+
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     try:
         command()
@@ -91,5 +101,5 @@ def run(command: Callable[[], object]) -> None:
         code = next((EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES), None)
         if code is None:
             raise
-        print(f"heedful: {error}", file=sys.stderr)
+        print(options.visible(f"heedful: {error}"), file=sys.stderr)
         sys.exit(code)

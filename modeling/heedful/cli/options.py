@@ -1,6 +1,11 @@
 """What several commands share: their options and arguments, and a quiet terminal."""
 
+import functools
 import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +31,48 @@ RecipeFile = Annotated[Path, Argument(metavar="RECIPE.yaml", help="The recipe.")
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
+
+
+# All but the tab and the end of a line.
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Write the control characters in a text as escapes (and as JSON knows them): a terminal would obey them."""
+    return CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class TerminalOutput:
+    """Standard output at a terminal, where control characters of models and data are shown and not obeyed."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self.stream.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command write through `TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not sys.stdout.isatty():
+            return command(*args, **kwargs)
+        with redirect_stdout(TerminalOutput(sys.stdout)):
+            return command(*args, **kwargs)
+
+    return run
 
 
 def quieten() -> None:

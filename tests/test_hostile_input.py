@@ -3,9 +3,11 @@
 Each case changes a sound folder. Code that ran would leave a file behind; what lies outside says so where it is read.
 """
 
+import ast
 import io
 import json
 import pickle
+import re
 import shutil
 import sys
 import warnings
@@ -146,7 +148,7 @@ NEEDS_CODE = (
     r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust_rem"
 )
 MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
-PICKLE = r"pytorch_model\.bin is broken, or holds more than tensors, which could run code.*model\.safetensors"
+PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
 REFUSED = {
@@ -284,6 +286,32 @@ def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
     model, source = tiny_model(vocab_size=272), AutoTokenizer.from_pretrained(place / "outside")
     with pytest.raises(ValueError, match=r"target's tokenizer in .* needs code of its own.*pass it as `target_token"):
         pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
+
+
+def test_an_adapter_is_no_pickle_that_runs(place):
+    folder = place / "adapter"
+    folder.mkdir()
+    base = str(place / "outside")
+    change(folder / "adapter_config.json", peft_type="LORA", target_modules=["q_proj"], base_model_name_or_path=base)
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    with pytest.raises(ValueError, match=f"The adapter in .* cannot be loaded: {PICKLE}"):
+        load_model(folder)
+
+
+def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():
+    package = Path(options.__file__).parents[1]
+    files = [*package.rglob("*.py"), *(package.parents[1] / "scripts").rglob("*.py")]
+    calls = [
+        (path.name, node)
+        for path in files
+        if "conformance" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and re.fullmatch(r"(Auto\w+|loader)\.from_pretrained", ast.unparse(node.func))
+    ]
+    told = [{keyword.arg for keyword in node.keywords} for _, node in calls]
+    silent = [path for (path, _), names in zip(calls, told, strict=True) if not names & {"trust_remote_code", None}]
+    assert len(calls) >= 8
+    assert silent == []
 
 
 def test_the_state_of_a_run_is_no_pickle_that_runs(place):

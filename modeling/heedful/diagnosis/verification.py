@@ -226,7 +226,7 @@ def check_saving(model: Any, sample: Sample | None = None) -> Measured:
             model.save_pretrained(folder, max_shard_size=shard_size)
             files.append(len(list(Path(folder).glob("*.safetensors"))))
             loaded, report = type(model).from_pretrained(
-                folder, dtype=model.dtype, local_files_only=True, output_loading_info=True
+                folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
         faults, _, told = told_of_loading(report)
         if faults:

@@ -172,6 +172,7 @@ def _merged(folder: Path) -> "PreTrainedModel":
         from peft import PeftConfig, PeftModel
     except ImportError as error:
         raise ImportError(f"The adapter in {folder} needs peft: pip install 'heedful[adapters]'") from error
+    check_inside(folder)
     model = load_model(adapted_model(folder))
     try:
         settings = PeftConfig.from_pretrained(str(folder))
@@ -179,7 +180,7 @@ def _merged(folder: Path) -> "PreTrainedModel":
         adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     if adapted is None:
         raise ValueError(
             f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
@@ -213,8 +214,8 @@ def why_not_loaded(error: Exception) -> str:
         )
     if "weights_only" in text or isinstance(error, pickle.UnpicklingError | EOFError):
         return (
-            "its pytorch_model.bin is broken, or holds more than tensors, which could run code and is never loaded: "
-            "get the weights as model.safetensors."
+            "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded: get "
+            "them as .safetensors."
         )
     return first_line(error)
 

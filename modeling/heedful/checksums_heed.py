@@ -22,7 +22,11 @@ FILES: dict[Part, tuple[str, ...]] = {
 def write_checksums(folder: str | Path, part: Part) -> None:
     """Write the checksums of the weights or of the tokenizers that a folder holds, and leave those of the other."""
     folder = Path(folder)
-    known = _read(folder) | {part: _found(folder, part)}
+    try:
+        known = _read(folder)
+    except ValueError:  # a broken file is written anew
+        known = {}
+    known[part] = _found(folder, part)
     (folder / CHECKSUMS_FILE).write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

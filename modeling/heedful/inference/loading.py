@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,8 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     if is_adapter(folder):
         return _merged(folder)
     _check_files(folder)
+    # Beside the loading, which takes as long.
+    changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
     # The classes of heedful must be known to transformers' Auto classes.
     from transformers import AutoModelForSeq2SeqLM
 
@@ -130,13 +133,12 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     broken = list(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
-    check_unchanged(folder)  # last, because the errors above say more
+    check_unchanged(folder, changed.result())  # last, because the errors above say more
     return model.eval()
 
 
-def check_unchanged(folder: Path) -> None:
-    """Raise a `ValueError` if a folder's weights are not those whose checksums were saved with them."""
-    changed = changed_files(folder, "weights")
+def check_unchanged(folder: Path, changed: list[str] | None) -> None:
+    """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
         raise ValueError(
             f"The weights in {folder} must be those that were saved there, but {listed(changed)} changed since, by a "

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from heedful.checksums_heed import changed_files
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
@@ -74,7 +75,7 @@ class ExportedModel:
         self.device = device
         check_inside(self.folder)
         metadata = _read_metadata(self.folder)
-        check_unchanged(self.folder)
+        check_unchanged(self.folder, changed_files(self.folder, "weights"))
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])

@@ -3,11 +3,13 @@
 Everything heavy is imported by the command that needs it, so that `heedful --help` answers at once.
 """
 
+import functools
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from contextlib import redirect_stdout
+from typing import Annotated, Any
 
 from typer import Option, Typer
 
@@ -51,6 +53,19 @@ def train(
     print(f"model: {result.folder}\ncard: {card}")
 
 
+def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not sys.stdout.isatty():
+            return command(*args, **kwargs)
+        with redirect_stdout(options.TerminalOutput(sys.stdout)):
+            return command(*args, **kwargs)
+
+    return run
+
+
 app = Typer(
     name="heedful",
     help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
@@ -59,7 +74,7 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 for command in (train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, version):
-    app.command()(options.safe_at_terminals(command))
+    app.command()(safe_at_terminals(command))
 app.add_typer(export)
 
 # The exit codes of errors: for mistakes, for bad luck, for an interruption; a bug has none. By their names, because to

@@ -1,11 +1,8 @@
 """What several commands share: their options and arguments, and a quiet terminal."""
 
-import functools
 import json
 import re
-import sys
-from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,19 +57,6 @@ class TerminalOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command write through `TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        if not sys.stdout.isatty():
-            return command(*args, **kwargs)
-        with redirect_stdout(TerminalOutput(sys.stdout)):
-            return command(*args, **kwargs)
-
-    return run
 
 
 def quieten() -> None:

@@ -12,7 +12,7 @@ import typer
 from transformers import AutoModelForSeq2SeqLM
 
 from heedful import TokenizerPair
-from heedful.cli.main import run
+from heedful.cli.main import run, safe_at_terminals
 
 
 def generate(
@@ -21,8 +21,8 @@ def generate(
     num_beams: Annotated[int, typer.Option(help="Width of beam search; 1 is greedy.")] = 1,
 ):
     """Print the translation of each sentence."""
-    # The Auto class knows Heed's models once heedful is imported; without it, pass trust_remote_code=True.
-    network = AutoModelForSeq2SeqLM.from_pretrained(model)
+    # The Auto class knows Heed's models once heedful is imported; without it, trust_remote_code=True would.
+    network = AutoModelForSeq2SeqLM.from_pretrained(model, trust_remote_code=False)
     tokenizers = TokenizerPair.from_pretrained(model)
     inputs = tokenizers.source(texts, padding=True, return_tensors="pt")  # input_ids, attention_mask: (batch, length)
     tokens = network.generate(**inputs, num_beams=num_beams)
@@ -30,4 +30,4 @@ def generate(
 
 
 if __name__ == "__main__":
-    run(lambda: typer.run(generate))
+    run(lambda: typer.run(safe_at_terminals(generate)))

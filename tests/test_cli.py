@@ -131,7 +131,7 @@ def test_the_overrides_are_in_the_published_recipe(trained):
 def test_the_published_folder_is_complete(model):
     assert {path.name for path in model.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "README.md"),
+        *("recipe.yaml", "metrics.json", "README.md", "heed_checksums.json"),
         *CODE,
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")

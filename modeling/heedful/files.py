@@ -1,10 +1,12 @@
 """Files and folders that appear whole or not at all, lists and numbers in messages, and what drawing needs."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 # What a file or folder is called while it is being written.
 PARTIAL = ".partial"
@@ -66,6 +68,52 @@ def check_writable(path: str | Path, suffixes: Sequence[str]) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`path` must lie in an existing folder, but {path.parent} does not exist.")
     return path
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of JSON, empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
+    return read
+
+
+def check_inside(folder: Path) -> None:
+    """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
+
+    The links of the Hub's cache may: there a folder `models--…/snapshots/…` has its files in `models--…/blobs`.
+    """
+    root = folder.resolve()
+    repository = root.parent.parent
+    is_cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
+    roots = [root, repository / "blobs"] if is_cached else [root]
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(place) for place in roots):
+                raise ValueError(f"{path} must be a file in the model's folder, but is a link to {target}: copy it.")
+    for path in (folder / "config.json", *folder.glob("*.index.json")):
+        try:
+            read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            shards = read.get("weight_map") or {}
+            named = {"weight_map": shards.values(), "transformers_weights": [read.get("transformers_weights") or ""]}
+        except (ValueError, RecursionError, AttributeError):
+            continue  # what reads the file for its own sake names what is wrong with it
+        for key, names in named.items():
+            for name in names:
+                check_name_inside(name, f"`{key}` of {path}")
+
+
+def check_name_inside(name: Any, what: str) -> None:
+    """Raise a `ValueError` that begins with `what` if a name is not that of a file in the same folder or below it."""
+    parts = PureWindowsPath(str(name))  # which knows the separators of all systems
+    if not isinstance(name, str) or parts.drive or parts.root or ".." in parts.parts:
+        raise ValueError(f"{what} must name files in the model's folder, but names {name!r} instead.")
 
 
 def flush(path: Path) -> None:

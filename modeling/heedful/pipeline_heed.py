@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
+from .checksums_heed import TARGET_FOLDER, write_checksums
 from .configuration_base_heed import HEED_TYPES, first_three, position_limit
 from .generation_heed import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -36,7 +37,6 @@ from .generation_heed import (
 TASK = "heed-translation"
 # What a folder's config.json says about this file.
 CUSTOM_PIPELINES = {TASK: {"impl": "pipeline_heed.HeedTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
-TARGET_FOLDER = "target_tokenizer"
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
@@ -455,6 +455,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         self.tokenizer.save_pretrained(folder)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save_pretrained(folder / TARGET_FOLDER)
+        write_checksums(folder, "tokenizer")
 
 
 class _OneStream(BaseStreamer):
@@ -544,7 +545,7 @@ def _check_model(model: Any) -> None:
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
     if given is not None:
-        return AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
+        return _load_tokenizer(AutoTokenizer, given) if isinstance(given, str | Path) else given
     name = getattr(model.config, "_name_or_path", None) or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
@@ -559,7 +560,20 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     # Named directly, because AutoTokenizer would first ask what model lies in the folder.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
-    return loader.from_pretrained(name, **options)
+    return _load_tokenizer(loader, name, **options)
+
+
+def _load_tokenizer(loader: Any, name: str | Path, **options: Any) -> Any:
+    """Load a tokenizer, but run no code that it brings along."""
+    try:
+        return loader.from_pretrained(name, trust_remote_code=False, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"The target's tokenizer in {name} needs code of its own, which does not run unasked: load it with "
+            "`AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`."
+        ) from error
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:

@@ -1,11 +1,12 @@
 """Loading, resizing and saving, the same for Heed's Transformer and recurrent models.
 
 Loading refuses what transformers would let pass with a line in the log: missing, unknown and misshapen weights. Saving
-sends the code along, so that a folder loads where Heedful is not installed.
+sends the code along, so that a folder loads where Heedful is not installed, and the checksums of the weights.
 """
 
 import copy
 import math
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
+from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
 
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
@@ -126,6 +128,13 @@ class HeedBaseModel(PreTrainedModel):
 
             self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", args[0] if args else True):
+            _sign_weights(Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        # `save_pretrained(push_to_hub=True)` uploads before it returns.
+        _sign_weights(Path(working_dir))
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     def quantized_weights(self) -> list[str]:
         """Return the names of the weights that torchao holds in fewer bits, in tensors of its own classes."""
@@ -255,6 +264,14 @@ class HeedBaseModel(PreTrainedModel):
         head.weight = nn.Parameter(resized.weight, requires_grad=head.weight.requires_grad)
         if head.bias is not None:
             head.bias = nn.Parameter(resized.bias, requires_grad=head.bias.requires_grad)
+
+
+def _sign_weights(folder: Path) -> None:
+    """Write the checksums of the weights in a folder, and give their files the mode of the config beside them."""
+    if (folder / "config.json").is_file():  # which an adapter's folder lacks
+        for path in folder.glob("*.safetensors"):
+            path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read its files
+        write_checksums(folder, "weights")
 
 
 def _rounded_up(size: int, multiple: int | None) -> int:

@@ -32,7 +32,7 @@ COLUMNS = {
 
 def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:
     """Count the generated tokens that change with batch and padding, over greedy and beam search, by a row's title."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / model_name).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / model_name, trust_remote_code=False).eval()
     pad = model.config.pad_token_id
     sources = [row["input_ids"] for row in json.loads((folder / "rows.json").read_text())[model_name]]
     counts = {"right": 0, "left": 0}

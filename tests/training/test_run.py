@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
+from heedful.publishing.run_card import write_run_card
 from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
-from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run
+from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
@@ -46,7 +47,7 @@ def test_the_run_folder_holds_the_run(finished):
 def test_the_model_folder_holds_all_it_takes(finished):
     assert {path.name for path in finished.folder.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json"),
+        *("recipe.yaml", "metrics.json", "heed_checksums.json"),
         *CODE,
     }
     assert make_recipe(yaml.safe_load((finished.folder / "recipe.yaml").read_text())) == finished.recipe
@@ -151,6 +152,40 @@ def test_overwriting_a_folder_that_is_no_runs_is_refused(tmp_path):
     assert (tmp_path / "model" / "mine.bin").read_text() == "mine"
 
 
+@pytest.mark.parametrize("recipe", ["x", "output: mine\nname: mine\ndata: {}\n"])
+def test_a_recipe_that_a_user_wrote_makes_no_folder_a_runs(tmp_path, recipe):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("mine")
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    with pytest.raises(ValueError, match="`output` must be empty or a run's folder"):
+        train(tiny_recipe(tmp_path, {"overwrite": True}))
+    assert (tmp_path / "model" / "thesis.txt").read_text() == "mine"
+    assert (tmp_path / "recipe.yaml").read_text() == recipe
+
+
+@pytest.mark.parametrize("changes", [{}, {"overwrite": True}, {"tokenizer.path": "run/tokenizer"}])
+def test_a_tokenizer_that_no_run_has_trained_is_not_deleted(finished, tmp_path, changes, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished.corpus.tokenizers.save_pretrained("run/tokenizer")
+    with pytest.raises(ValueError, match=r"`output` must be .*empty"):
+        train(tiny_recipe(tmp_path / "run", changes))
+    assert (tmp_path / "run/tokenizer/tokenizer.json").is_file()
+
+
+def test_what_lies_beside_a_published_model_stays_when_the_run_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    train(tiny_recipe(folder, {"optimization.max_updates": 1}))
+    (folder / "model" / "thesis.txt").write_text("mine")
+    train(tiny_recipe(folder, {"optimization.max_updates": 2, "resume": True}))
+    assert (folder / "model" / "thesis.txt").read_text() == "mine"
+
+
+def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
+    changes = {"tokenizer.joint": False, "tokenizer.vocab_size": 300, "optimization.max_updates": 1}
+    write_run_card(train(tiny_recipe(tmp_path / "run", changes)))
+    assert foreign_files(tmp_path / "run") == []
+
+
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match="decoder_attention_heads"):
@@ -203,16 +238,23 @@ def test_a_stream_whose_pairs_are_all_too_long_says_so(tmp_path):
         train(tiny_recipe(tmp_path / "run", {"data.streaming": True, "data.max_source_tokens": 2}))
 
 
-def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path):
+def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path, caplog):
     folder = tmp_path / "run"
     train(tiny_recipe(folder, {"optimization.max_updates": 2, "checkpoints.every_updates": 1}))
     (folder / "notes.txt").write_text("mine")
     (folder / "mine").mkdir()
-    (folder / "model" / "old.txt").write_text("of the earlier run")
+    (folder / "model" / "mine").mkdir()
+    thesis = [folder / name for name in ("model/thesis.txt", "model/mine/a.txt", "checkpoints/b.txt")]
+    for path in thesis:
+        path.write_text("mine")
+    before = (folder / "model" / "model.safetensors").read_bytes()
     result = train(tiny_recipe(folder, {"optimization.max_updates": 1, "overwrite": True, "seed": 3}))
     assert (folder / "notes.txt").read_text() == "mine"
     assert (folder / "mine").is_dir()
-    assert not (folder / "model" / "old.txt").exists()
+    assert [path.read_text() for path in thesis] == ["mine"] * 3
+    assert "no run writes such files: checkpoints/b.txt, model/mine/a.txt, model/thesis.txt" in caplog.text
+    assert (folder / "model" / "model.safetensors").read_bytes() != before
+    assert not (tmp_path / "run.replaced").exists()
     assert [update for update, _ in list_checkpoints(folder / "checkpoints")] == [1]
     assert len(logged(folder, "train/loss")) == result.progress.update == 1
 

@@ -4,15 +4,16 @@ Everything heavy is imported by the command that needs it, so that `heedful --he
 """
 
 import atexit
+import functools
 import gc
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Exit, Option, Typer
 
@@ -56,6 +57,19 @@ def train(
     print(f"model: {result.folder}\ncard: {card}")
 
 
+def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not sys.stdout.isatty():
+            return command(*args, **kwargs)
+        with redirect_stdout(options.TerminalOutput(sys.stdout)):
+            return command(*args, **kwargs)
+
+    return run
+
+
 app = Typer(
     name="heedful",
     help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
@@ -63,7 +77,8 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 for command in (train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, version):
-    app.command(cls=options.TakesSentences if command in (translate, attention) else None)(command)
+    takes_sentences = options.TakesSentences if command in (translate, attention) else None
+    app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)
 
 
@@ -100,9 +115,19 @@ def main() -> None:
     run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
 
 
+class VisibleFormatter(logging.Formatter):
+    """Writes the control characters in a message, which may quote data, as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return options.visible(super().format(record))
+
+
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     try:
         with _plain_warnings():
@@ -126,7 +151,7 @@ def run(command: Callable[[], object]) -> None:
             raise
         missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
         command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
-        print(f"heedful: {error}{command_for}", file=sys.stderr)
+        print(options.visible(f"heedful: {error}{command_for}"), file=sys.stderr)
         sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,35 @@ def quick_start(model: str) -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+# All but the tab and the end of a line.
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Write the control characters in a text as escapes (and as JSON knows them): a terminal would obey them."""
+    return CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class TerminalOutput:
+    """Standard output at a terminal, where control characters of models and data are shown and not obeyed."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self.stream.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def quieten() -> None:

@@ -6,16 +6,17 @@ trained never reads a control token out of a sentence, so "<s>" or "<2en>" insid
 
 import json
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.files import write_text
+from heedful.checksums_heed import TARGET_FOLDER, changed_files, write_checksums
+from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-TARGET_FOLDER = "target_tokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
@@ -148,19 +149,35 @@ class TokenizerPair:
         _save(self.source, folder, {} if self.is_joint else {TARGET_FOLDER: TARGET_FOLDER})
         if not self.is_joint:
             _save(self.target, folder / TARGET_FOLDER)
+        write_checksums(folder, "tokenizer")
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "TokenizerPair":
+    def from_pretrained(cls, folder: str | Path, trust_remote_code: bool = False) -> "TokenizerPair":
         """Load a saved pair, or any Hugging Face tokenizer as a joint pair, without using the network.
+
+        If the files are not those that `save_pretrained` wrote, that is a warning.
+
+        Args:
+            folder: A local folder with the files of a tokenizer, or of two.
+            trust_remote_code: Whether code may run that the folder brings along.
 
         Raises:
             FileNotFoundError: If the folder, or a tokenizer in it, does not exist.
+            ValueError: If it needs code that is not trusted, or names files outside of it.
         """
         folder = Path(folder)
-        source = _load(folder)
+        source = _load(folder, trust_remote_code)
         # The settings of a source tokenizer say whether the target has a tokenizer of its own.
         is_separate = (folder / TARGET_FOLDER).is_dir() or TARGET_FOLDER in source.init_kwargs
-        target = _load(folder / TARGET_FOLDER) if is_separate else source
+        target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
+        changed = changed_files(folder, "tokenizer")
+        if changed:
+            warnings.warn(
+                f"The tokenizers in {folder} should be those that were saved with the model, but {listed(changed)} "
+                "changed since: with another model's tokenizer the output is nonsense. If it is meant, "
+                "`TokenizerPair.save_pretrained` saves them anew.",
+                stacklevel=2,
+            )
         return cls(source, target)
 
     def _language_prefix(self, target_language: str | None) -> list[int]:
@@ -197,7 +214,7 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     write_text(path, text + "\n")
 
 
-def _load(folder: Path) -> "PreTrainedTokenizerFast":
+def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not folder.is_dir():
@@ -205,8 +222,22 @@ def _load(folder: Path) -> "PreTrainedTokenizerFast":
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a tokenizer, but has no {path.name}.")
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    check_inside(folder)
+    settings = read_object(path)
+    # transformers finds its files by their usual names. Paths of another machine are common, and are not followed.
+    options: dict[str, Any] = {key: None for key in settings if key.endswith("_file")}
+    for name in settings.get("fast_tokenizer_files") or []:
+        check_name_inside(name, f"`fast_tokenizer_files` of {path}")
     # AutoTokenizer would first look for a model in the folder.
     is_ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
-    return loader.from_pretrained(folder, local_files_only=True)
+    try:
+        return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"The tokenizer in {folder} needs code of its own (`auto_map` of {path.name}), which does not run unasked."
+            " Who trusts it loads it with `TokenizerPair.from_pretrained(…, trust_remote_code=True)` and gives it to "
+            "`Translator(model, tokenizers)`; Heed's own tokenizers need no code."
+        ) from error

@@ -6,7 +6,6 @@ holds the sentences, random ones by default.
 """
 
 import inspect
-import json
 import math
 import os
 import subprocess
@@ -23,14 +22,15 @@ from typing import Any, Literal
 import torch
 
 import heedful
+from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
 from heedful.configuration_base_heed import HEED_TYPES
-from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
+from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
 from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
-from heedful.files import listed
+from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
-from heedful.inference.loading import first_line, resolve_device
+from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 BEAMS = 4
@@ -226,7 +226,7 @@ def check_saving(model: Any, sample: Sample | None = None) -> Measured:
             model.save_pretrained(folder, max_shard_size=shard_size)
             files.append(len(list(Path(folder).glob("*.safetensors"))))
             loaded, report = type(model).from_pretrained(
-                folder, dtype=model.dtype, local_files_only=True, output_loading_info=True
+                folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
         faults, _, told = told_of_loading(report)
         if faults:
@@ -239,6 +239,18 @@ def check_saving(model: Any, sample: Sample | None = None) -> Measured:
         if distance > 0:
             return distance, 0, "logits differ after loading, though the weights are the same"
     return 0, 0, f"{len(state)} tensors and the logits, to the bit, by way of {files[0]} file and of {files[1]}"
+
+
+@check("files as saved")
+def check_files(folder: str | Path) -> Measured:
+    """Check that weights and tokenizers in a folder are those that were saved; the figure counts other files."""
+    parts: tuple[Part, ...] = ("weights", "tokenizer")
+    found = {part: changed_files(folder, part) for part in parts}
+    if all(names is None for names in found.values()):
+        raise SkippedError(f"the folder has no checksums ({CHECKSUMS_FILE})")
+    changed = [name for names in found.values() for name in names or []]
+    known = " and ".join(part for part, names in found.items() if names is not None)
+    return len(changed), 0, f"changed since: {listed(changed)}" if changed else f"the checksums of {known}"
 
 
 @check("tied weights")
@@ -334,12 +346,10 @@ def _code_is_ours(folder: Path) -> bool:
         installed = package / path.name
         if path.parent != folder or not installed.is_file() or installed.read_bytes() != path.read_bytes():
             return False
-    for name in ("config.json", "tokenizer_config.json"):
-        path = folder / name
-        # "owner/repository--file.Class" names code elsewhere.
-        if path.is_file() and "--" in json.dumps(json.loads(path.read_text(encoding="utf-8")).get("auto_map")):
-            return False
-    return True
+    # What names code elsewhere: "owner/repository--file.Class", a path, the model below an adapter.
+    references = (read_object(folder / "config.json").get("auto_map") or {}).values()
+    is_adapted = (folder / ADAPTER_FILE).exists()
+    return not is_adapted and all(CODE_REFERENCE.fullmatch(str(reference)) for reference in references)
 
 
 @check("special ids")
@@ -505,7 +515,11 @@ def verify(
         raise ValueError(f"`texts` must be left out where nothing can encode them, but {reason}.")
     sample = make_sample(model, tokenizers, texts)
     findings = [check("weights complete")(told_of_loading)(report), check_saving(model, sample)]
-    findings += [check_tied_weights(model), check_remote_code(folder, model, sample, trust_remote_code)]
+    findings += [
+        check_files(folder),
+        check_tied_weights(model),
+        check_remote_code(folder, model, sample, trust_remote_code),
+    ]
     findings += [check_model(model, sample) for check_model in MODEL_CHECKS]
     findings.append(Finding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers))
     if tokenizers is None:
@@ -519,7 +533,7 @@ def verify(
         model=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=dtype,
-        saved_dtype=json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype"),
+        saved_dtype=read_object(folder / "config.json").get("dtype"),
         device=str(target),
     )
 
@@ -533,6 +547,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
         )
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
+    check_inside(folder)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
@@ -545,7 +560,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
         model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, **told, **local)
     # The libraries below raise whatever they like for a broken file.
     except Exception as error:
-        raise ValueError(f"The model in {folder} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     return model, report
 
 
@@ -556,15 +571,10 @@ def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPa
     from transformers import AutoTokenizer
 
     try:
-        path = folder / "tokenizer_config.json"
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        # `TokenizerPair.save_pretrained` wrote them, or something just like it.
-        if (folder / TARGET_FOLDER).is_dir() or settings.get("tokenizer_class") == "PreTrainedTokenizerFast":
-            return TokenizerPair.from_pretrained(folder), "", False
-        # `AutoTokenizer` asks on the terminal unless it is told whether to trust.
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        if (folder / "tokenizer_config.json").is_file():
+            return TokenizerPair.from_pretrained(folder, trust_remote_code), "", False
+        trust: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **trust)
         return TokenizerPair(tokenizer, tokenizer), "", False
     except ImportError as error:
         return None, f"the tokenizer needs a library: {first_line(error)}", False

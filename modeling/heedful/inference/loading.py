@@ -1,7 +1,8 @@
 """From a folder or the Hub to a trained model on a device; each mistake of a user is an error of one sentence."""
 
-import json
+import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-from heedful.files import listed
+from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
+from heedful.files import check_inside, listed, read_object
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -19,6 +21,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_FILE = "adapter_config.json"
+CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
 FETCHED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
@@ -93,12 +96,15 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     Raises:
         FileNotFoundError: If the folder or repository, its config.json or its weights are missing.
-        ValueError: If the config or the weights cannot be used; the message has the folder and the reason.
+        ValueError: If the config or the weights cannot be used, are not those that were saved, or lie elsewhere; the
+            message has the folder and the reason.
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
         return _merged(folder)
     _check_files(folder)
+    # Beside the loading, which takes as long.
+    changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
     # The classes of heedful must be known to transformers' Auto classes.
     from transformers import AutoModelForSeq2SeqLM
 
@@ -116,7 +122,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
         )
     # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
-        raise ValueError(f"The model in {folder} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
         names = sorted(report[kind])
         if names:
@@ -127,7 +133,17 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     broken = list(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
+    check_unchanged(folder, changed.result())  # last, because the errors above say more
     return model.eval()
+
+
+def check_unchanged(folder: Path, changed: list[str] | None) -> None:
+    """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
+    if changed:
+        raise ValueError(
+            f"The weights in {folder} must be those that were saved there, but {listed(changed)} changed since, by a "
+            f"fault or by somebody. If it is meant, delete {CHECKSUMS_FILE}, which remembers them."
+        )
 
 
 def is_adapter(folder: Path) -> bool:
@@ -158,6 +174,7 @@ def _merged(folder: Path) -> "PreTrainedModel":
         from peft import PeftConfig, PeftModel
     except ImportError as error:
         raise ImportError(f"The adapter in {folder} needs peft: pip install 'heedful[adapters]'") from error
+    check_inside(folder)
     model = load_model(adapted_model(folder))
     try:
         settings = PeftConfig.from_pretrained(str(folder))
@@ -165,7 +182,7 @@ def _merged(folder: Path) -> "PreTrainedModel":
         adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
-        raise ValueError(f"The adapter in {folder} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     if adapted is None:
         raise ValueError(
             f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
@@ -188,10 +205,28 @@ def first_line(error: BaseException) -> str:
     return text if type(error) is ValueError else f"{name}: {text}"
 
 
+def why_not_loaded(error: Exception) -> str:
+    """Say why transformers could not load a model, in our words where its own would mislead."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return (
+            "it needs code of its own, which Heedful does not run unasked. Who trusts it loads it with "
+            "`AutoModelForSeq2SeqLM.from_pretrained(…, trust_remote_code=True)` and gives it to `Translator(model, "
+            "tokenizers)`, or checks it with `heedful verify --trust-remote-code`; Heed's own models need no code."
+        )
+    if "weights_only" in text or isinstance(error, pickle.UnpicklingError | EOFError):
+        return (
+            "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded: get "
+            "them as .safetensors."
+        )
+    return first_line(error)
+
+
 def _check_files(folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
+    check_inside(folder)
     config = read_object(path)
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
@@ -199,16 +234,3 @@ def _check_files(folder: Path) -> None:
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         names = ", ".join(WEIGHT_FILES)
         raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of JSON, empty where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
-    return read

@@ -10,8 +10,10 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers.dynamic_module_utils import get_relative_imports
 
-from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
-from heedful.inference.loading import WEIGHT_FILES, first_line, load_model
+from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import check_inside, read_object
+from heedful.inference.loading import CODE_REFERENCE, WEIGHT_FILES, first_line, load_model
 from heedful.publishing.model_card import with_repository
 
 # What may lie beside a model and is nobody's business on the Hub.
@@ -19,7 +21,7 @@ PRIVATE_FILES = ["training_state/*", "manifest.json", "checkpoints/*", "events.o
 PRIVATE_FILES += ["__pycache__/*", ".*", "*/.*"]
 # What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
 REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]
-REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
+REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", CHECKSUMS_FILE]
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,9 @@ def check_folder(folder: Path) -> None:
         if not (folder / name).is_file():
             told = " (`heedful.publishing.model_card` writes one)" if name == "README.md" else ""
             raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
+    check_inside(folder)  # or what a link leads to would be uploaded
     _check_weights(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
             raise FileNotFoundError(
@@ -160,10 +163,17 @@ def _check_weights(folder: Path) -> None:
 
 def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the files of code that it takes to load a folder, each with the name of the file that asks for it."""
-    references = [*config.get("auto_map", {}).values()]
-    references += [task["impl"] for task in config.get("custom_pipelines", {}).values()]
+    references = [*(config.get("auto_map") or {}).values()]
+    references += [task["impl"] for task in (config.get("custom_pipelines") or {}).values()]
     # One with "--" lies in another repository.
-    found = {f"{reference.split('.')[0]}.py": "config.json" for reference in references if "--" not in reference}
+    references = [reference for reference in references if "--" not in str(reference)]
+    for reference in references:
+        if not CODE_REFERENCE.fullmatch(str(reference)):
+            raise ValueError(
+                f"`auto_map` and `custom_pipelines` of {folder / 'config.json'} must name a file in the folder and a "
+                f"class in it, as modeling_heed.HeedModel, but name {reference!r} instead."
+            )
+    found = {f"{reference.split('.')[0]}.py": "config.json" for reference in references}
     unread = sorted(found)
     while unread:
         reader = unread.pop()

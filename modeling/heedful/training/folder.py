@@ -1,22 +1,50 @@
 """The folder of a run: who may write into it, and which recipe may go on with the run in it."""
 
 import contextlib
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
+from heedful.checksums_heed import FILES as CHECKED_FILES
+from heedful.files import listed
 from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 
+logger = logging.getLogger(__name__)
+
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
 # What a run may leave that ended before its first update.
 LEFTOVERS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
-# What a run writes into its folder; `overwrite` deletes these and nothing else.
+# What a run writes into its folder; `overwrite` deletes these, but for what others have put into them.
 RUN_FILES = (*sorted(LEFTOVERS), "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model.partial", "model")
+TOKENIZER_FILES = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "*.jinja",
+    CHECKSUMS_FILE,
+    *CHECKED_FILES["tokenizer"],
+)
+TOKENIZER_FILES += tuple(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)
+# Within them, what a run and the commands for its model write. What third parties log is theirs to name.
+OWN_FILES = (
+    *(f"{folder}/{name}" for folder in ("tokenizer", "model") for name in (*TOKENIZER_FILES, "recipe.yaml")),
+    *(
+        f"model/{name}"
+        for name in (*CHECKED_FILES["weights"], "config.json", "generation_config.json", "metrics.json")
+    ),
+    *("model/README.md", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
+    *("model.partial/*", "tokenizer.partial/*"),
+)
+# A recipe that lacks one of these was written by hand, and not by a run.
+RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
 # Keys that may change when a run is resumed, because its updates stay the same: where files are, how long it goes on,
 # how updates are split (which changes dropout), and how the run is validated, kept and published.
 CHANGEABLE_KEYS = (
@@ -47,11 +75,10 @@ def check_output_folder(recipe: Recipe) -> None:
     folder = recipe.folder
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` must be a folder, but {folder} is a file.")
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names <= LEFTOVERS:
+    if not folder.is_dir() or _holds_leftovers(folder):
         return
     if recipe.overwrite:
-        if "recipe.yaml" not in names:
+        if not _is_run(folder):
             raise ValueError(
                 f"`output` must be empty or a run's folder, which overwrite=true deletes, but {folder} is neither."
             )
@@ -75,6 +102,45 @@ def check_output_folder(recipe: Recipe) -> None:
             raise ValueError(
                 f"`{name}` must be as in the run that is resumed ({then}), but is {value} instead: {reason}"
             )
+
+
+def _holds_leftovers(folder: Path) -> bool:
+    """Return whether a folder holds nothing, or only what a run leaves that ends before its first update."""
+    tokenizer = folder / "tokenizer"
+    is_trained = not tokenizer.exists() or (tokenizer / "recipe.yaml").is_file()
+    return {path.name for path in folder.iterdir()} <= LEFTOVERS and is_trained and not foreign_files(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether the `recipe.yaml` in a folder is one that a run wrote: with every key, and no comment."""
+    try:
+        text = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    keys = set(re.findall(r"^(\w+):", text, re.MULTILINE))
+    return keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE)
+
+
+def foreign_files(folder: Path) -> list[Path]:
+    """List the files, relative to a run's folder, that lie in folders of the run and that no run writes."""
+    found = []
+    for name in RUN_FILES:
+        for path in (folder / name).rglob("*"):
+            file = path.relative_to(folder)
+            # An empty folder is nobody's loss.
+            if (path.is_symlink() or not path.is_dir()) and not any(fnmatch(str(file), own) for own in OWN_FILES):
+                found.append(file)
+    return sorted(found)
+
+
+def keep_foreign_files(earlier: Path, folder: Path) -> None:
+    """Move what no run has written from a run's earlier folder to the same place in another, and name it."""
+    foreign = foreign_files(earlier)
+    for file in foreign:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (earlier / file).rename(folder / file)
+    if foreign:
+        logger.warning("kept in %s, since no run writes such files: %s", folder, listed(list(map(str, foreign))))
 
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -113,7 +179,7 @@ def folder_of_run(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)
-        if {path.name for path in folder.iterdir()} <= LEFTOVERS:
+        if _holds_leftovers(folder):
             _delete_run(folder)  # the tokenizer may be of other data
         yield
     finally:
@@ -134,7 +200,10 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def earlier_run_backed_up(folder: Path) -> Iterator[None]:
-    """Move an earlier run's files into a backup; delete it if the context ends without an error, else restore it."""
+    """Move an earlier run's files into a backup; delete it if the context ends without an error, else restore it.
+
+    What others have put into the run's folders is moved back in either case.
+    """
     backup = folder.with_name(folder.name + ".replaced")
     if backup.exists():
         raise ValueError(
@@ -152,6 +221,7 @@ def earlier_run_backed_up(folder: Path) -> Iterator[None]:
             path.rename(folder / path.name)
         backup.rmdir()
         raise
+    keep_foreign_files(backup, folder)
     shutil.rmtree(backup)
 
 

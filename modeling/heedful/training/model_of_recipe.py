@@ -43,7 +43,7 @@ def make_model(
         model.set_attn_implementation(recipe.attn_implementation)
     if checkpoint is not None:
         try:
-            model = type(model).from_pretrained(checkpoint, config=model.config)
+            model = type(model).from_pretrained(checkpoint, config=model.config, trust_remote_code=False)
         except RuntimeError as error:  # what transformers raises for weights of other sizes
             raise ValueError(
                 f"`model` must have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too, "

@@ -20,6 +20,7 @@ from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import encode_in_shares
 from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -164,4 +165,5 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
         # A run that dies here leaves no half-written tokenizer to resume with.
         with written_whole(folder) as partial:
             tokenizers.save_pretrained(partial)
+            (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own
     return tokenizers

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from heedful.inference.translation import LONGEST_SOURCE, Translator
 from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import published_checkpoints
+from heedful.training.folder import foreign_files
 from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
@@ -30,7 +32,7 @@ MODEL_FOLDER = "model"
 
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
-    """Write the final folder: averaged weights, tokenizer, generation config and recipe.
+    """Write the final folder: averaged weights, tokenizer, generation config, recipe, and what others put there.
 
     The main process writes it, and every rank gets the model with the published weights.
     """
@@ -52,6 +54,11 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+            for file in foreign_files(recipe.folder):
+                if file.parts[0] == MODEL_FOLDER:
+                    kept = partial.joinpath(*file.parts[1:])
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(recipe.folder / file, kept, follow_symlinks=False)
     accelerator.wait_for_everyone()
     return model
 

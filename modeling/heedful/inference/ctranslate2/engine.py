@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import torch
 
+from heedful.checksums_heed import changed_files
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
+from heedful.files import check_inside, read_object
 from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
 from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.fingerprint import Fingerprint
-from heedful.inference.loading import first_line, read_object
+from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.strategies.steps import (
     BEAM_MODES,
     SEARCH_SETTINGS,
@@ -71,7 +73,9 @@ class ExportedModel:
 
         self.folder = Path(folder)
         self.device = device
+        check_inside(self.folder)
         metadata = _read_metadata(self.folder)
+        check_unchanged(self.folder, changed_files(self.folder, "weights"))
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_is_new, listed, new_folder
-from heedful.inference.loading import HUB_ID, first_line
+from heedful.files import check_inside, check_is_new, listed, new_folder
+from heedful.inference.loading import HUB_ID, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
@@ -214,6 +214,8 @@ def _check_expressible(config: PreTrainedConfig) -> None:
 
 def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
+    if Path(source).is_dir():
+        check_inside(Path(source))
     # Code in the folder is never run: the four classes are transformers' own.
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     _check_expressible(config)
@@ -224,7 +226,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     except OSError:
         raise
     except Exception as error:  # safetensors, pickle and transformers each raise their own
-        raise ValueError(f"The model in {source} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"The model in {source} cannot be loaded: {why_not_loaded(error)}") from error
     shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
     if shapes:
         raise ValueError(f"The weights in {source} must have the shapes of its config, but are {listed(shapes)}.")

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from transformers import GenerationConfig
 
+from heedful.checksums_heed import write_checksums
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.ctranslate2.engine import (
     FORMAT_VERSION,
@@ -57,6 +58,7 @@ def export_ctranslate2(
             raise ValueError(reason)
         save_model(loaded, tokenizers, folder, quantization)
         _write_metadata(folder, loaded, quantization)
+        write_checksums(folder, "weights")
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
         exported = CTranslate2Engine(ExportedModel(folder, resolved), TokenizerPair.from_pretrained(folder))
         engines = (comparison.UnscoredEngine(loaded.to(resolved)), exported)

@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from heedful.configuration_heed import HeedConfig
+from heedful.files import check_inside
 from heedful.generation_heed import HeedGenerationMixin
 
 # As optimum names them.
@@ -92,6 +93,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} must hold a model exported to ONNX, but has no {name}.")
+        check_inside(folder)
         model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), folder, threads)
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()

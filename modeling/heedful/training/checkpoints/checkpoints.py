@@ -3,7 +3,6 @@
 Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import flush, written_whole
+from heedful.files import check_name_inside, flush, written_whole
 from heedful.training.checkpoints.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -139,16 +139,18 @@ def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or `None` if every file has the size and checksum of the manifest."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
+        for name in manifest:
+            check_name_inside(name, MANIFEST)
         entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
         return f"{MANIFEST} is missing or unreadable"
-    for file, size, checksum in entries:
+    for file, size, expected in entries:
         name = file.relative_to(path)
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if _checksum(file) != checksum:
+        if checksum(file) != expected:
             return f"{name} has another checksum"
     return None
 
@@ -157,11 +159,6 @@ def _write_manifest(folder: Path) -> None:
     manifest: dict[str, Any] = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
         flush(file)
-        manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": _checksum(file)}
+        manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": checksum(file)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     flush(folder / MANIFEST)
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

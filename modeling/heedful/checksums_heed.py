@@ -1,0 +1,69 @@
+"""The SHA-256 of a saved model's weights and tokenizers, beside them: a changed bit or another's file can be told.
+
+Each part is written by what saves it, so that a model which is saved again, or gets another tokenizer, fits its file.
+"""
+
+import hashlib
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+CHECKSUMS_FILE = "heed_checksums.json"
+TARGET_FOLDER = "target_tokenizer"
+Part = Literal["weights", "tokenizer"]
+# Of the tokenizer only what decides about ids: its settings change with every library that saves them.
+FILES: dict[Part, tuple[str, ...]] = {
+    "weights": ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*", "model.bin"),
+    "tokenizer": ("tokenizer.json", "*.model", "*.spm", "vocab.*", "merges.txt", "added_tokens.json"),
+}
+
+
+def write_checksums(folder: str | Path, part: Part) -> None:
+    """Write the checksums of the weights or of the tokenizers that a folder holds, and leave those of the other."""
+    folder = Path(folder)
+    try:
+        known = _read(folder)
+    except ValueError:  # a broken file is written anew
+        known = {}
+    known[part] = _found(folder, part)
+    (folder / CHECKSUMS_FILE).write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def changed_files(folder: str | Path, part: Part) -> list[str] | None:
+    """Return which files of a part are not as they were saved, are missing or new; None where none is known."""
+    folder = Path(folder)
+    known = _read(folder).get(part)
+    if known is None:
+        return None
+    found = _found(folder, part)
+    return sorted(name for name in known | found if known.get(name) != found.get(name))
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _found(folder: Path, part: Part) -> dict[str, str]:
+    folders = {"": folder} | ({f"{TARGET_FOLDER}/": folder / TARGET_FOLDER} if part == "tokenizer" else {})
+    return {
+        prefix + path.name: checksum(path)
+        for prefix, place in folders.items()
+        for path in sorted(place.glob("*"))
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in FILES[part])
+    }
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON, but is not: {error}") from error
+    if not isinstance(known, dict) or not all(isinstance(files, dict) for files in known.values()):
+        raise ValueError(f"{path} must hold the checksums of files, but does not.")
+    return known

@@ -227,7 +227,9 @@ def test_a_missing_recipe_through_the_real_process(tmp_path):
     finished = process("train", tmp_path / "nowhere.yaml")
     assert (finished.returncode, finished.stdout) == (2, "")
     # Other libraries may have said something while they were imported.
-    assert finished.stderr.splitlines()[-1] == f"heedful: The recipe {tmp_path / 'nowhere.yaml'} does not exist."
+    assert finished.stderr.splitlines()[-1].startswith(
+        f"heedful: The recipe {tmp_path / 'nowhere.yaml'} does not exist: `heedful recipes` lists"
+    )
     assert "Traceback" not in finished.stderr
 
 

@@ -118,6 +118,11 @@ def test_a_bare_no_is_a_precision_and_not_false(tmp_path):
     assert read_recipe(path, ["data.streaming=no"]).data.streaming is False
 
 
+def test_columns_may_be_numbers(tmp_path):
+    recipe = read_recipe(written(tmp_path, SMALLEST.replace("source: ko", "source: 1")), ["data.target=2"])
+    assert (recipe.data.source, recipe.data.target) == ("1", "2")
+
+
 def test_overrides_are_yaml_and_the_last_one_wins(tmp_path):
     overrides = ["seed=4", "seed=7", "data.train=[a.de, a.en]", "model.options.dropout=0.3", "data.folder="]
     overrides += ["data.test={one: x=y.tsv}", "card.limits='a: b = c'"]
@@ -284,3 +289,53 @@ def test_the_data_folder_stands_before_file_names_only():
     assert data.locations == (["corpora/a.de", "corpora/a.en"], "corpora/a.tsv", test)
     data.folder = None
     assert data.locations == (["a.de", "a.en"], "a.tsv", test)
+
+
+def files_in(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("x", encoding="utf-8")
+
+
+LOCATED = """
+name: located
+data:
+  train: [a.ko, a.en]
+  validation: part-*.tsv
+  test: {near: near.tsv, hub: someone/pairs, built_in: "builtin:test:5", lost: lost.tsv}
+  source: ko
+  target: en
+tokenizer: {path: tokenizer}
+model: {start_from: runs/model}
+optimization: {max_updates: 5}
+"""
+
+
+def test_paths_in_a_recipe_are_relative_to_its_file_and_others_to_the_working_directory(tmp_path, monkeypatch):
+    files_in(tmp_path / "mine", "a.ko", "a.en", "part-1.tsv", "near.tsv", "b.tsv")
+    files_in(tmp_path / "mine" / "tokenizer", "tokenizer.json")
+    files_in(tmp_path / "runs" / "model", "config.json")
+    written(tmp_path / "mine", LOCATED)
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe("mine/recipe.yaml", ["data.validation=b.tsv"])
+    test = {"near": "mine/near.tsv", "hub": "someone/pairs", "built_in": "builtin:test:5", "lost": "lost.tsv"}
+    assert recipe.data.locations == (["mine/a.ko", "mine/a.en"], "b.tsv", test)
+    assert recipe.output == "runs/located"
+    assert (recipe.tokenizer.path, recipe.model.start_from) == ("mine/tokenizer", "runs/model")
+    assert read_recipe("mine/recipe.yaml").data.validation == "mine/part-*.tsv"
+    # The same recipe from its own folder, and one that is written out in full and read in a third.
+    monkeypatch.chdir(tmp_path / "mine")
+    assert read_recipe("recipe.yaml").data.locations[:2] == (["a.ko", "a.en"], "part-*.tsv")
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "runs", to_yaml(recipe))
+    assert read_recipe("runs/recipe.yaml").data == recipe.data
+
+
+def test_the_data_folder_of_a_recipe_is_relative_to_its_file_and_files_to_it(tmp_path, monkeypatch):
+    files_in(tmp_path / "mine" / "corpus", "a.tsv")
+    files_in(tmp_path / "mine", "a.tsv")
+    written(tmp_path / "mine", SMALLEST.replace("{train", "{folder: corpus, train"))
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe("mine/recipe.yaml").data.locations.train == "mine/corpus/a.tsv"
+    assert read_recipe("mine/recipe.yaml", ["data.folder=else"]).data.locations.train == "else/a.tsv"
+    assert read_recipe("mine/recipe.yaml", ["data.folder="]).data.locations.train == "mine/a.tsv"

@@ -14,6 +14,7 @@ from typer import Option, Typer
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, study, verify, version
 from heedful.cli.publish import convert, export, push
+from heedful.cli.start import recipes
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
 
@@ -58,7 +59,20 @@ app = Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert, version):
+for command in (
+    recipes,
+    train,
+    doctor,
+    evaluate,
+    translate,
+    attention,
+    verify,
+    study,
+    complexity,
+    push,
+    convert,
+    version,
+):
     app.command()(command)
 app.add_typer(export)
 

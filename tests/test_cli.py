@@ -285,12 +285,6 @@ def test_nothing_left_after_cleaning_is_refused(refused, tmp_path):
     assert "overlap" in message
 
 
-def test_a_vocabulary_that_is_too_large_is_refused(refused, tmp_path):
-    train, other = table(tmp_path / "a.tsv", ["하나\tone"]), table(tmp_path / "b.tsv", ["둘\ttwo"])
-    changes = {"data.train": train, "data.validation": other, "tokenizer.vocab_size": 9000}
-    assert "`vocab_size` must not be larger than the texts allow" in refused("train", write_recipe(tmp_path, changes))
-
-
 def test_sizes_that_do_not_divide_are_refused(refused, tmp_path):
     message = refused("train", write_recipe(tmp_path, {"model.options.encoder_attention_heads": 5}))
     assert "`d_model` must be divisible by `encoder_attention_heads`" in message

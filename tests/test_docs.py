@@ -62,7 +62,7 @@ def test_every_command_of_the_documents_has_known_options_and_recipes(command):
     group = typer.main.get_command(app)
     subcommand = group.commands[words[1]]
     context = subcommand.make_context(words[1], words[2:], resilient_parsing=False)
-    if words[1] in ("train", "doctor"):
+    if words[1] in ("train", "doctor") and words[2] != "pairs.yaml":  # which `heedful init` writes
         read_recipe(context.params["recipe"], context.params["overrides"])
 
 

@@ -14,7 +14,7 @@ from typer import Option, Typer
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, study, verify, version
 from heedful.cli.publish import convert, export, push
-from heedful.cli.start import recipes
+from heedful.cli.start import init, recipes
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
 
@@ -61,6 +61,7 @@ app = Typer(
 )
 for command in (
     recipes,
+    init,
     train,
     doctor,
     evaluate,

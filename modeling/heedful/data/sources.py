@@ -26,6 +26,7 @@ Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in i
 ROWS_PER_CHUNK = 10_000
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
 # By which words `datasets` knows the file of a split.
 SPLITS = {
@@ -64,6 +65,14 @@ def read_pairs(
         stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
         return cast("IterableDataset", stream)
     return _in_memory(_checked_pairs(**arguments), features)
+
+
+def columns_of(location: str | Sequence[str], split: str = "train") -> list[str]:
+    """Return the languages or columns of a corpus; of a table, the cells of its first line, whatever they are."""
+    rows, *_ = _locate(location, *ANY_COLUMNS, split, streaming=True)
+    _, _, cells = next(rows())
+    translation = cells.get("translation")
+    return list(translation if isinstance(translation, Mapping) else cells)
 
 
 def _locate(
@@ -345,6 +354,8 @@ def _delimiter(file: str, columns: tuple[str, str]) -> str:
     first = next((_without_end(line) for _, line in _lines(file) if line.strip()), "")
     for delimiter in (own, *(other for other in DELIMITERS if other != own)):
         cells = next(csv.reader([first], delimiter=delimiter)) if own == "," else first.split(delimiter)
+        if columns == ANY_COLUMNS and len(cells) > 1:
+            return delimiter
         if {*columns} <= {*cells} or (_are_numbers(columns) and len(cells) >= max(map(int, columns))):
             return delimiter
     return own

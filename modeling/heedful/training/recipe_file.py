@@ -4,8 +4,9 @@ This is the one module that reads YAML. Recipes and sizes that come with the pac
 """
 
 import json
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -15,7 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import DataRecipe, Recipe
+
+logger = logging.getLogger(__name__)
 
 # `configuration/` is in the wheel; a checkout has it at its top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
@@ -44,7 +47,8 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         overrides: Changes such as "data.folder=corpora", whose values are YAML too.
 
     Returns:
-        The recipe, with defaults in place of keys that are not given.
+        The recipe, with defaults in place of keys that are not given. Of a file without the section `optimization`
+        they fit its data and this machine, and are logged.
 
     Raises:
         FileNotFoundError: If there is no such file or name.
@@ -57,10 +61,17 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
+    is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
+    overridden = [override.partition("=")[0] for override in overrides or []]
+    if any(key in ("data", "data.train") for key in overridden) and _keys(tree.get("card")):
+        # What the file says of its data is not so of others: nobody publishes under someone else's licence.
+        tree["card"] = {key: value for key, value in tree["card"].items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
     if path.parent not in (RECIPES, Path()):
-        _look_beside(path.parent, tree, [override.partition("=")[0] for override in overrides or []])
+        _look_beside(path.parent, tree, overridden)
+    if is_open:
+        tree = _completed(tree, path.stem)
     return make_recipe(tree)
 
 
@@ -99,7 +110,17 @@ def find_recipe(path: str | Path) -> Path:
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe of nested dictionaries, of which every key and type is checked."""
+    """Make a recipe of nested dictionaries, whose paths are relative to the working directory.
+
+    Args:
+        tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`.
+
+    Returns:
+        The recipe, with defaults in place of keys that are not given.
+
+    Raises:
+        ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
+    """
     return _section(Recipe, tree, "")
 
 
@@ -143,6 +164,31 @@ def find_config(path: str | Path) -> Path:
 def _near(path: Path, names: Iterable[str]) -> str:
     nearest = get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
+
+
+def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """Fill in what a recipe leaves open whose file has no `optimization`, by a look at its data and this machine."""
+    from heedful.data.sources import read_pairs
+    from heedful.training.proposal import look_at, propose, this_machine
+
+    data = _section(DataRecipe, tree.get("data"), "data.")
+    pairs = read_pairs(data.locations.train, data.source, data.target, streaming=data.streaming)
+    device = _keys(tree.get("optimization")).get("device", "auto")
+    proposal = propose(look_at(pairs, len(pairs) if isinstance(pairs, Sized) else None), this_machine(device))
+    completed, told = {"name": name} | tree, []
+    for key, value in proposal.settings.items():
+        section, _, last = key.partition(".")
+        given = _keys(tree.get(section))
+        is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
+        if last not in given and not is_decided:
+            completed[section] = _keys(completed.get(section)) | {last: value}
+            told.append(f"{key}: {value}")
+    logger.info(
+        "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s",
+        proposal.minutes,
+        "\n  ".join(told),
+    )
+    return completed
 
 
 def _look_beside(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:

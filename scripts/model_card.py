@@ -23,7 +23,7 @@ FACTS = ROOT / "tests" / "publishing" / "quickstart_facts.json"
 
 def main(output: str, *overrides: str) -> None:
     """Train, and write the card and the facts."""
-    recipe = read_recipe(ROOT / "configuration" / "recipes" / "quickstart.yaml", [f"output={output}", *overrides])
+    recipe = read_recipe("quickstart", [f"output={output}", *overrides])
     facts = facts_of(train(recipe))
     FACTS.write_text(json.dumps(asdict(facts), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     CARD.write_text(render_model_card(facts), encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 
-RECIPE = "configuration/recipes/quickstart.yaml"
+RECIPE = "quickstart"
 RUN = Path("runs/quickstart")
 MODEL = RUN / "model"
 SENTENCES = 5

@@ -1,7 +1,7 @@
 """Train by a recipe, on one device or many.
 
-    python scripts/train.py configuration/recipes/quickstart.yaml
-    accelerate launch --num_processes 8 scripts/train.py configuration/recipes/multi30k-de-en.yaml data.folder=…
+    python scripts/train.py quickstart
+    accelerate launch --num_processes 8 scripts/train.py multi30k-de-en data.folder=…
 
 The same as `heedful train`, as a file that `accelerate launch` and `torchrun` can start.
 """

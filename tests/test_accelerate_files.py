@@ -332,6 +332,6 @@ def test_every_command_of_the_document_names_files_that_exist():
             assert ROOT / words[words.index("--config_file") + 1] in FILES.values(), words
         if "scripts/train.py" in words:
             start = words.index("scripts/train.py") + 1
-            read_recipe(ROOT / words[start], [word for word in words[start + 1 :] if not word.startswith("$")])
+            read_recipe(words[start], [word for word in words[start + 1 :] if not word.startswith("$")])
         else:
             assert words[words.index("-m") + 1 :][:2] == ["heedful", "evaluate"]

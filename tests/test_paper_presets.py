@@ -155,7 +155,7 @@ def recipe_of(size: str, overrides: list[str] | None = None):
 def test_a_recipe_says_what_sections_5_and_6_1_say(size, updates, kept):
     recipe = recipe_of(size)
     optimization, decoding = recipe.optimization, recipe.decoding
-    assert recipe.model.config == f"configuration/models/paper-{size}"
+    assert recipe.model.config == f"paper-{size}"
     assert recipe.model.options == {}
     assert (optimization.optimizer, optimization.weight_decay, optimization.max_grad_norm) == ("adam", 0.0, None)
     assert (optimization.beta1, optimization.beta2, optimization.epsilon) == (0.9, 0.98, 1e-9)

@@ -1,5 +1,6 @@
 """Every file under configuration/ can be used as it is."""
 
+import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -9,13 +10,33 @@ import pytest
 import torch
 import yaml
 
+from heedful.cli.main import main
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import MODEL_TYPES, make_recipe, read_config, read_recipe, to_yaml
+from heedful.training.recipe_file import (
+    MODEL_TYPES,
+    find_known,
+    make_recipe,
+    read_config,
+    read_recipe,
+    sizes,
+    to_yaml,
+)
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
 MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
 FULL = CONFIGURATION / "recipes" / "multi30k-de-en.yaml"
+# How the table of sizes tells a field.
+NUMBERS = {
+    "d_model": r"d_model (\d+)",
+    "encoder_attention_heads": r"(\d+) heads",
+    "encoder_ffn_dim": r"d_ff (\d+)",
+    "encoder_layers": r"(\d+) \+ \d+",
+    "hidden_size": r"layers? of (\d+)",
+    "d_k": r"queries and keys of (\d+)",
+    "dropout": r"dropout (0\.\d)",
+    "label_smoothing": r"label smoothing (0\.\d)",
+}
 
 
 def keys_of(kind, prefix=""):
@@ -53,6 +74,63 @@ def comments(path):
     return found
 
 
+def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(monkeypatch, capsys):
+    listed = command(monkeypatch, capsys, "recipes")
+    names = {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
+    lines = dict(re.findall(r"^  (\S+) {2,}(\S.{20,})$", listed, flags=re.MULTILINE))
+    assert set(lines) == names
+    assert lines["quickstart"].startswith("Korean to English on the built-in corpus")
+    assert command(monkeypatch, capsys, "recipes", "quickstart").startswith("# Korean to English on the built-in")
+    assert json.loads(command(monkeypatch, capsys, "recipes", "paper-C-N2"))["encoder_layers"] == 2
+
+
+def command(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_what_the_table_says_of_a_size_is_so():
+    for name, sentence in sizes().items():
+        written = read_config(name)
+        for field, pattern in NUMBERS.items():
+            found = re.search(pattern, sentence)
+            if found and field in written:
+                assert written[field] == float(found[1]), (name, field)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
+def test_recipes_and_sizes_are_found_by_name_from_anywhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe(name).name == "heed-quickstart-ko-en"
+    assert read_config("small")["d_model"] == 256
+    assert read_recipe("multi30k-de-en").data.folder == "corpora/multi30k"
+
+
+def test_a_file_wins_over_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").write_text(to_yaml(read_recipe("quickstart", ["name=mine"])))
+    Path("small").mkdir()
+    assert read_config("small")["d_model"] == 256  # a folder without a config.json is none
+    Path("small/config.json").write_text('{"d_model": 8}')
+    assert read_recipe("quickstart").name == "mine"
+    assert read_config("small") == read_config("small/config.json") == {"d_model": 8}
+
+
+@pytest.mark.parametrize("name", ["quikstart", "quikstart.yaml", "recipes/quikstart.yaml"])
+def test_an_unknown_name_is_answered_with_near_ones(name):
+    with pytest.raises(FileNotFoundError, match=rf"The recipe {name} does not exist \(did you mean quickstart\?\)"):
+        read_recipe(name)
+    with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
+        read_config("smal")
+    with pytest.raises(
+        ValueError, match=r"`NAME` must be one .* but is 'paper-C-N3' instead \(did you mean paper-C-N"
+    ):
+        find_known("paper-C-N3")
+
+
 def test_there_are_recipes_and_models():
     assert {path.stem for path in RECIPES} >= {"quickstart", "multi30k-de-en"}
     assert {path.parent.name for path in MODELS} >= {"base", "big", "small"}
@@ -64,7 +142,7 @@ def test_every_recipe_is_one(path):
     assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
     assert Path(recipe.output).parts[0] == "runs"
     if recipe.model.config is not None:
-        assert read_config(CONFIGURATION.parent / recipe.model.config)["model_type"] in MODEL_TYPES
+        assert read_config(recipe.model.config)["model_type"] in MODEL_TYPES
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -74,7 +152,7 @@ def test_the_model_of_every_recipe_can_be_built(path):
     import heedful  # noqa: F401
 
     settings = read_recipe(path).model
-    options = read_config(CONFIGURATION.parent / settings.config) if settings.config else {}
+    options = read_config(settings.config) if settings.config else {}
     options |= settings.options
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(options.pop("model_type", "heed"), **options))

@@ -137,7 +137,7 @@ def test_the_quickstart_does_not_begin_when_it_is_asked_for_help(monkeypatch):
 
 def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
     quickstart = load("quickstart")
-    recipe = read_recipe(SCRIPTS.parent / quickstart.RECIPE)
+    recipe = read_recipe(quickstart.RECIPE)
     assert recipe.data.test["test"] == "builtin:test:1000"
     unseen = list(korean_english_pairs("test", 1000 + quickstart.SENTENCES))[-quickstart.SENTENCES :]
     trained = {pair["ko"] for pair in korean_english_pairs("train", 5000)}

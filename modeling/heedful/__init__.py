@@ -38,9 +38,13 @@ _HOMES = {
     "attention_rollout": "heedful.inference.attention.measures",
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
+    "make_recipe": "heedful.training.recipe_file",
     "prepare_for_inference": "heedful.inference.native.prepared_model",
+    "read_recipe": "heedful.training.recipe_file",
+    "train": "heedful.training.run",
     "word_alignment": "heedful.inference.attention.measures",
     "write_attention_report": "heedful.inference.attention.report",
+    "write_run_card": "heedful.publishing.run_card",
 }
 __all__ = [*_HOMES, "__version__"]
 

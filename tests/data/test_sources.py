@@ -199,7 +199,7 @@ def test_a_whole_surrogate_pair_is_fine(tmp_path):
         ("c.tsv", "source\tsource\na\tb\n", "must have different column names, but has source, source"),
         ("c.jsonl", b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n', r"must be UTF-8 text, but line 2 is not"),
         ("c.parquet", "nothing", r"c\.parquet must be a whole Parquet file"),
-        ("c.txt", "a\n", r"must be a file of a known kind .*, but is .*c\.txt"),
+        ("c.xlsx", "a\n", r"must be a file of a known kind .*, but is .*c\.xlsx"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path, name, text, message):
@@ -236,8 +236,109 @@ def test_two_files_must_be_two_files_of_text(tmp_path):
     check_refused([empty, write(tmp_path / "c.jsonl", "")], r"plain text, but has .*c\.jsonl")
 
 
-def test_a_folder_is_refused(tmp_path):
-    check_refused(str(tmp_path), r"but is the folder")
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_file_holds_an_array_or_lines(tmp_path, suffix, indent):
+    array = write(tmp_path / f"a.json{suffix}", "\ufeff\n" + json.dumps(ROWS, ensure_ascii=False, indent=indent))
+    lines = write(tmp_path / f"b.json{suffix}", "\n" + json_lines(ROWS))
+    assert rows_in_both_ways(array) == rows_in_both_ways(lines) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"source": "a",\n "target"}]', r"c\.json must hold a JSON array, but is broken in line 2"),
+        ('[{"source": "a", "target": "b"}, "c"]', "array of JSON objects, but entry 2 is another value"),
+        ('[{"source": "a", "target": "b"}, {"source": "a"}]', r"`target` must be text .* row 2 of .*c\.json"),
+        ("[]", "must hold at least one row, but is empty"),
+        ("[" * 100_000, "must hold a JSON array, but is nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_a_json_file_is_told(tmp_path, text, message):
+    check_refused(write(tmp_path / "c.json", text), message)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
+@pytest.mark.parametrize("name", ["c.csv", "c.tsv", "c.txt"])
+def test_a_table_may_be_separated_by_another_delimiter_than_its_name_says(tmp_path, name, delimiter):
+    lines = [("n", "ko", "en"), ("1", "가", "b. c"), ("2", "나", "d")]
+    location = write(tmp_path / name, "".join(delimiter.join(cells) + "\n" for cells in lines))
+    rows = [{"source": "가", "target": "b. c"}, {"source": "나", "target": "d"}]
+    assert rows_in_both_ways(location, "ko", "en") == rows
+    assert rows_in_both_ways(location, "2", "3")[1:] == rows  # the names are a row where columns are numbers
+
+
+def test_a_delimiter_of_another_kind_inside_the_cells_separates_nothing(tmp_path):
+    location = write(tmp_path / "c.tsv", "a; b | c, d\te; f | g, h\n")
+    assert rows_in_both_ways(location, "1", "2") == [{"source": "a; b | c, d", "target": "e; f | g, h"}]
+    location = write(tmp_path / "c.csv", 'ko,en;x\n"a;b","c;d"\n')
+    assert rows_in_both_ways(location, "ko", "en;x") == [{"source": "a;b", "target": "c;d"}]
+
+
+@pytest.mark.parametrize("name", ["c.tsv", "c.txt.gz", "c.csv"])
+def test_a_table_without_names_has_columns_by_number(tmp_path, name):
+    separator = "," if "csv" in name else "\t"
+    location = write(tmp_path / name, f"a{separator}x{separator}b\nc{separator}y{separator}d\n")
+    assert rows_in_both_ways(location, "3", "1") == [{"source": "b", "target": "a"}, {"source": "d", "target": "c"}]
+    check_refused(location, r"must have .* 'de', but has a, x, b instead\. Of a table without .* numbers", "de", "en")
+    check_refused(location, "must have .* '4', but has 1, 2, 3 instead", "1", "4")
+
+
+def test_names_that_are_numbers_are_names(tmp_path):
+    location = write(tmp_path / "c.tsv", "2\t1\nb\ta\n")
+    assert rows_in_both_ways(location, "1", "2") == [{"source": "a", "target": "b"}]
+
+
+def test_a_line_of_other_length_says_what_separates_cells(tmp_path):
+    location = write(tmp_path / "c.csv", "ko;en\na;b\nc,d\n")
+    check_refused(location, "must have 2 cells .* has 1 in line 3 instead, where semicolons separate them", "ko", "en")
+
+
+def test_two_files_may_be_called_txt_and_no_other_kind(tmp_path):
+    files = [write(tmp_path / name, f"{name}\n") for name in ("a.txt", "b.txt.gz")]
+    assert rows_in_both_ways(files) == [{"source": "a.txt", "target": "b.txt.gz"}]
+    check_refused([files[0], write(tmp_path / "c.json", "")], r"plain text, but has .*c\.json")
+
+
+@pytest.mark.parametrize("layout", ["{}.jsonl", "{}-00000-of-00002.jsonl", "data/my-{}.jsonl", "{}/part.jsonl"])
+def test_a_folder_has_a_file_for_each_split(tmp_path, layout):
+    words = {"train": "train", "dev": "validation", "test": "test"}
+    for number, word in enumerate(words):
+        path = tmp_path / layout.format(word)
+        path.parent.mkdir(exist_ok=True)
+        write(path, json_lines(ROWS[number : number + 1]))
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    for number, split in enumerate(words.values()):
+        assert rows_in_both_ways(str(tmp_path), split=split) == ROWS[number : number + 1]
+    check_refused(str(tmp_path / "none"), "does not|can't be", error=FileNotFoundError)
+
+
+def test_what_a_folder_lacks_is_told(tmp_path):
+    check_refused(str(tmp_path), "a folder with a file .* whose name says train, but .* has none instead")
+    write(tmp_path / "pairs.jsonl", json_lines(ROWS))
+    assert rows_in_both_ways(str(tmp_path)) == ROWS  # all of it is for training, as `datasets` takes it
+    with pytest.raises(ValueError, match=r"name says validation, but .* has pairs\.jsonl instead"):
+        read_pairs(str(tmp_path), "source", "target", split="validation")
+    write(tmp_path / "test_2016.jsonl", json_lines(ROWS[:1]))
+    assert rows_in_both_ways(str(tmp_path), split="test_2016") == ROWS[:1]
+
+
+@pytest.mark.parametrize("has_splits", [True, False])
+def test_a_folder_that_datasets_saved(tmp_path, has_splits):
+    from datasets import Dataset, DatasetDict
+
+    rows = Dataset.from_list([{"translation": {"en": row["source"], "ko": row["target"]}} for row in ROWS])
+    (DatasetDict({"train": rows}) if has_splits else rows).save_to_disk(str(tmp_path / "saved"))
+    assert rows_in_both_ways(str(tmp_path / "saved"), "en", "ko") == ROWS
+    if has_splits:
+        with pytest.raises(ValueError, match="must have the split test, but has train instead"):
+            read_pairs(str(tmp_path / "saved"), "en", "ko", split="test")
+
+
+@pytest.mark.parametrize("location", ["https://example.org/pairs.tsv", "s3://bucket/train.jsonl"])
+def test_a_url_is_refused_as_one(tmp_path, location):
+    check_refused(location, rf"but is the URL {location}: download it first")
+    check_refused([write(tmp_path / "a.txt", "a"), location], rf"but is the URL {location}: download it first")
 
 
 @pytest.fixture

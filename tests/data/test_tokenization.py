@@ -124,13 +124,13 @@ def test_the_vocabulary_has_exactly_the_size_asked_for(algorithm, size):
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
-def test_the_vocabulary_can_not_be_larger_than_the_texts_allow(algorithm):
-    with pytest.raises(
-        ValueError, match=r"`vocab_size` must not be larger than the texts allow, which is (\d+),"
-    ) as told:
-        train(algorithm, 5000)
-    possible = int(str(told.value).split("which is ")[1].split(",")[0])
-    assert len(train(algorithm, possible).source) == possible
+def test_a_vocabulary_larger_than_the_texts_allow_is_lowered_with_a_warning(algorithm, caplog):
+    pair = train(algorithm, 5000)
+    possible = len(pair.source)
+    assert f"`vocab_size` is lowered from 5000 to {possible}, because the texts allow no more." in caplog.text
+    caplog.clear()
+    assert len(train(algorithm, possible).source) == possible < 5000
+    assert not caplog.text
 
 
 def test_the_vocabulary_can_not_be_smaller_than_the_bytes():

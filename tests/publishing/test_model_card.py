@@ -83,6 +83,18 @@ def test_every_fact_is_in_the_card(card):
     assert [fact for fact in facts if fact not in body_of(card)] == []
 
 
+@pytest.mark.parametrize(("source", "target"), [("und", "und"), ("ko", "ko"), ("en", "zxx"), ("ko", "und")])
+def test_what_is_no_translation_between_languages_is_called_none(source, target, card):
+    sides = ("`question`", "`answer`")
+    text = body_of(render_model_card(changed(source_language=source, target_language=target, sides=sides)))
+    assert "An encoder-decoder that turns `question` into `answer`, trained from raw pairs of texts" in text
+    assert "| Direction | `question` → `answer` |" in text
+    for told in ("translates", "mistranslate", "Translating", f"{source} into {target}"):
+        assert told not in text.split("## How to use")[0], told
+    assert "translates ko into en" in body_of(card)
+    assert "`question`" not in body_of(render_model_card(changed(sides=sides)))
+
+
 def test_every_field_changes_the_card(card):
     # fmt: off
     others = {
@@ -95,7 +107,7 @@ def test_every_field_changes_the_card(card):
         "intended_use": "Other.", "limits": ["Other."],
     }
     # fmt: on
-    assert set(others) == {field.name for field in dataclasses.fields(RunFacts)}
+    assert set(others) | {"sides"} == {field.name for field in dataclasses.fields(RunFacts)}
     for name, value in others.items():
         assert render_model_card(changed(**{name: value})) != card, name
 

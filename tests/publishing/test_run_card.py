@@ -132,6 +132,7 @@ def test_unknown_licenses_and_languages_are_not_made_up(result):
     facts = facts_of(replace(result, recipe=replace(result.recipe, data=data, card=CardRecipe())))
     assert facts.license == "unknown"
     assert (facts.source_language, facts.target_language) == ("und", "und")
+    assert facts.direction == ("`command`", "`actions`")
 
 
 def test_the_vocabulary_is_described_as_it_was_made(result):

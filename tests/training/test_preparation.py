@@ -161,7 +161,7 @@ def test_a_config_that_is_none_is_refused(tmp_path, text, message):
 
 
 def test_a_config_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"The model config .*config.json \(`model.config`\) does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"The model config .* \(`model.config`\) does not exist"):
         read_config(tmp_path)
 
 
@@ -265,3 +265,26 @@ def test_a_pair_as_long_as_a_book_needs_a_limit_of_its_own(files, tmp_path):
         prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
     changes["data.max_source_tokens"] = 100_000
     assert prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer").longest_source > 8192
+
+
+def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_given(tmp_path):
+    rows = [(f"소스 {number % 50}", f"target {number}") for number in range(100)]  # each source twice
+    changes = {"data.validation": None, "tokenizer.vocab_size": 270, "data.cleaning.drop_overlap": False}
+    corpora = []
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        changes["data.train"] = lines(tmp_path / f"{name}.tsv", order)
+        corpora.append(prepare_corpus(tiny_recipe(tmp_path / name, changes), tmp_path / name))
+    held_out = [{tuple(pair.values()) for pair in corpus.validation_pairs} for corpus in corpora]
+    assert held_out[0] == held_out[1]  # whatever their order
+    assert len(held_out[0]) == 4  # two of the fifty sources, with both of their targets
+    trained = set(texts(corpora[0]))
+    assert trained == {target for _, target in rows} - {target for _, target in held_out[0]}
+    assert len(corpora[0].validation) == 4
+
+
+def test_one_pair_cannot_be_split(tmp_path):
+    changes = {"data.train": lines(tmp_path / "a.tsv", [("하나", "one")]), "data.validation": None}
+    with pytest.raises(
+        ValueError, match=r"`data.validation` must be given where the training pairs have fewer than two"
+    ):
+        prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "run")

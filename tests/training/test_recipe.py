@@ -3,7 +3,10 @@ import re
 import pytest
 import yaml
 
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
+from heedful.training.proposal import look_at, propose, this_machine
 from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml
 from tiny_runs import tiny_tree
 
@@ -88,7 +91,7 @@ def test_a_section_must_hold_keys(section):
         make_recipe(tiny_tree("x", {section: 5}))
 
 
-@pytest.mark.parametrize("key", ["name", "data", "optimization", "data.train", "data.validation", "data.target"])
+@pytest.mark.parametrize("key", ["name", "data", "optimization", "data.train", "data.target"])
 def test_a_required_key_that_is_missing_is_named(key):
     tree = tiny_tree("x")
     *sections, last = key.split(".")
@@ -116,6 +119,11 @@ def test_a_bare_no_is_a_precision_and_not_false(tmp_path):
     path = written(tmp_path, SMALLEST.replace("{max_updates: 5}", "{max_updates: 5, mixed_precision: no}"))
     assert read_recipe(path).optimization.mixed_precision == "no"
     assert read_recipe(path, ["data.streaming=no"]).data.streaming is False
+
+
+def test_columns_may_be_numbers(tmp_path):
+    recipe = read_recipe(written(tmp_path, SMALLEST.replace("source: ko", "source: 1")), ["data.target=2"])
+    assert (recipe.data.source, recipe.data.target) == ("1", "2")
 
 
 def test_overrides_are_yaml_and_the_last_one_wins(tmp_path):
@@ -316,3 +324,108 @@ def test_files_that_are_nested_too_deeply_are_refused(tmp_path):
 def test_a_run_needs_a_name(name):
     with pytest.raises(ValueError, match="`name` must be a word or more, but is '"):
         make_recipe(tiny_tree("x", {"name": name}))
+
+
+def files_in(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("x", encoding="utf-8")
+
+
+LOCATED = """
+name: located
+data:
+  train: [a.ko, a.en]
+  validation: part-*.tsv
+  test: {near: near.tsv, hub: someone/pairs, built_in: "builtin:test:5", lost: lost.tsv}
+  source: ko
+  target: en
+tokenizer: {path: tokenizer}
+model: {start_from: runs/model}
+optimization: {max_updates: 5}
+"""
+
+
+def test_paths_in_a_recipe_are_relative_to_its_file_and_others_to_the_working_directory(tmp_path, monkeypatch):
+    files_in(tmp_path / "mine", "a.ko", "a.en", "part-1.tsv", "near.tsv", "b.tsv")
+    files_in(tmp_path / "mine" / "tokenizer", "tokenizer.json")
+    files_in(tmp_path / "runs" / "model", "config.json")
+    written(tmp_path / "mine", LOCATED)
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe("mine/recipe.yaml", ["data.validation=b.tsv"])
+    test = {"near": "mine/near.tsv", "hub": "someone/pairs", "built_in": "builtin:test:5", "lost": "lost.tsv"}
+    assert recipe.data.locations == (["mine/a.ko", "mine/a.en"], "b.tsv", test)
+    assert recipe.output == "runs/located"
+    assert (recipe.tokenizer.path, recipe.model.start_from) == ("mine/tokenizer", "runs/model")
+    assert read_recipe("mine/recipe.yaml").data.validation == "mine/part-*.tsv"
+    # The same recipe from its own folder, and one that is written out in full and read in a third.
+    monkeypatch.chdir(tmp_path / "mine")
+    assert read_recipe("recipe.yaml").data.locations[:2] == (["a.ko", "a.en"], "part-*.tsv")
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "runs", to_yaml(recipe))
+    assert read_recipe("runs/recipe.yaml").data == recipe.data
+
+
+def test_the_data_folder_of_a_recipe_is_relative_to_its_file_and_files_to_it(tmp_path, monkeypatch):
+    files_in(tmp_path / "mine" / "corpus", "a.tsv")
+    files_in(tmp_path / "mine", "a.tsv")
+    written(tmp_path / "mine", SMALLEST.replace("{train", "{folder: corpus, train"))
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe("mine/recipe.yaml").data.locations.train == "mine/corpus/a.tsv"
+    assert read_recipe("mine/recipe.yaml", ["data.folder=else"]).data.locations.train == "else/a.tsv"
+    assert read_recipe("mine/recipe.yaml", ["data.folder="]).data.locations.train == "mine/a.tsv"
+
+
+def pairs_file(folder, count=40):
+    pairs = korean_english_pairs("train", count)
+    (folder / "pairs.tsv").write_text("".join(f"{pair['ko']}\t{pair['en']}\n" for pair in pairs), encoding="utf-8")
+
+
+SHORT = "data: {train: pairs.tsv, source: 1, target: 2}\n"
+
+
+def test_a_recipe_of_data_alone_is_completed_for_them_and_says_so(tmp_path, caplog):
+    pairs_file(tmp_path)
+    with caplog.at_level("INFO"):
+        recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"])
+    proposal = propose(look_at(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
+    assert recipe.name == "recipe"
+    assert recipe.model.options == proposal["model.options"]
+    assert recipe.optimization.max_updates == proposal["optimization.max_updates"]
+    told = dict(line.strip().split(": ", 1) for line in caplog.text.splitlines()[1:])
+    assert told == {key: str(value) for key, value in proposal.items()}
+    assert read_recipe(written(tmp_path, to_yaml(recipe))) == recipe  # and nothing is chosen anew
+
+
+def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
+    pairs_file(tmp_path)
+    text = SHORT + "name: mine\nmodel: {config: small}\ntokenizer: {path: runs/tokenizer}\n"
+    with caplog.at_level("INFO"):
+        recipe = read_recipe(written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"])
+    assert (recipe.name, recipe.model.config, recipe.model.options) == ("mine", "small", {})
+    assert (recipe.optimization.max_updates, recipe.optimization.schedule) == (7, "linear")
+    assert recipe.tokenizer.vocab_size == 8000
+    assert "max_updates" not in caplog.text
+
+
+def test_only_a_file_without_optimization_is_completed(tmp_path):
+    pairs_file(tmp_path)
+    assert read_recipe(written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")).model.options == {}
+    with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
+        read_recipe(written(tmp_path, SHORT + "name: x\nmodel: {start_from: runs/model}\n"))
+
+
+def test_a_stream_needs_validation_pairs_of_its_own():
+    with pytest.raises(
+        ValueError, match=r"`data.validation` must be given where `data.streaming` is true, but is empty"
+    ):
+        make_recipe(tiny_tree("x", {"data.streaming": True, "data.validation": None}))
+
+
+@pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])
+def test_other_training_data_do_not_inherit_the_card_of_the_recipes_own(override):
+    assert read_recipe("quickstart", ["seed=3"]).card.license == "apache-2.0"
+    card = read_recipe("multi30k-de-en", [override, "card.license=mit"]).card
+    assert (card.license, card.dataset, card.intended_use, card.limits) == ("mit", None, None, None)
+    assert card.source_language == "de"
+    assert read_recipe("multi30k-de-en", ["data.folder=else"]).card.dataset == "Multi30k"

@@ -263,7 +263,7 @@ def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path, caplo
     "mistake",
     [
         {"data.train": "no_such_file.jsonl"},
-        {"tokenizer.vocab_size": 90_000},
+        {"tokenizer.vocab_size": 5},
         {"model.options.decoder_attention_heads": 5},
     ],
 )

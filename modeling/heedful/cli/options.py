@@ -30,7 +30,7 @@ Precision = Annotated[
 Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model on the Hub.")]
-RecipeFile = Annotated[Path, Argument(metavar="RECIPE.yaml", help="The recipe.")]
+RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="A YAML file, or a name that `heedful recipes` lists.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]

@@ -1,7 +1,7 @@
 """Rules that decide which sentence pairs are worth training on, and a report of what they dropped."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
@@ -105,6 +105,22 @@ def clean_pairs(
     kept = [index for index, (source, target) in enumerate(columns) if judge.keeps(source, target)]
     judge.check_that_some_are_left()
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
+
+
+def split_for_validation(sources: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the numbers of the pairs to train on, and of those to hold out: a twentieth of the sources, at most 500.
+
+    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way.
+    """
+    digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
+    if len(digests) < 2:
+        raise ValueError("`data.validation` must be given where the training pairs have fewer than two sources.")
+    ordered = sorted(digests, key=lambda source: digests[source])
+    held_out = set(ordered[: min(500, max(1, len(ordered) // 20))])
+    numbers: tuple[list[int], list[int]] = ([], [])
+    for number, source in enumerate(sources):
+        numbers[source.strip() in held_out].append(number)
+    return numbers
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[str, str]]:

@@ -14,7 +14,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,15 @@ Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in i
 
 ROWS_PER_CHUNK = 10_000
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
+KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
+# By which words `datasets` knows the file of a split.
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
 
@@ -35,14 +44,17 @@ def read_pairs(
 
     `location` is one of
     - "builtin:SPLIT:COUNT", the corpus that comes with the package ("builtin:train:100000");
-    - a .jsonl, .csv, .tsv or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in alphabetical
-      order). JSON Lines, CSV and TSV may be compressed (.gz). CSV and TSV start with a line of column names; in TSV,
-      quotes have no meaning and every line is a row;
+    - a .jsonl, .json, .csv, .tsv, .txt or .parquet file, or a pattern such as "data/part-*.jsonl" (files are read in
+      alphabetical order), all but .parquet also compressed (.gz). A .json file holds an array of rows, or one row a
+      line. Tables may be separated by commas, tabs, semicolons or bars, and begin with a line of column names, or have
+      none where columns are given by number. Quotes have no meaning in .tsv and .txt, where every line is a row;
     - two text files with the same number of lines, [source file, target file] (.gz allowed);
+    - a folder with such files for each split, as the library `datasets` lays them out, or one that it saved;
     - a dataset on the Hugging Face Hub, "name", "name:config" or "name:config:split" (else `split`).
 
-    `source` and `target` are the languages inside a `translation` column, or the names of columns. With `streaming`,
-    rows are read and checked while they are iterated. The message of an error names the file and the line or row.
+    `source` and `target` are the languages inside a `translation` column, or the names of columns; "1" and "2", for
+    example, are the numbers of columns in a table without a line of names. With `streaming`, rows are read and checked
+    while they are iterated. The message of an error names the file and the line or row.
     """
     from datasets import Features, IterableDataset, Value
 
@@ -55,6 +67,14 @@ def read_pairs(
     return _in_memory(_checked_pairs(**arguments), features)
 
 
+def columns_of(location: str | Sequence[str], split: str = "train") -> list[str]:
+    """Return the languages or columns of a corpus; of a table, the cells of its first line, whatever they are."""
+    rows, *_ = _locate(location, *ANY_COLUMNS, split, streaming=True)
+    _, _, cells = next(rows())
+    translation = cells.get("translation")
+    return list(translation if isinstance(translation, Mapping) else cells)
+
+
 def _locate(
     location: str | Sequence[str], source: str, target: str, split: str, streaming: bool
 ) -> tuple[Callable[[], Iterator[Row]], str, str]:
@@ -62,6 +82,12 @@ def _locate(
 
     Errors that can be found without reading a row are raised here, even if rows will be streamed.
     """
+    for name in [location] if isinstance(location, str) else location:
+        if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
+            raise ValueError(
+                f"`location` must be a file on this machine or a dataset's name on the Hub, but is the URL {name}: "
+                "download it first."
+            )
     if not isinstance(location, str):
         if len(location) != 2:
             raise ValueError(
@@ -70,9 +96,11 @@ def _locate(
         return partial(_aligned_lines, *map(_text_file, location)), "source", "target"
     if location.startswith("builtin:"):
         return _builtin(location, source, target), source, target
+    if Path(location).expanduser().is_dir():
+        return _folder(Path(location).expanduser(), source, target, split)
     files = _local_files(location)
     if files:
-        return partial(_file_rows, tuple(map(str, files))), source, target
+        return partial(_file_rows, tuple(map(str, files)), (source, target)), source, target
     dataset = _hub_dataset(location, source, target, split, streaming)
     return partial(_numbered, location, iter, dataset), source, target
 
@@ -122,6 +150,7 @@ def _checked_pairs(
             if name not in found:
                 raise ValueError(
                     f"{file} must have the language or column {name!r}, but has {', '.join(columns)} instead."
+                    + _advice_on_tables(file)
                 )
             more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
             place = f"row {number} of {file} instead{more}"
@@ -155,11 +184,8 @@ def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *
 def _local_files(location: str) -> list[Path]:
     """Return the files of a location in order, or an empty list if it is a name on the Hub."""
     path = Path(location).expanduser()
-    suffixes = "(.jsonl, .csv or .tsv, each also with .gz, or .parquet)"
     if path.is_file():
         files = [path]
-    elif path.is_dir():
-        raise ValueError(f"`location` must be a file {suffixes} or a pattern, but is the folder {path} instead.")
     elif glob.has_magic(location):
         root = Path(path.anchor)
         files = sorted(file for file in root.glob(str(path.relative_to(root))) if file.is_file())
@@ -171,20 +197,46 @@ def _local_files(location: str) -> list[Path]:
         return []
     for file in files:
         if not _kind(file):
-            raise ValueError(f"`location` must be a file of a known kind {suffixes}, but is {file} instead.")
+            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead.")
     return files
 
 
 def _kind(path: Path) -> str | None:
-    match = re.search(r"\.(parquet(?!\.gz)|jsonl|csv|tsv)(\.gz)?$", path.name)
+    match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", path.name)
     return match[1] if match else None
+
+
+def _folder(folder: Path, source: str, target: str, split: str) -> tuple[Callable[[], Iterator[Row]], str, str]:
+    """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        import datasets
+
+        saved = datasets.load_from_disk(str(folder))
+        if isinstance(saved, datasets.DatasetDict) and split not in saved:
+            raise ValueError(f"{folder} must have the split {split}, but has {', '.join(saved)} instead.")
+        rows = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        return partial(_numbered, str(folder), iter, rows), source, target
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _kind(path))
+    files = [path for path in files if not path.name.startswith(("dataset_info", "."))]
+    words = {path: re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower()) for path in files}
+    splits = {path: next((name for name in SPLITS if {*SPLITS[name]} & {*words[path]}), None) for path in files}
+    chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]
+    if not chosen and split == "train" and not any(splits.values()):
+        chosen = files  # as `datasets` takes them
+    if not chosen:
+        found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
+        raise ValueError(
+            f"`location` must be a folder with a file {KINDS} whose name says {split}, but {folder} has {found} "
+            "instead."
+        )
+    return partial(_file_rows, tuple(map(str, chosen)), (source, target)), source, target
 
 
 def _text_file(location: str) -> str:
     path = Path(location).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
-    if _kind(path):
+    if _kind(path) not in (None, "txt"):
         raise ValueError(f"`location` must be two files of plain text, but has {location} instead.")
     return str(path)
 
@@ -227,10 +279,38 @@ def _aligned_lines(source_file: str, target_file: str) -> Iterator[Row]:
         )
 
 
-def _file_rows(files: tuple[str, ...]) -> Iterator[Row]:
-    readers = {"jsonl": _json_rows, "csv": _csv_rows, "tsv": _tsv_rows, "parquet": _parquet_rows}
+def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Row]:
+    readers: dict[str, Callable[..., Iterator[Mapping[str, Any]]]] = {
+        **{"jsonl": _json_rows, "json": _json_file_rows, "parquet": _parquet_rows},
+        **{"csv": partial(_csv_rows, columns=columns), "tsv": partial(_tsv_rows, columns=columns)},
+        "txt": partial(_tsv_rows, columns=columns),
+    }
     for file in files:
         yield from _numbered(file, readers[str(_kind(Path(file)))], file)
+
+
+def _json_file_rows(file: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an array; of anything else, those of JSON Lines, as `datasets` does."""
+    lines = _lines(file)
+    beginning = next((line for _, line in lines if line.strip()), "")
+    if not beginning.lstrip().startswith("["):
+        yield from _json_rows(file)
+        return
+    text = "".join(line for _, line in _lines(file))
+    try:
+        rows = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(rows, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
+    except RecursionError as error:
+        raise ValueError(f"{file} must hold a JSON array, but is nested too deeply.") from error
+    except ValueError as error:
+        what = error.msg if isinstance(error, json.JSONDecodeError) else error
+        line = f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"{file} must hold a JSON array, but is broken{line}: {what}.") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{file} must hold an array of JSON objects, but entry {number} is another value.")
+        yield row
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
@@ -249,30 +329,66 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _csv_rows(file: str) -> Iterator[Mapping[str, str]]:
-    reader = csv.reader((line for _, line in _lines(file)), strict=True)
+def _csv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
+    delimiter = _delimiter(file, columns)
+    reader = csv.reader((line for _, line in _lines(file)), delimiter=delimiter, strict=True)
     try:
-        yield from _named_cells(file, ((reader.line_num, cells) for cells in reader if cells))
+        rows = ((reader.line_num, cells) for cells in reader if cells)
+        yield from _named_cells(file, rows, columns, delimiter)
     except csv.Error as error:
         raise ValueError(f"{file} must be well-formed CSV, but line {reader.line_num} is not: {error}.") from error
 
 
-def _tsv_rows(file: str) -> Iterator[Mapping[str, str]]:
+def _tsv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
+    delimiter = _delimiter(file, columns)
     lines = ((number, _without_end(line)) for number, line in _lines(file))
-    return _named_cells(file, ((number, line.split("\t")) for number, line in lines if line))
+    return _named_cells(file, ((number, line.split(delimiter)) for number, line in lines if line), columns, delimiter)
 
 
-def _named_cells(file: str, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Mapping[str, str]]:
-    _, names = next(rows, (1, []))
+def _delimiter(file: str, columns: tuple[str, str]) -> str:
+    """Return what separates the cells of a table: what the file's kind says, unless the first line needs another.
+
+    It needs another where only that makes cells of the columns' names or, where they are numbers, enough cells.
+    """
+    own = "," if _kind(Path(file)) == "csv" else "\t"
+    first = next((_without_end(line) for _, line in _lines(file) if line.strip()), "")
+    for delimiter in (own, *(other for other in DELIMITERS if other != own)):
+        cells = next(csv.reader([first], delimiter=delimiter)) if own == "," else first.split(delimiter)
+        if columns == ANY_COLUMNS and len(cells) > 1:
+            return delimiter
+        if {*columns} <= {*cells} or (_are_numbers(columns) and len(cells) >= max(map(int, columns))):
+            return delimiter
+    return own
+
+
+def _are_numbers(columns: Sequence[str]) -> bool:
+    return all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
+
+
+def _named_cells(
+    file: str, rows: Iterator[tuple[int, list[str]]], columns: tuple[str, str], delimiter: str
+) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
+    first, names = next(rows, (1, []))
+    if _are_numbers(columns) and names and not {*columns} <= {*names}:
+        rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
     if len(set(names)) < len(names):
-        raise ValueError(f"{file} must have different column names, but has {', '.join(names)} instead.")
+        raise ValueError(
+            f"{file} must have different column names, but has {', '.join(names)} instead." + _advice_on_tables(file)
+        )
     for number, cells in rows:
         if len(cells) != len(names):
             raise ValueError(
                 f"{file} must have {len(names)} cells in every line, as the first has, but has {len(cells)} in line "
-                f"{number} instead."
+                f"{number} instead, where {DELIMITERS[delimiter]} separate them."
             )
         yield dict(zip(names, cells, strict=True))
+
+
+def _advice_on_tables(file: str) -> str:
+    if _kind(Path(file)) not in ("csv", "tsv", "txt"):
+        return ""
+    return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."
 
 
 def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:

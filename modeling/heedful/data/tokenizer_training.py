@@ -1,6 +1,7 @@
 """Tokenizers trained from raw text: BPE and Unigram on bytes, or whole words."""
 
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,8 @@ from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 Algorithm = Literal["bpe", "unigram", "word"]
@@ -43,8 +46,9 @@ def train_tokenizers(
     one space between words. Texts are read once, the sources first, and need not fit in memory.
 
     Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows; if
-    there are two vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the exact number of
-    tokens, all of these included; None means every word, and works with "word" only. `target_vocab_size` is the target
+    there are two vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the number of
+    tokens, all of these included, and lowered with a warning to what the texts allow; None means every word, and works
+    with "word" only. `target_vocab_size` is the target
     vocabulary's if it is not joint; None means `vocab_size`.
     """
     if algorithm not in ("bpe", "unigram", "word"):
@@ -102,9 +106,7 @@ def _train_one(
         tokenizer = _with_repeatable_scores(tokenizer, len(control))
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
-        raise ValueError(
-            f"`{size_name}` must not be larger than the texts allow, which is {size}, but is {vocab_size} instead."
-        )
+        logger.warning("`%s` is lowered from %s to %s, because the texts allow no more.", size_name, vocab_size, size)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, SPECIAL_TOKENS.index(EOS))]
     )

@@ -7,13 +7,14 @@ every check on them. Nothing is written into the run's folder.
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from heedful.data.batching import UpdateBatches
+from heedful.data.cleaning import split_for_validation
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
@@ -86,7 +87,7 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     train, held_out = _read_splits(recipe, limit)
     with tempfile.TemporaryDirectory() as temporary:
         findings = list(_check(recipe, train, held_out, Path(temporary)))
-    return Diagnosis(findings, len(train), train.total)
+    return Diagnosis(findings, train.looked_at, train.total)
 
 
 def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
@@ -95,7 +96,12 @@ def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
     pairs = read_pairs(where.train, data.source, data.target, split="train", streaming=data.streaming)
     train = Pairs.first(pairs, limit, "train", "data.train")
     held_out = []
-    for name, location in {"validation": where.validation, **where.test}.items():
+    if where.validation is None:  # training splits it off, from the pairs that cleaning keeps
+        rest, numbers = split_for_validation(train.sources)
+        held_out.append(replace(train.chosen(numbers), name="validation"))
+        train = train.chosen(rest)
+    splits = {} if where.validation is None else {"validation": where.validation}
+    for name, location in {**splits, **where.test}.items():
         pairs = read_pairs(location, data.source, data.target, split=name)
         key = "data.validation" if name == "validation" else f"data.test.{name}"
         held_out.append(Pairs.first(pairs, len(pairs), name, key))
@@ -143,10 +149,16 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
     try:
         tokenizers = load_or_train_tokenizers(recipe, train, folder, is_main=True)
     except ValueError as error:
-        # From all pairs the vocabulary may well become as large as it should.
-        level: Level = "error" if train.is_whole else "warning"
-        yield Finding("tokenizer", level, str(error), key, "Nothing behind it could be checked.")
+        yield Finding("tokenizer", "error", str(error), key, "Nothing behind it could be checked.")
         return
+    wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
+    if key == "tokenizer.vocab_size" and wanted is not None and size < wanted:
+        told = (
+            f"The pairs that were looked at allow {size:,} tokens, to which the vocabulary of {wanted:,} is lowered."
+        )
+        yield Finding(
+            "tokenizer", "warning" if train.is_whole else "note", told, key, f"Set it to {size // 2:,} or so."
+        )
     yield from tokens.check_tokenizer_ids(tokenizers, key)
     yield from tokens.check_normalization(train, tokenizers, key)
     try:

@@ -158,7 +158,7 @@ def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     try:
         from sacrebleu.metrics import BLEU, CHRF, TER
     except ImportError as error:
-        raise ImportError("Scoring needs sacrebleu: pip install 'heedful[train]'") from error
+        raise ImportError("Scoring needs sacrebleu: pip install sacrebleu") from error
     if name == "chrf":
         return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if name == "ter":

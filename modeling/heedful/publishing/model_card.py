@@ -22,6 +22,7 @@ METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "E
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
+NO_LANGUAGE = "zxx"  # its code for what is no language at all
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
 _LICENSE_WORDS = """
@@ -61,9 +62,21 @@ class RunFacts:
     versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
     example_source: str  # a sentence to try, preferably from a test set
     example_translation: str  # what the model makes of it
+    sides: tuple[str, str] = ("source", "target")  # what the data call them, for a task that is no translation
     example_language: str | None = None  # into which, where the model knows several and must be told
     intended_use: str = ""  # the template's general one if empty
     limits: Sequence[str] = ()  # put before the template's general ones
+
+    @property
+    def is_translation(self) -> bool:
+        """Whether the model goes from a natural language into another one."""
+        languages = {self.source_language, self.target_language}
+        return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
+
+    @property
+    def direction(self) -> tuple[str, str]:
+        """What the model goes from and to: languages, or what the data call their sides."""
+        return (self.source_language, self.target_language) if self.is_translation else self.sides
 
     def __post_init__(self):
         """Check every field."""

@@ -21,7 +21,17 @@ BUILTIN_LICENSE = "apache-2.0"
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder, and return its path."""
+    """Write the card of a run's published model into its folder.
+
+    Args:
+        result: What `train` returned.
+
+    Returns:
+        The path of the card, README.md beside the weights.
+
+    Raises:
+        ValueError: If a fact that the card tells is empty or impossible, such as a language's code.
+    """
     return write_model_card(result.folder, facts_of(result))
 
 
@@ -63,6 +73,7 @@ def facts_of(result: RunResult) -> RunFacts:
         versions={name: version(name) for name in REQUIRED_VERSIONS},
         example_source=example,
         example_translation=translation,
+        sides=(_named("source", recipe.data.source), _named("target", recipe.data.target)),
         example_language=language,
         intended_use=recipe.card.intended_use or "",
         limits=[recipe.card.limits] if recipe.card.limits else [],
@@ -71,6 +82,11 @@ def facts_of(result: RunResult) -> RunFacts:
 
 def _code(language: str) -> str:
     return language if LANGUAGE_CODE.fullmatch(language) else UNDETERMINED
+
+
+def _named(side: str, column: str) -> str:
+    """Return what a side is called in a sentence: the number of a column says nothing."""
+    return side if column.isdigit() else f"`{column}`"
 
 
 def _architecture(config) -> str:

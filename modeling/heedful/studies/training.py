@@ -125,7 +125,7 @@ def checksum_of(recipe: Recipe) -> str:
     digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
     where = recipe.data.locations
     for location in (where.train, where.validation, *where.test.values()):
-        for file in map(Path, [location] if isinstance(location, str) else location):
+        for file in map(Path, [location] if isinstance(location, str) else location or []):
             if file.is_file():
                 digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
-from heedful.data.cleaning import CleaningReport, clean_pairs
+from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
@@ -111,10 +111,14 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     check_model(recipe, _given_tokenizers(recipe, folder))
     data, where = recipe.data, recipe.data.locations
     sides = (data.source, data.target)
-    validation = list(read_pairs(where.validation, *sides, split="validation"))
+    validation = list(read_pairs(where.validation, *sides, split="validation")) if where.validation else []
     tests = [read_pairs(location, *sides, split=name) for name, location in where.test.items()]
     pairs = read_pairs(where.train, *sides, split="train", streaming=data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
+    if where.validation is None:
+        rest, numbers = split_for_validation(pairs["source"][:])
+        pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
+        logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
     is_main = accelerator is None or accelerator.is_main_process
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     check_model(recipe, tokenizers)

@@ -20,7 +20,7 @@ class Locations(NamedTuple):
     """Where the pairs of each split are, in the form that `read_pairs` takes."""
 
     train: Location
-    validation: Location
+    validation: Location | None
     test: dict[str, Location]
 
 
@@ -29,9 +29,9 @@ class DataRecipe:
     """Where the pairs come from and which of them are kept."""
 
     train: Location
-    validation: Location
     source: str
     target: str
+    validation: Location | None = None
     test: dict[str, Location] = field(default_factory=dict)
     folder: str | None = None
     both_directions: bool = False
@@ -45,12 +45,15 @@ class DataRecipe:
         _at_least(1, "data", self, "pool_size", "max_source_tokens", "max_target_tokens")
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
+        if self.streaming and self.validation is None:
+            raise _mistake("data.validation", "given where `data.streaming` is true", "empty")
 
     @property
     def locations(self) -> Locations:
         """Where the pairs of each split are, with `folder` in front of file names."""
         test = {name: self._located(where) for name, where in self.test.items()}
-        return Locations(self._located(self.train), self._located(self.validation), test)
+        validation = None if self.validation is None else self._located(self.validation)
+        return Locations(self._located(self.train), validation, test)
 
     @property
     def target_languages(self) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 """The files of a recipe: its YAML, with a check of every key and type, and the model config that it names.
 
-This is the one module that reads YAML.
+This is the one module that reads YAML. Recipes and sizes that come with the package are found by their names.
 """
 
 import json
+import logging
+import re
+from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -13,8 +16,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import DataRecipe, Recipe
 
+logger = logging.getLogger(__name__)
+
+# `configuration/` is in the wheel; a checkout has it at its top.
+_PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
+CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 MODEL_TYPES = ("heed", "heed_rnn")
 IN_WORDS = {
     str: "text",
@@ -49,23 +58,90 @@ def _read_yaml(text: str) -> Any:
 
 
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe from YAML, with overrides on top, such as `data.folder=corpora`, whose values are YAML too."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"The recipe {path} does not exist.")
+    """Read a recipe from a YAML file, with changes on top.
+
+    Paths in the file are relative to the file; what is not there is looked for in the working directory, to which
+    `output`, paths in `overrides`, and those of recipes that come with the package are always relative.
+
+    Args:
+        path: The file, or the name of a recipe that comes with the package, such as "quickstart"; a file wins.
+        overrides: Changes such as "data.folder=corpora", whose values are YAML too.
+
+    Returns:
+        The recipe, with defaults in place of keys that are not given. Of a file without the section `optimization`
+        they fit its data and this machine, and are logged.
+
+    Raises:
+        FileNotFoundError: If there is no such file or name.
+        ValueError: If the file is not YAML, or a key is unknown or has a wrong value; the message names the key.
+    """
+    path = find_recipe(path)
     try:
         tree = _read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
+    is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
+    overridden = [override.partition("=")[0] for override in overrides or []]
+    if any(key in ("data", "data.train") for key in overridden) and _keys(tree.get("card")):
+        # What the file says of its data is not so of others: nobody publishes under someone else's licence.
+        tree["card"] = {key: value for key, value in tree["card"].items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
+    if path.parent not in (RECIPES, Path()):
+        _look_beside(path.parent, tree, overridden)
+    if is_open:
+        tree = _completed(tree, path.stem)
     return make_recipe(tree)
 
 
+def recipes() -> dict[str, str]:
+    """Return the first line of each recipe that comes with the package, by its name."""
+    files = sorted(RECIPES.glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8").split("\n")[0].strip("# ") for path in files}
+
+
+def sizes() -> dict[str, str]:
+    """Return a sentence on each size of a model that comes with the package, by its name."""
+    table = (MODELS / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `([^`]+)` \| (.*?) \|$", table, flags=re.MULTILINE))
+
+
+def find_known(name: str) -> Path:
+    """Return the file of a recipe or a size that comes with the package."""
+    files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
+    files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
+    if name.removesuffix(".yaml") not in files:
+        told = _near(Path(name), files)
+        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {name!r} instead{told}.")
+    return files[name.removesuffix(".yaml")]
+
+
+def find_recipe(path: str | Path) -> Path:
+    """Return the file of a recipe: a path, or the name of one that comes with the package."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    named = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.name == str(path) and named.is_file():
+        return named
+    told = _near(path, recipes())
+    raise FileNotFoundError(f"The recipe {path} does not exist{told}: `heedful recipes` lists those that come along.")
+
+
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe of nested dictionaries, of which every key and type is checked."""
+    """Make a recipe of nested dictionaries, whose paths are relative to the working directory.
+
+    Args:
+        tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`.
+
+    Returns:
+        The recipe, with defaults in place of keys that are not given.
+
+    Raises:
+        ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
+    """
     return _section(Recipe, tree, "")
 
 
@@ -75,11 +151,8 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Read the config.json of a Heed model, or the one of a folder, as a dictionary of fields."""
-    path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"The model config {path} (`model.config`) does not exist.")
+    """Read the config.json of a Heed model, the one of a folder, or the one of a size's name, as fields."""
+    path = find_config(path)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -91,6 +164,80 @@ def read_config(path: str | Path) -> dict[str, Any]:
             "instead."
         )
     return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
+
+
+def find_config(path: str | Path) -> Path:
+    """Return the file of a model config: itself, or in a folder, or that of a size that comes with the package."""
+    path = Path(path)
+    files = [path, path / "config.json"]
+    if path.name == str(path):
+        files.append(MODELS / path / "config.json")
+    for file in files:
+        if file.is_file():
+            return file
+    told = _near(path, sizes())
+    raise FileNotFoundError(
+        f"The model config {path} (`model.config`) does not exist{told}: `heedful recipes` lists the sizes that come "
+        "along."
+    )
+
+
+def _near(path: Path, names: Iterable[str]) -> str:
+    nearest = get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
+    return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
+
+
+def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """Fill in what a recipe leaves open whose file has no `optimization`, by a look at its data and this machine."""
+    from heedful.data.sources import read_pairs
+    from heedful.training.proposal import look_at, propose, this_machine
+
+    data = _section(DataRecipe, tree.get("data"), "data.")
+    pairs = read_pairs(data.locations.train, data.source, data.target, streaming=data.streaming)
+    device = _keys(tree.get("optimization")).get("device", "auto")
+    proposal = propose(look_at(pairs, len(pairs) if isinstance(pairs, Sized) else None), this_machine(device))
+    completed, told = {"name": name} | tree, []
+    for key, value in proposal.settings.items():
+        section, _, last = key.partition(".")
+        given = _keys(tree.get(section))
+        is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
+        if last not in given and not is_decided:
+            completed[section] = _keys(completed.get(section)) | {last: value}
+            told.append(f"{key}: {value}")
+    logger.info(
+        "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s",
+        proposal.minutes,
+        "\n  ".join(told),
+    )
+    return completed
+
+
+def _look_beside(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
+    """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
+    data, model, tokenizer = (_keys(tree.get(name)) for name in ("data", "model", "tokenizer"))
+    places = [(model, "model.config"), (model, "model.start_from"), (tokenizer, "tokenizer.path")]
+    if data.get("folder"):
+        places.append((data, "data.folder"))
+    else:
+        tests = _keys(data.get("test"))
+        places += [(data, "data.train"), (data, "data.validation"), *((tests, f"data.test.{name}") for name in tests)]
+    for section, key in places:
+        name = key.rpartition(".")[2]
+        if name in section and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
+            section[name] = _beside(folder, section.get(name))
+
+
+def _beside(folder: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_beside(folder, entry) for entry in value]
+    if not isinstance(value, str) or not value or value.startswith("~") or Path(value).is_absolute():
+        return value
+    is_there = (folder / value).exists() or any(folder.glob(value))
+    return str(folder / value) if is_there else value
+
+
+def _keys(section: Any) -> dict[str, Any]:
+    return section if isinstance(section, dict) else {}
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -137,6 +284,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is False and "no" in get_args(hint):
         value = "no"  # what YAML reads a bare no as
+    if name in ("data.source", "data.target") and type(value) is int:
+        value = str(value)  # the number of a column
     if float in choices and isinstance(value, str):
         with suppress(ValueError):
             value = float(value)

@@ -39,10 +39,21 @@ class RunResult:
 
 
 def train(recipe: Recipe) -> RunResult:
-    """Run a recipe: prepare the data, train, publish the weights, test them; return what was made, on every rank.
+    """Run a recipe: prepare the data, train, publish the weights, test them.
 
     The run's folder then holds `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/`, which only the
-    main process writes. After Ctrl-C or SIGTERM it is a `TrainingInterrupted`, and the run can be resumed.
+    main process writes.
+
+    Args:
+        recipe: What `read_recipe` or `make_recipe` returned.
+
+    Returns:
+        What was made, on every rank: the folder of the model, its metrics, the corpus and the progress.
+
+    Raises:
+        ValueError: If the recipe, the data or the run's folder cannot be used; the message names the key.
+        FileNotFoundError: If a file of the recipe does not exist.
+        TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     check_output_folder(recipe)
     # A BLEU tokenizer that is unknown or not installed must be reported now, and not after hours of training.

@@ -133,7 +133,7 @@ def character_f_score() -> Utility:
     try:
         from sacrebleu.metrics import CHRF
     except ImportError as error:
-        raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install 'heedful[train]'") from error
+        raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install sacrebleu") from error
     metric = CHRF()
     return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedType,
@@ -24,6 +25,7 @@ from accelerate.utils import (
 
 from heedful.inference.memory import keep_freed_memory
 from heedful.training.processes.launch_checks import check_launch, check_processes
+from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
 
 # How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others wait;
@@ -41,6 +43,8 @@ def make_accelerator(
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()
+    if world_size() == 1:  # one recipe after another, as in a notebook, may each have its device and precision
+        AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(
         cpu=on_cpu,
         mixed_precision=settings.mixed_precision,

@@ -14,6 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
+from .fast_paths_heed import is_plain, runs_plainly
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -194,7 +195,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         whose output layer is on another device than the tokens.
         """
         is_ordinary = past_key_values is not None and not past_key_values.is_compileable
-        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
+        if not is_ordinary or not is_plain(self.lm_head) or input_ids.device != self.lm_head.weight.device:
             return super().prepare_inputs_for_generation(
                 input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
             )
@@ -216,7 +217,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
 def _check_padding_side(labels: torch.Tensor) -> None:
     # Only on the CPU, where collators make batches: elsewhere it would wait for the device on every call.
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
+    if labels.device.type != "cpu" or not runs_plainly() or labels.numel() == 0:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():

@@ -14,6 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from .configuration_base_heed import HeedBaseConfig, first_three
+from .fast_paths_heed import runs_plainly
 
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
@@ -56,7 +57,7 @@ class HeedBaseModel(PreTrainedModel):
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator."""
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
-        if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
+        if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size

@@ -228,6 +228,10 @@ class RecurrentCache(Cache):
         super().__init__(layers=[])
         self.reset()
 
+    def __len__(self) -> int:
+        """Return the number of layers that have a state."""
+        return len(self.states)
+
     @property
     def self_attention_cache(self) -> "RecurrentCache":
         """The part that differs between hypotheses of one sentence: all of it."""

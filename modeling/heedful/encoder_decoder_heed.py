@@ -72,8 +72,9 @@ class EncoderDecoder(nn.Module):
             encoded = self._encoded(encoder_outputs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
-                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was: a call scores a target. "
+                "`generate()` makes one, and `get_encoder()` reads a source alone. (Within transformers' Trainer, "
+                "which takes the labels away to smooth them: give the data collator the model, "
                 "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
             )
         source = encoded.last_hidden_state

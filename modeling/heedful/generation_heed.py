@@ -59,6 +59,12 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source = next((given for given in sources if given is not None), None)
+    is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
+    if is_ids and (source.dim() != 2 or not source.numel()):
+        raise ValueError(
+            "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least, but are of "
+            f"shape {tuple(source.shape)} instead."
+        )
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
         raise ValueError(
@@ -116,11 +122,13 @@ class HeedGenerationMixin(GenerationMixin):
 
         Raises:
             ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
-                `tokenizer`, or `decoder_input_ids` have not a row for each source.
+                `tokenizer`, `decoder_input_ids` have not a row for each source, or there is no batch of sources.
         """
         check_generate_arguments(args, kwargs)
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
+        if kwargs.get("max_new_tokens") is not None:
+            kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         with self.config.vocabulary_of_the_target():
             return GenerationMixin.generate(self, *args, **kwargs)
 

@@ -55,7 +55,14 @@ class HeedBaseModel(PreTrainedModel):
         return inputs_embeds
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
-        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator."""
+        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.
+
+        They must be `(batch, length)` everywhere.
+        """
+        if input_ids.dim() != 2:
+            raise ValueError(
+                f"Token ids must be of shape (batch, length), but are of {tuple(input_ids.shape)} instead."
+            )
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
             return

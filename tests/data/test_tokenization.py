@@ -316,3 +316,26 @@ def test_a_tokenizer_without_padding_or_end_is_refused():
         TokenizerPair(whole, no_end)
     with pytest.raises(ValueError, match=r"`pad_token_id` must be the same in both tokenizers, but is 0 .* and 3"):
         TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>", eos_token="</s>"))
+
+
+def test_tokens_that_a_user_adds_are_read_as_the_guide_says(tmp_path):
+    train().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_tokens(["<name>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})
+    names = [tokenizer.convert_tokens_to_ids(token) for token in ("<name>", "<ent>", "<s>")]
+    read = [set(tokenizer("a <name> b <ent> c <s>")["input_ids"]) & set(names)]
+    tokenizer.split_special_tokens = False
+    tokenizer.save_pretrained(tmp_path / "changed")
+    for changed in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "changed")):
+        read.append(set(changed("a <name> b <ent> c <s>")["input_ids"]) & set(names))
+    assert read == [{names[0]}, set(names), set(names)]
+
+
+def test_transformers_loads_either_tokenizer_of_a_folder(tmp_path):
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False)
+    pair.save_pretrained(tmp_path)
+    source = AutoTokenizer.from_pretrained(tmp_path)
+    target = AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")
+    assert source(KOREAN[:3])["input_ids"] == pair.encode_source(KOREAN[:3])
+    assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])

@@ -3,6 +3,7 @@
 import functools
 import io
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
-from helpers import tiny_model
+from helpers import FAMILIES, assert_refused, tiny_config, tiny_model
 
 MODELS = ("marian", "transformer", "recurrent")
 HEED = MODELS[1:]
@@ -397,3 +398,42 @@ def test_a_switch_leaves_the_logits_out_of_training_and_of_nothing_else(name):
     with torch.no_grad():
         assert model(**make_batch()).logits is not None
     assert model.eval()(**make_batch()).logits is not None
+
+
+# What is said, and what is not
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_number_of_new_tokens_is_taken_without_a_word(name):
+    model = make_model(name).eval()
+    with patch("transformers.generation.utils.logger.warning") as warning:
+        tokens = model.generate(make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
+    assert tokens.shape == (3, 5)
+    assert not [call for call in warning.call_args_list if "max_length" in str(call)]
+
+
+@pytest.mark.parametrize("name", HEED)
+def test_a_source_that_is_no_batch_is_named(name):
+    model, source = make_model(name).eval(), make_batch()["input_ids"]
+    cases = [(source[0], r"\(batch, source_length\).*\(6,\)"), (source[:0], r"\(0, 6\)"), (source[:, :0], r"\(3, 0\)")]
+    assert_refused(cases, model.generate)
+    assert_refused([(source[0], r"\(batch, length\).*\(6,\)")], model.get_encoder())
+    assert_refused([(source, r"`generate\(\)` makes one, and `get_encoder\(\)` reads a source alone")], model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_has_as_many_layers_as_the_decoder(name):
+    model = make_model(name).eval()
+    source = make_batch()["input_ids"]
+    assert len(model(source, decoder_input_ids=source, use_cache=True).past_key_values) == 2
+
+
+def test_fields_of_other_models_are_not_taken_for_misspelt_ones():
+    for family in FAMILIES:
+        for key in ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop"):
+            assert getattr(tiny_config(family, **{key: False}), key) is False
+    cases = [
+        ({"share_embeddings": True}, "did you mean `share_encoder_decoder_embeddings`"),
+        ({"static_position_embeddings": True}, "did you mean `position_encoding`"),
+    ]
+    assert_refused(cases, lambda options: tiny_config(**options))

@@ -27,6 +27,7 @@ ORDER = [
     "pipeline",
     "pretrained",
     "cells",
+    "tokenization",
     "modeling",
     "registration",
     "data",

@@ -339,3 +339,19 @@ def test_transformers_loads_either_tokenizer_of_a_folder(tmp_path):
     target = AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")
     assert source(KOREAN[:3])["input_ids"] == pair.encode_source(KOREAN[:3])
     assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])
+
+
+def test_a_source_s_tokenizer_refuses_texts_of_the_target(tmp_path):
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False).save_pretrained(tmp_path)
+    source = AutoTokenizer.from_pretrained(tmp_path)
+    for texts in ({"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}):
+        with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
+            source(**texts)
+    source.save_pretrained(tmp_path / "again")
+    with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
+        AutoTokenizer.from_pretrained(tmp_path / "again")(text_target=ENGLISH[:2])
+    assert source(KOREAN[:2])["input_ids"] == TokenizerPair.from_pretrained(tmp_path).encode_source(KOREAN[:2])
+    joint = train()
+    joint.save_pretrained(tmp_path / "joint")
+    labels = AutoTokenizer.from_pretrained(tmp_path / "joint")(KOREAN[:2], text_target=ENGLISH[:2])["labels"]
+    assert labels == joint.encode_target(ENGLISH[:2])

@@ -28,6 +28,7 @@ ORDER = [
     "pipeline",
     "pretrained",
     "cells",
+    "tokenization",
     "modeling",
     "registration",
     "data",

@@ -18,7 +18,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .configuration_heed import HeedConfig
-from .fast_paths_heed import HeedLinear, PackedTokens, Packing, project_together
+from .fast_paths_heed import PackedTokens, Packing, project, project_together
 from .kernels_heed import check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .positions_heed import RotaryPositions
@@ -89,10 +89,10 @@ class HeedAttention(nn.Module):
         self.num_key_value_groups = heads // key_value_heads
         self.scaling = self.d_k**-0.5 if config.attention_scoring == "scaled_dot" else 1.0
         self.dropout = config.attention_dropout
-        self.q_proj = HeedLinear(config.d_model, heads * self.d_k, bias=config.attention_bias)
-        self.k_proj = HeedLinear(config.d_model, key_value_heads * self.d_k, bias=config.attention_bias)
-        self.v_proj = HeedLinear(config.d_model, key_value_heads * self.d_v, bias=config.attention_bias)
-        self.out_proj = HeedLinear(heads * self.d_v, config.d_model, bias=config.attention_bias)
+        self.q_proj = nn.Linear(config.d_model, heads * self.d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, key_value_heads * self.d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, key_value_heads * self.d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
         self.additive_score = AdditiveScore(heads, self.d_k) if config.attention_scoring == "additive" else None
         self.rotary = RotaryPositions() if config.position_encoding == "rotary" else None
 
@@ -119,7 +119,7 @@ class HeedAttention(nn.Module):
         if key_value_states is None:
             query, key, value = self._project_own(hidden_states, past_key_values, positions, tokens)
         else:
-            query = self._split_heads(self.q_proj(hidden_states), self.d_k, tokens)
+            query = self._split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
             key, value = self._project_source(key_value_states, past_key_values, source_tokens)
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
@@ -137,7 +137,7 @@ class HeedAttention(nn.Module):
             weights = weights.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, Q, K)
         if tokens is not None:
             output = tokens.pack(output.flatten(2))
-        return self.out_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
+        return project(output.reshape(*hidden_states.shape[:-1], -1), self.out_proj), weights
 
     def _split_heads(self, states: torch.Tensor, width: int, tokens: PackedTokens | None) -> torch.Tensor:
         if tokens is not None:

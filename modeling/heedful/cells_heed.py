@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from transformers.cache_utils import Cache
 
 from .configuration_heed_rnn import HeedRNNConfig
+from .fast_paths_heed import is_traced, is_transformed
 
 # What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
 State = tuple[torch.Tensor, ...]
@@ -126,14 +127,15 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 # Cells over padded sequences
 
 
-def may_fuse(config: HeedRNNConfig, device: torch.device) -> bool:
+def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
     """Tell whether torch's fused cells run.
 
     On the CPU they know no mixed precision. The equations do: under autocast their products are in bfloat16, and the
-    state stays in float32.
+    state stays in float32. The functions of `torch.func` they do not know either; and to leave out padding, where
+    `tokens` are false, they read the tokens.
     """
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return config.use_fused_cells and not is_mixed
+    return config.use_fused_cells and not (is_mixed or is_transformed() or (is_traced() and tokens is not None))
 
 
 def run_fused(
@@ -203,7 +205,7 @@ def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
     if mask is None:
         return None
     tokens = mask != 0
-    return None if bool(tokens.all()) else tokens
+    return tokens if is_traced() or is_transformed() or not bool(tokens.all()) else None
 
 
 # What is kept between steps
@@ -225,6 +227,10 @@ class RecurrentCache(Cache):
     def __init__(self):
         super().__init__(layers=[])
         self.reset()
+
+    def __len__(self) -> int:
+        """Return the number of layers that have a state."""
+        return len(self.states)
 
     @property
     def self_attention_cache(self) -> "RecurrentCache":

@@ -27,6 +27,13 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
+# Fields of other encoder-decoders that Heed has none like, though the names are like some of its own.
+OTHERS_KEYS = ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop")
+# Others' names of fields: nearer in meaning than in letters.
+MEANT_KEYS = {
+    "share_embeddings": "share_encoder_decoder_embeddings",
+    "static_position_embeddings": "position_encoding",
+}
 FORMAT_VERSION = 1
 # The label of positions where nothing is to be predicted, as everywhere in transformers.
 IGNORED_LABEL = -100
@@ -196,7 +203,9 @@ class HeedBaseConfig(PreTrainedConfig):
         for key in keys:
             if key.startswith("_") or key in known:
                 continue
-            nearest = get_close_matches(key, fields, n=1, cutoff=0.8)
+            nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
+            if key in MEANT_KEYS:
+                nearest = [MEANT_KEYS[key]] if MEANT_KEYS[key] in fields else []
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")

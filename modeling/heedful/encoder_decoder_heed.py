@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .fast_paths_heed import computing_dtype, is_plain
+from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
 from .generation_heed import with_known_signature
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 
@@ -72,8 +72,9 @@ class EncoderDecoder(nn.Module):
             encoded = self._encoded(encoder_outputs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. (transformers' Trainer "
-                "takes the labels away where `label_smoothing_factor` is set: give the data collator the model, "
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was: a call scores a target. "
+                "`generate()` makes one, and `get_encoder()` reads a source alone. (Within transformers' Trainer, "
+                "which takes the labels away to smooth them: give the data collator the model, "
                 "`DataCollatorForSeq2Seq(tokenizer, model=model)`, so that it makes `decoder_input_ids`.)"
             )
         source = encoded.last_hidden_state
@@ -121,10 +122,10 @@ class OutputLayer(nn.Module):
     model: Any
     lm_head: nn.Linear
     prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
-    # The class of `lm_head` where nothing stands in its place, such as an adapter.
-    lm_head_class: type[nn.Linear] = nn.Linear
-    # Whether a training step returns no logits unless it is asked for them.
+    # A switch: whether a training step returns the loss without logits where the call does not say.
     skips_logits_in_training = False
+    # Whether our own loop and trainer ask for the loss without logits.
+    trains_on_loss_alone = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
         """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
@@ -178,8 +179,9 @@ class OutputLayer(nn.Module):
             logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all.
             num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
                 summed loss is divided; the labels of this call by default.
-            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits: most
-                of a step's memory with large vocabularies. By default a Transformer does while training with labels.
+            skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits, which
+                take most of a step's memory with large vocabularies. It is differentiated once. By default what
+                `skips_logits_in_training` of the model says, False, and in evaluation never.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -215,17 +217,22 @@ class OutputLayer(nn.Module):
             recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(states[:, kept])  # (B, T, V)
+        logits = self._score(states[:, kept])  # (B, T, V)
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **recorded)
+
+    def _score(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the logits of `(batch, length, D)` states."""
+        return self.lm_head(states)
 
     def _may_skip_logits(self, skip_logits: bool | None) -> bool:
         """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
+        if not (skip_logits and runs_plainly() and is_plain(self.lm_head)):
+            return False
         # float16 must be scaled before it is differentiated.
-        dtypes = {self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight)}
-        return skip_logits and is_plain(self.lm_head, self.lm_head_class) and torch.float16 not in dtypes
+        return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
     def _shortcuts(
         self,

@@ -1,9 +1,10 @@
 """What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
 
-Each fast way steps aside where something else would have to happen: for hooks, tracing, adapters, quantizers, shards,
-and for states that somebody may look at. It is entered by
+Each fast way steps aside where something else would have to happen: for hooks, tracing, transforms of functions,
+adapters, quantizers, shards, and for states that somebody may look at. `runs_plainly` tells that of a call, `is_plain`
+of a layer. They are entered by
 
-- `linear` and `project_together`: matrix products by oneDNN, and several of the same states as one,
+- `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
 - `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`).
 
@@ -15,10 +16,12 @@ Letters in shape comments: N tokens of a batch without its padding, D = d_model.
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -26,6 +29,50 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from .configuration_base_heed import IGNORED_LABEL
+
+# When they step aside
+
+
+def is_traced() -> bool:
+    """Tell whether calls become a program for other values: by `torch.export`, `torch.jit.trace`, or both to ONNX."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def is_transformed() -> bool:
+    """Tell whether calls become those of another function, by `torch.func` or automatic differentiation forwards."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def runs_plainly() -> bool:
+    """Tell whether torch does what is called and nothing else: nothing traces, transforms or watches it."""
+    return not (
+        torch.compiler.is_compiling()
+        or is_traced()
+        or is_transformed()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _has_any_global_hook()
+    )
+
+
+def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+    """Tell whether a layer is of exactly that class, and nothing stands before, behind or in place of its `forward`.
+
+    So it is no adapter or quantizer, it is no shard, and has no hook of PyTorch's or Accelerate's.
+    """
+    return type(layer) is kind and type(layer.weight) is nn.Parameter and not is_hooked(layer.__dict__)
+
+
+def is_hooked(module: dict[str, Any]) -> bool:
+    """Tell the same of hooks alone, of any module's attributes."""
+    return bool(
+        module["_forward_hooks"]
+        or module["_forward_pre_hooks"]
+        or module["_backward_hooks"]
+        or module["_backward_pre_hooks"]
+        or "forward" in module
+    )
+
 
 # Matrix products
 
@@ -42,18 +89,21 @@ class OneDnnProduct(torch.autograd.Function):
         """Transform `(…, in_features)`."""
         ctx.save_for_backward(states, weight)
         ctx.has_bias = bias is not None
-        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+        output = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+        # What oneDNN returns is a view, and a view that a function returns may not be changed in place.
+        return output if output.dim() == 2 else torch.ops.aten._unsafe_view(output, output.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of states, weight and bias, themselves differentiable."""
         states, weight = ctx.saved_tensors
         of_states = of_weight = of_bias = None
+        product = OneDnnProduct.apply if runs_plainly() else F.linear
         if ctx.needs_input_grad[0]:
-            of_states = OneDnnProduct.apply(gradient, weight.t(), None)
-        rows = gradient.flatten(0, -2)
+            of_states = product(gradient, weight.t(), None)
+        rows = gradient.reshape(-1, gradient.shape[-1])
         if ctx.needs_input_grad[1]:
-            of_weight = OneDnnProduct.apply(rows.t(), states.flatten(0, -2).t(), None)
+            of_weight = product(rows.t(), states.flatten(0, -2).t(), None)
         if ctx.has_bias and ctx.needs_input_grad[2]:
             of_bias = rows.sum(0)
         return of_states, of_weight, of_bias
@@ -65,20 +115,11 @@ LARGE_MATRIX = 2**21
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 
 
-class HeedLinear(nn.Linear):
-    """A linear projection whose float32 products on the CPU are oneDNN's; elsewhere it is `nn.Linear`."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Transform `(…, in_features)` to `(…, out_features)`."""
-        return linear(states, self.weight, self.bias)
-
-
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster."""
+    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for calls that run plainly."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         HAS_ONEDNN
-        and not torch.compiler.is_compiling()  # first, for what is traced must not ask for sizes
         and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
         and type(states) is torch.Tensor
         and type(weight) in (nn.Parameter, torch.Tensor)
@@ -95,28 +136,29 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return OneDnnProduct.apply(states, weight, bias)
 
 
-def is_plain(projection: nn.Module, kind: type[nn.Linear] = HeedLinear) -> bool:
-    """Tell whether a projection of that class does nothing but x Wᵀ + b: no adapter, quantizer, shard or hook."""
-    return (
-        type(projection) is kind
-        and type(projection.weight) is nn.Parameter
-        and projection.weight.shape == (projection.out_features, projection.in_features)
-        and not (projection._forward_hooks or projection._forward_pre_hooks or hasattr(projection, "_hf_hook"))
-        and not torch.compiler.is_compiling()
-    )
+def project(states: torch.Tensor, projection: nn.Module) -> torch.Tensor:
+    """Apply a projection to `(…, in_features)` states; one that is more than x Wᵀ + b is called as a module."""
+    if runs_plainly() and is_plain(projection):
+        return linear(states, projection.weight, projection.bias)
+    if "_old_forward" in projection.__dict__ and type(projection) is nn.Linear:
+        # What Accelerate's hooks call. Weights that are loaded when needed must give the same to the last bit.
+        projection._old_forward = partial(_product_of, projection)
+    return projection(states)
+
+
+def _product_of(projection: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+    product = linear if runs_plainly() else F.linear
+    return product(states, projection.weight, projection.bias)
 
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
-    """Apply several projections to the same `(…, d_model)` states; while training as one matrix product.
-
-    An adapter or quantizer that replaces a projection is called by itself, and so is a projection with a hook.
-    """
-    if not torch.is_grad_enabled() or not all(is_plain(projection) for projection in projections):
-        return tuple(projection(states) for projection in projections)
+    """Apply several projections to the same `(…, d_model)` states; while training as one matrix product."""
+    if not torch.is_grad_enabled() or not runs_plainly() or not all(is_plain(each) for each in projections):
+        return tuple(project(states, projection) for projection in projections)
     weight = torch.cat(tuple(projection.weight for projection in projections))
     biases = tuple(projection.bias for projection in projections)
     joined = linear(states, weight, None if biases[0] is None else torch.cat(biases))
-    return joined.split([projection.out_features for projection in projections], dim=-1)
+    return joined.split([len(projection.weight) for projection in projections], dim=-1)
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -149,6 +191,8 @@ class SharedBitsDropout(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Return the gradient of the states, itself differentiable."""
         (kept,) = ctx.saved_tensors
+        if not runs_plainly():
+            return gradient * (kept * -ctx.scale).to(gradient.dtype), None, None
         return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
 
 
@@ -163,8 +207,8 @@ class HeedDropout(nn.Dropout):
         """Drop out features of a tensor of any shape, while training."""
         if not self.training or self.p == 0.0:
             return states
-        is_plain = states.device.type == "cpu" and type(states) is torch.Tensor and not torch.compiler.is_compiling()
-        if not is_plain or self.p == 1.0:
+        is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and runs_plainly()
+        if not is_for_bits or self.p == 1.0:
             return F.dropout(states, self.p)
         dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
         words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
@@ -291,25 +335,25 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
     return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
-# For each model without a hook how many hooks had been registered in this process when that was found out.
-_hooks_when_unwatched: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+# For each model without a hook how many hooks had been registered in this process when that was found out, and the
+# attributes of its modules.
+_unwatched: "WeakKeyDictionary[nn.Module, tuple[int, list[dict]]]" = WeakKeyDictionary()
 
 
 def is_watched(model: nn.Module, parts: Iterable[nn.Module]) -> bool:
-    """Tell whether a hook of PyTorch sees what parts of a model, or modules within them, are given or return.
+    """Tell whether a hook sees what parts of a model, or modules within them, are given or return.
 
     The modules are gone through only where some hook has been registered since the last time, on whatever module:
     torch counts them. (A part with an old hook that is put into the model later is found at the next registration.)
+    Accelerate's replace `forward`, and are not counted.
     """
-    registered = RemovableHandle.next_id
-    if _has_any_global_hook():
+    registered, modules = _unwatched.get(model, (None, []))
+    if registered == RemovableHandle.next_id:
+        return any("forward" in module for module in modules)
+    modules = [module.__dict__ for part in parts for module in part.modules()]
+    if any(is_hooked(module) for module in modules):
         return True
-    if _hooks_when_unwatched.get(model) == registered:
-        return False
-    for module in (module for part in parts for module in part.modules()):
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return True
-    _hooks_when_unwatched[model] = registered
+    _unwatched[model] = RemovableHandle.next_id, modules
     return False
 
 
@@ -350,8 +394,7 @@ LARGEST_BIAS = 16
 def may_be_lean(norm: nn.Module, states: torch.Tensor) -> bool:
     """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
     return (
-        type(norm) is nn.LayerNorm
-        and type(norm.weight) is nn.Parameter
+        is_plain(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled(states.device.type)  # the next product would keep a copy in another dtype

@@ -14,6 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
+from .fast_paths_heed import is_plain, runs_plainly
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -58,6 +59,12 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source = next((given for given in sources if given is not None), None)
+    is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
+    if is_ids and (source.dim() != 2 or not source.numel()):
+        raise ValueError(
+            "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least, but are of "
+            f"shape {tuple(source.shape)} instead."
+        )
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
         raise ValueError(
@@ -115,11 +122,13 @@ class HeedGenerationMixin(GenerationMixin):
 
         Raises:
             ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
-                `tokenizer`, or `decoder_input_ids` have not a row for each source.
+                `tokenizer`, `decoder_input_ids` have not a row for each source, or there is no batch of sources.
         """
         check_generate_arguments(args, kwargs)
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
+        if kwargs.get("max_new_tokens") is not None:
+            kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         with self.config.vocabulary_of_the_target():
             return GenerationMixin.generate(self, *args, **kwargs)
 
@@ -194,7 +203,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         whose output layer is on another device than the tokens.
         """
         is_ordinary = past_key_values is not None and not past_key_values.is_compileable
-        if not is_ordinary or input_ids.device != self.lm_head.weight.device:
+        if not is_ordinary or not is_plain(self.lm_head) or input_ids.device != self.lm_head.weight.device:
             return super().prepare_inputs_for_generation(
                 input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
             )
@@ -216,7 +225,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
 def _check_padding_side(labels: torch.Tensor) -> None:
     # Only on the CPU, where collators make batches: elsewhere it would wait for the device on every call.
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
+    if labels.device.type != "cpu" or not runs_plainly() or labels.numel() == 0:
         return
     is_target = labels != IGNORED_LABEL
     if (~is_target[:, 0] & is_target.any(dim=1)).any():

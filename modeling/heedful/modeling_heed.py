@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
-from .fast_paths_heed import HeedDropout, HeedLinear, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of
+from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
 from .masks_heed import self_attention_mask, source_mask
@@ -46,17 +46,17 @@ class HeedFeedForward(nn.Module):
         gated = GATED_ACTIVATIONS.get(config.activation_function)
         self.activation = ACT2FN[gated or config.activation_function]
         self.dropout = HeedDropout(config.activation_dropout)
-        self.fc1 = HeedLinear(config.d_model, inner_size, bias=config.feed_forward_bias)
-        self.fc_gate = HeedLinear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
-        self.fc2 = HeedLinear(inner_size, config.d_model, bias=config.feed_forward_bias)
+        self.fc1 = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias)
+        self.fc_gate = nn.Linear(config.d_model, inner_size, bias=config.feed_forward_bias) if gated else None
+        self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Transform each position of `(batch, length, d_model)` by itself."""
         if self.fc_gate is None:
-            inner = self.activation(self.fc1(hidden_states))
+            inner = self.activation(project(hidden_states, self.fc1))
         else:
-            inner = self.activation(self.fc_gate(hidden_states)) * self.fc1(hidden_states)
-        return self.fc2(self.dropout(inner) if self.training else inner)
+            inner = self.activation(project(hidden_states, self.fc_gate)) * project(hidden_states, self.fc1)
+        return project(self.dropout(inner) if self.training else inner, self.fc2)
 
 
 def make_norm(config: HeedConfig) -> nn.Module:
@@ -457,16 +457,18 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
     """The whole of figure 1, with the final linear layer and the training loss; `forward` is that of `OutputLayer`."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
-    lm_head_class = HeedLinear
-    skips_logits_in_training = True
+    trains_on_loss_alone = True
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)
         model = HeedModel(config)
-        self._hold_head(model, HeedLinear(config.d_model, config.target_vocab_size, bias=config.output_bias))
+        self._hold_head(model, nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias))
         # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
         self.generation_config.max_length = config.max_position_embeddings
         self.post_init()
+
+    def _score(self, states: torch.Tensor) -> torch.Tensor:
+        return project(states, self.lm_head)
 
     def _shortcuts(
         self,
@@ -483,7 +485,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
             getattr(self.config, name) if asked.get(name) is None else asked[name]
             for name in ("output_attentions", "output_hidden_states")
         )
-        if records or self.lm_head.weight.device.type != "cpu" or torch.compiler.is_compiling():
+        if records or self.lm_head.weight.device.type != "cpu":
             return {}
         stacks = self.model.encoder, self.model.decoder
         layers = [layer for stack in stacks for layer in stack.layers]

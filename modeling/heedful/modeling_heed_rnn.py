@@ -49,7 +49,7 @@ class HeedRNNEncoderLayer(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, State]:
         """Read `(batch, source_length, input_size)`; return outputs, `hidden_size` wide, and the last state."""
-        is_fused = may_fuse(self.config, hidden_states.device)
+        is_fused = may_fuse(self.config, hidden_states.device, tokens)
         outputs, state = self.first_cell(hidden_states, None, tokens, self.reads_backwards, is_fused)
         if self.second_cell is None:
             return outputs, state
@@ -408,7 +408,7 @@ class HeedRNNDecoder(HeedRNNStack):
         look: Look,
     ) -> Run:
         """Run each layer over the whole target, then look at the source from all positions at once."""
-        is_fused = may_fuse(self.config, embeddings.device)
+        is_fused = may_fuse(self.config, embeddings.device, tokens)
         outputs, last, seen = join_to_each(embeddings, fed), [], []
         for number, (cell, state) in enumerate(zip(self.layers, states, strict=True)):
             inputs = self.dropout(outputs) if number else outputs

@@ -16,6 +16,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
+from .fast_paths_heed import runs_plainly
 
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
@@ -56,9 +57,16 @@ class HeedBaseModel(PreTrainedModel):
         return inputs_embeds
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
-        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator."""
+        """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.
+
+        They must be `(batch, length)` everywhere.
+        """
+        if input_ids.dim() != 2:
+            raise ValueError(
+                f"Token ids must be of shape (batch, length), but are of {tuple(input_ids.shape)} instead."
+            )
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
-        if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or input_ids.numel() == 0:
+        if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size

@@ -48,6 +48,16 @@ def _send_code_along(module: str, kind: str) -> None:
     getattr(models, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
+def _register_tokenizer() -> None:
+    from transformers import AutoTokenizer
+
+    from heedful.configuration_heed import HeedConfig
+    from heedful.tokenization_heed import HeedSourceTokenizer
+
+    # Folders name the class of their tokenizer: it is found by its name, whatever the config.
+    AutoTokenizer.register(HeedConfig, fast_tokenizer_class=HeedSourceTokenizer, exist_ok=True)
+
+
 def _register_pipeline() -> None:
     from transformers import AutoModelForSeq2SeqLM
     from transformers.pipelines import PIPELINE_REGISTRY
@@ -66,6 +76,10 @@ _REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
     "transformers.models.auto.modeling_auto": (
         {"heedful.modeling_heed", "heedful.modeling_heed_rnn"},
         _register_models,
+    ),
+    "transformers.models.auto.tokenization_auto": (
+        {"heedful.configuration_heed", "heedful.tokenization_heed"},
+        _register_tokenizer,
     ),
     "transformers.pipelines": ({"heedful.pipeline_heed"}, _register_pipeline),
     "heedful.modeling_heed": (set(), partial(_send_code_along, "heedful.modeling_heed", "Heed")),

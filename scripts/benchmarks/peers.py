@@ -52,8 +52,10 @@ def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTMod
 
 
 def make_heed(marian: MarianMTModel) -> Any:
-    """Return a Heed model with a Marian model's weights."""
-    return convert_model(marian)
+    """Return a Heed model with a Marian model's weights, which trains as `heedful train` trains it."""
+    model = convert_model(marian)
+    model.skips_logits_in_training = True
+    return model
 
 
 def marian_like(heed: Any) -> MarianMTModel:

@@ -335,3 +335,42 @@ def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained(algorithm)
     with pytest.warns(UserWarning, match="pieces of 1 texts"):
         pair = train_tokenizers([*texts, "a" * 300_000], texts, vocab_size=280, algorithm=algorithm)
     assert pair.decode_target(pair.encode_target([texts[7]])) == [texts[7]]
+
+
+def test_tokens_that_a_user_adds_are_read_as_the_guide_says(tmp_path):
+    train().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_tokens(["<name>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})
+    names = [tokenizer.convert_tokens_to_ids(token) for token in ("<name>", "<ent>", "<s>")]
+    read = [set(tokenizer("a <name> b <ent> c <s>")["input_ids"]) & set(names)]
+    tokenizer.split_special_tokens = False
+    tokenizer.save_pretrained(tmp_path / "changed")
+    for changed in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "changed")):
+        read.append(set(changed("a <name> b <ent> c <s>")["input_ids"]) & set(names))
+    assert read == [{names[0]}, set(names), set(names)]
+
+
+def test_transformers_loads_either_tokenizer_of_a_folder(tmp_path):
+    pair = train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False)
+    pair.save_pretrained(tmp_path)
+    source = AutoTokenizer.from_pretrained(tmp_path)
+    target = AutoTokenizer.from_pretrained(tmp_path, subfolder="target_tokenizer")
+    assert source(KOREAN[:3])["input_ids"] == pair.encode_source(KOREAN[:3])
+    assert target(text_target=ENGLISH[:3])["input_ids"] == pair.encode_target(ENGLISH[:3])
+
+
+def test_a_source_s_tokenizer_refuses_texts_of_the_target(tmp_path):
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=300, joint=False).save_pretrained(tmp_path)
+    source = AutoTokenizer.from_pretrained(tmp_path)
+    for texts in ({"text": KOREAN[:2], "text_target": ENGLISH[:2]}, {"text_target": ENGLISH[:2]}):
+        with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
+            source(**texts)
+    source.save_pretrained(tmp_path / "again")
+    with pytest.raises(ValueError, match="`text_target` must be given to the target's tokenizer"):
+        AutoTokenizer.from_pretrained(tmp_path / "again")(text_target=ENGLISH[:2])
+    assert source(KOREAN[:2])["input_ids"] == TokenizerPair.from_pretrained(tmp_path).encode_source(KOREAN[:2])
+    joint = train()
+    joint.save_pretrained(tmp_path / "joint")
+    labels = AutoTokenizer.from_pretrained(tmp_path / "joint")(KOREAN[:2], text_target=ENGLISH[:2])["labels"]
+    assert labels == joint.encode_target(ENGLISH[:2])

@@ -338,3 +338,12 @@ def test_bf16_trains_and_keeps_float32_weights(make_loop, weights_of, tmp_path):
     losses = logged(tmp_path / "run", "train/loss")
     assert losses[-1] < 0.9 * losses[0]
     assert {weight.dtype for weight in weights_of(tmp_path / "run", 15).values()} == {torch.float32}
+
+
+def test_the_loop_asks_for_no_logits(make_loop):
+    loop, kept = make_loop({"optimization.max_updates": 1}), []
+    loop.engine.network.register_forward_hook(
+        lambda module, inputs, outputs: kept.append("logits" in outputs) if module.training else None
+    )
+    loop.run()
+    assert set(kept) == {False}

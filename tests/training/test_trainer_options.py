@@ -366,3 +366,18 @@ def test_pairs_of_a_stream_may_be_left_unskipped(tmp_path):
 def test_fsdp_needs_several_processes(kind, tmp_path):
     with pytest.raises(ValueError, match="fsdp only works in distributed training"):
         make_trainer(kind, tmp_path, fsdp="full_shard")
+
+
+def test_our_trainer_asks_for_no_logits_and_transformers_trainer_after_a_switch(tmp_path):
+    def logits_of(kind, switch=False):
+        model, kept = fresh_model(), []
+        model.skips_logits_in_training = switch
+        model.register_forward_hook(lambda module, inputs, outputs: kept.append("logits" in outputs))
+        trained(kind, tmp_path, model, max_steps=1)
+        return set(kept)
+
+    assert [logits_of(*given) for given in [(HeedSeq2SeqTrainer,), (Seq2SeqTrainer,), (Seq2SeqTrainer, True)]] == [
+        {False},
+        {True},
+        {False},
+    ]

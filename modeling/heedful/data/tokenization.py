@@ -17,6 +17,8 @@ from heedful.files import check_inside, check_name_inside, listed, read_object, 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+# The class of a source's tokenizer in `tokenization_heed.py`, where the target has another.
+SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
@@ -208,8 +210,9 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
     for key in (*LOCAL_KEYS, TARGET_FOLDER):
         settings.pop(key, None)
     settings |= more or {}
-    if type(tokenizer) is PreTrainedTokenizerFast:
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # transformers 4 knows this name too
+    if type(tokenizer).__name__ in (PreTrainedTokenizerFast.__name__, SOURCE_CLASS):
+        # transformers 4 knows the first name too. The other refuses `text_target`; without Heedful it is the first.
+        settings["tokenizer_class"] = SOURCE_CLASS if more else "PreTrainedTokenizerFast"
     text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
     write_text(path, text + "\n")
 
@@ -229,7 +232,7 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     for name in settings.get("fast_tokenizer_files") or []:
         check_name_inside(name, f"`fast_tokenizer_files` of {path}")
     # AutoTokenizer would first look for a model in the folder.
-    is_ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
+    is_ours = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader: Any = PreTrainedTokenizerFast if is_ours else AutoTokenizer
     try:
         return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code, **options)

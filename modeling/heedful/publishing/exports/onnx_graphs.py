@@ -16,7 +16,6 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.attention_heed import AdditiveScore
-from heedful.fast_paths_heed import HeedLinear
 from heedful.files import listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
@@ -78,7 +77,7 @@ def check_exportable(model: Any) -> None:
             f"`quantization_config` must be absent to export a model, but is {told} instead: export the model as it "
             "was before it was quantized."
         )
-    known = (HeedLinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore)
+    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore)
     foreign = [
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()

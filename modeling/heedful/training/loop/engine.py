@@ -30,6 +30,7 @@ class Engine:
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
         self.accelerator = accelerator
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
+        self._skips_logits = model.trains_on_loss_alone
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
 
@@ -66,7 +67,7 @@ class Engine:
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = {name: values.to(self.accelerator.device) for name, values in micro_batch.tensors.items()}
             with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
-                loss = self.model(**batch, num_items_in_batch=tokens).loss
+                loss = self.model(**batch, num_items_in_batch=tokens, skip_logits=self._skips_logits).loss
                 if not micro_batch.counts:
                     loss = loss * 0
                 self.backward(loss)

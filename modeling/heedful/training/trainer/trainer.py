@@ -165,7 +165,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         if num_items_in_batch is None or not model.training:
             num_items_in_batch = (labels != LABEL_PADDING).sum().clamp(min=1)
         if model.training and self._computes_own_loss:
-            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+            # Whoever asks for the outputs may look at the logits.
+            alone = getattr(self._plain_model, "trains_on_loss_alone", False) and not return_outputs
+            given = {"skip_logits": True} if alone else {}
+            outputs = model(**inputs, **given, num_items_in_batch=num_items_in_batch)
             loss = outputs["loss"]
         else:
             checks = model.training and not self._own_loss_is_checked

@@ -1,0 +1,439 @@
+"""What people write with any encoder-decoder of transformers: it works with both families as it does with Marian."""
+
+import functools
+import io
+import warnings
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
+from torch import nn
+from torch.func import functional_call, grad, jvp, vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import MarianConfig, MarianMTModel
+
+from helpers import FAMILIES, assert_refused, tiny_config, tiny_model
+
+MODELS = ("marian", "transformer", "recurrent")
+HEED = MODELS[1:]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+
+
+def make_model(name: str):
+    """Return a tiny model that is training, without dropout."""
+    torch.manual_seed(0)
+    if name == "marian":
+        sizes = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in MARIAN_SIZES.items()}
+        config = MarianConfig(vocab_size=99, d_model=32, dropout=0.0, pad_token_id=0, eos_token_id=2, **sizes)
+        config.decoder_start_token_id, config.forced_eos_token_id = 1, None
+        model = MarianMTModel._from_config(config, attn_implementation="eager")
+    else:
+        model = tiny_model(family=name, attention="eager" if name == "transformer" else None)
+    return model.train()
+
+
+MARIAN_SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
+
+
+def make_batch(rows: int = 3) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    labels = torch.randint(14, 99, (rows, 5))
+    labels[1, 3:] = -100
+    mask = torch.ones(rows, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    return {"input_ids": torch.randint(14, 99, (rows, 6)), "attention_mask": mask, "labels": labels}
+
+
+def linears(model) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def train_step(model, **arguments):
+    outputs = model(**make_batch(), **arguments)
+    outputs.loss.backward()
+    return outputs
+
+
+# Outputs
+
+
+def logits_by_name(model):
+    assert train_step(model).logits.argmax(-1).shape == (3, 5)
+
+
+def logits_by_place(model):
+    loss, logits = model(**make_batch(), return_dict=False)[:2]
+    assert loss.dim() == 0
+    assert logits.shape == (3, 5, 99)
+
+
+def logits_are_those_of_the_loss(model):
+    outputs = train_step(model)
+    if hasattr(model.config, "label_smoothing"):
+        model.config.label_smoothing = 0.0
+        outputs = model(**make_batch())
+    torch.testing.assert_close(
+        outputs.loss, F.cross_entropy(outputs.logits.flatten(0, 1), make_batch()["labels"].flatten())
+    )
+
+
+# Hooks
+
+
+def hooks_on_linears(model, register):
+    seen = set()
+    for name, module in linears(model).items():
+        register(module, lambda *_, name=name: seen.add(name))
+    train_step(model)
+    assert seen == linears(model).keys()
+
+
+def global_hooks(model, register):
+    seen = set()
+    handle = register(lambda module, *_: seen.add(module) and None)
+    try:
+        train_step(model)
+    finally:
+        handle.remove()
+    assert {module for module in model.modules() if isinstance(module, nn.Linear | nn.LayerNorm)} <= seen
+
+
+class Watcher(ModelHook):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def post_forward(self, module, output):
+        self.seen.append(module)
+        return output
+
+
+def hooks_of_accelerate(model):
+    seen = []
+    for module in [*model.modules()]:
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            add_hook_to_module(module, Watcher(seen))
+    train_step(model)
+    assert set(seen) == {module for module in model.modules() if isinstance(module, nn.Linear | nn.LayerNorm)}
+
+
+def forwards_of_ones_own(model):
+    seen = set()
+
+    def forward(module, *inputs):
+        seen.add(module)
+        return type(module).forward(module, *inputs)
+
+    for module in linears(model).values():
+        module.forward = functools.partial(forward, module)
+    train_step(model)
+    assert len(seen) == len(linears(model))
+
+
+def hooks_that_change_in_place(model):
+    for module in linears(model).values():
+        module.register_forward_hook(lambda module, inputs, output: output.mul_(1.5))
+    train_step(model)
+    assert all(module.weight.grad.isfinite().all() for module in linears(model).values())
+
+
+# Changes of a linear's output
+
+
+class HandWrittenLora(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, states):
+        output = self.base(states)
+        output += self.b(self.a(states))
+        return output
+
+
+def hand_written_lora(model):
+    for name, module in linears(model).items():
+        if name != "lm_head":
+            model.set_submodule(name, HandWrittenLora(module))
+    train_step(model)
+    assert all(part.weight.grad.any() for name, part in linears(model).items() if name.endswith((".a", ".b")))
+
+
+def adapter(model, make, **options):
+    targets = ["q_proj", "k_proj", "v_proj", "out_proj", *(["embed_tokens"] if make is LoraConfig else [])]
+    adapted = get_peft_model(model, make(task_type="SEQ_2_SEQ_LM", r=4, target_modules=targets, **options))
+    optimizer = torch.optim.Adam([weight for weight in adapted.parameters() if weight.requires_grad], lr=1e-2)
+    losses = []
+    for step in range(5):
+        optimizer.zero_grad()
+        losses.append(train_step(adapted).loss.item())
+        optimizer.step()
+        if make is AdaLoraConfig:
+            adapted.base_model.update_and_allocate(step)
+    assert losses[-1] < losses[0]
+    tokens = adapted.eval().generate(input_ids=make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
+    assert tokens.shape == (3, 5)
+
+
+# Functions of torch
+
+
+def loss_of(model, parameters, batch):
+    return functional_call(model, parameters, kwargs=batch).loss
+
+
+def detached(model):
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def func_grad(model):
+    found = grad(functools.partial(loss_of, model))(detached(model), make_batch())
+    train_step(model)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def func_jvp(model):
+    parameters = detached(model)
+    tangents = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+    _, found = jvp(lambda given: loss_of(model, given, make_batch()), (parameters,), (tangents,))
+    train_step(model)
+    wanted = sum((p.grad * tangents[name]).sum() for name, p in model.named_parameters() if p.grad is not None)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def forward_mode(model):
+    weight = model.lm_head.weight
+    with forward_ad.dual_level():
+        batch = make_batch()
+        embeddings = model.get_encoder().embed_tokens(batch.pop("input_ids")).detach()
+        dual = forward_ad.make_dual(embeddings, torch.randn_like(embeddings))
+        tangent = forward_ad.unpack_dual(model(inputs_embeds=dual, **batch).loss).tangent
+    assert tangent.abs() > 0
+    assert weight.grad is None
+
+
+def per_sample_gradients(model):
+    batch = make_batch()
+    del batch["attention_mask"]
+    parameters = detached(model)
+
+    def loss(given, row):
+        return loss_of(model, given, {name: values[None] for name, values in row.items()})
+
+    found = vmap(grad(loss), in_dims=(None, 0), randomness="different")(parameters, batch)
+    wanted = grad(loss)(parameters, {name: values[2] for name, values in batch.items()})
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name][2], value, rtol=1e-3, atol=1e-5)
+
+
+def batched_gradients(model):
+    outputs = model(**make_batch())
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1 and parameter.requires_grad]
+    directions = torch.eye(15).view(15, 3, 5)
+    scores = outputs.logits.amax(-1)
+    found = torch.autograd.grad(scores, weights, directions, is_grads_batched=True, retain_graph=True)
+    wanted = torch.autograd.grad(scores, weights, directions[7])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one[7], other, rtol=1e-3, atol=1e-5)
+
+
+def second_derivatives(model):
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1 and parameter.requires_grad]
+    first = torch.autograd.grad(model(**make_batch()).loss, weights, create_graph=True)
+    second = torch.autograd.grad(sum(each.square().sum() for each in first), weights)
+    assert all(each.abs().max() > 0 for each in second)
+
+
+# Traces and counters
+
+
+def counted_operations(model):
+    def count():
+        with FlopCounterMode(display=False) as counter:
+            model(**make_batch()).loss.backward()
+        return counter.get_total_flops()
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        wanted = count()
+    assert count() == wanted > 1e5
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def dispatched_operations(model):
+    with Operations() as mode:
+        train_step(model)
+    assert not [name for name in mode.seen if "mkldnn._linear" in name]
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def called_functions(model):
+    with Functions() as mode:
+        train_step(model)
+    assert mode.seen.count(F.linear) >= len(linears(model))
+
+
+def dynamic_quantization(model):
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    kinds = [type(module).__module__ for module in quantized.modules() if type(module).__name__ == "Linear"]
+    assert len(kinds) == len(linears(model))
+    assert all("quantized" in kind for kind in kinds)
+    batch = make_batch()
+    found, wanted = quantized(**batch).logits, model.eval()(**batch).logits
+    assert F.cosine_similarity(found.flatten(), wanted.flatten(), dim=0) > 0.98
+    assert quantized.generate(batch["input_ids"], num_beams=2, max_new_tokens=3, min_new_tokens=3).shape == (3, 4)
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids):
+        given = {"attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+        return self.model(input_ids, **given, use_cache=False).logits
+
+
+def traced_inputs():
+    batch = make_batch()
+    return batch["input_ids"], batch["attention_mask"], batch["labels"].clamp(min=14)
+
+
+def other_inputs():
+    """Return inputs of the same shapes whose padding is elsewhere."""
+    source, mask, target = traced_inputs()
+    return source.flip(0), mask.flip(0).roll(1, 0), target.flip(1)
+
+
+def jit_trace(model):
+    model = Logits(model.eval())
+    with torch.no_grad():
+        traced = torch.jit.trace(model, traced_inputs(), check_trace=False)
+        for inputs in (traced_inputs(), other_inputs()):
+            torch.testing.assert_close(traced(*inputs), model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def exported_program(model):
+    model = Logits(model.eval())
+    program = torch.export.export(model, traced_inputs()).module()
+    with torch.no_grad():
+        for inputs in (traced_inputs(), other_inputs()):
+            torch.testing.assert_close(program(*inputs), model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def onnx_by_tracing(model):
+    runtime = pytest.importorskip("onnxruntime")
+    names, file = ["input_ids", "attention_mask", "decoder_input_ids"], io.BytesIO()
+    model = Logits(model.eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, traced_inputs(), file, dynamo=False, input_names=names)
+    session = runtime.InferenceSession(file.getvalue())
+    for inputs in (traced_inputs(), other_inputs()):
+        given = {name: values.numpy() for name, values in zip(names, inputs, strict=True)}
+        with torch.no_grad():
+            torch.testing.assert_close(torch.tensor(session.run(None, given)[0]), model(*inputs), rtol=1e-3, atol=1e-3)
+
+
+CALLS = {
+    function.__name__: function
+    for function in (
+        *(logits_by_name, logits_by_place, logits_are_those_of_the_loss),
+        *(hooks_of_accelerate, forwards_of_ones_own, hooks_that_change_in_place, hand_written_lora),
+        *(func_grad, func_jvp, forward_mode, per_sample_gradients, batched_gradients, second_derivatives),
+        *(counted_operations, dispatched_operations, called_functions, dynamic_quantization),
+        *(jit_trace, exported_program, onnx_by_tracing),
+    )
+}
+for hook in ("register_forward_hook", "register_forward_pre_hook"):
+    CALLS[hook] = functools.partial(hooks_on_linears, register=getattr(nn.Module, hook))
+for hook in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+    CALLS[hook] = functools.partial(hooks_on_linears, register=getattr(nn.Module, hook))
+for hook in ("register_module_forward_hook", "register_module_full_backward_hook"):
+    CALLS[hook] = functools.partial(global_hooks, register=getattr(nn.modules.module, hook))
+CALLS["lora"] = functools.partial(adapter, make=LoraConfig)
+CALLS["adalora"] = functools.partial(adapter, make=AdaLoraConfig, total_step=10, tinit=1, tfinal=2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_works_with_marian_works_with_both_families(call, name):
+    CALLS[call](make_model(name))
+
+
+# Where the loss alone is asked for
+
+
+@pytest.mark.parametrize("name", HEED)
+def test_a_switch_leaves_the_logits_out_of_training_and_of_nothing_else(name):
+    model = make_model(name)
+    model.skips_logits_in_training = True
+    assert train_step(model).logits is None
+    assert train_step(model, skip_logits=False).logits is not None
+    with torch.no_grad():
+        assert model(**make_batch()).logits is not None
+    assert model.eval()(**make_batch()).logits is not None
+
+
+# What is said, and what is not
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_number_of_new_tokens_is_taken_without_a_word(name):
+    model = make_model(name).eval()
+    with patch("transformers.generation.utils.logger.warning") as warning:
+        tokens = model.generate(make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
+    assert tokens.shape == (3, 5)
+    assert not [call for call in warning.call_args_list if "max_length" in str(call)]
+
+
+@pytest.mark.parametrize("name", HEED)
+def test_a_source_that_is_no_batch_is_named(name):
+    model, source = make_model(name).eval(), make_batch()["input_ids"]
+    cases = [(source[0], r"\(batch, source_length\).*\(6,\)"), (source[:0], r"\(0, 6\)"), (source[:, :0], r"\(3, 0\)")]
+    assert_refused(cases, model.generate)
+    assert_refused([(source[0], r"\(batch, length\).*\(6,\)")], model.get_encoder())
+    assert_refused([(source, r"`generate\(\)` makes one, and `get_encoder\(\)` reads a source alone")], model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_has_as_many_layers_as_the_decoder(name):
+    model = make_model(name).eval()
+    source = make_batch()["input_ids"]
+    assert len(model(source, decoder_input_ids=source, use_cache=True).past_key_values) == 2
+
+
+def test_fields_of_other_models_are_not_taken_for_misspelt_ones():
+    for family in FAMILIES:
+        for key in ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop"):
+            assert getattr(tiny_config(family, **{key: False}), key) is False
+    cases = [
+        ({"share_embeddings": True}, "did you mean `share_encoder_decoder_embeddings`"),
+        ({"static_position_embeddings": True}, "did you mean `position_encoding`"),
+    ]
+    assert_refused(cases, lambda options: tiny_config(**options))

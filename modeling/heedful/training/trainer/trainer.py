@@ -22,7 +22,14 @@ from heedful.data.micro_batches import LABEL_PADDING
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.processes.collectives import any_rank, local_shard
-from heedful.training.trainer.batches import Epoch, MicroBatches, is_list, micro_batches, without_padding
+from heedful.training.trainer.batches import (
+    Epoch,
+    MicroBatches,
+    collate_micro_batch,
+    is_list,
+    micro_batches,
+    without_padding,
+)
 from heedful.training.trainer.settings import check_settings
 
 logger = logging.get_logger(__name__)
@@ -274,6 +281,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
         # Accelerate gives each process one micro-batch in turn.
         return self._get_dataloader(batches, "Training", batch_size=1, sampler_fn=sampler, is_training=True)
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        collate = super()._get_collator_with_removed_columns(data_collator, description)
+        return partial(collate_micro_batch, collate)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device

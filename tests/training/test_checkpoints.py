@@ -151,7 +151,7 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
     def die(folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "_write_manifest", die)
+    monkeypatch.setattr(checkpoints, "write_manifest", die)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, tokenizers, 2)
     assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heedful.training.checkpoints.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_progress, load_state, write_manifest
 from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.folder import changed_keys, check_output_folder
 from heedful.training.loop.loop import TrainingLoop, seed_of_update
@@ -355,7 +355,7 @@ def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tm
     state = checkpoint_path(loop.checkpoints.folder, 1) / "training_state"
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
-    _write_manifest(state.parent)
+    write_manifest(state.parent)
     with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         check_output_folder(tiny_recipe(tmp_path / "run", {"resume": True}))
 
@@ -411,6 +411,6 @@ def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_pa
     path = checkpoint_path(loop.checkpoints.folder, 1)
     text = (path / "training_state/progress.json").read_text().replace('"format": 2', '"format": 9')
     (path / "training_state/progress.json").write_text(text)
-    _write_manifest(path)
+    write_manifest(path)
     with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         make_loop({"resume": True})

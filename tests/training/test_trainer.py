@@ -145,6 +145,24 @@ def test_epochs_that_end_unevenly_neither_hang_nor_repeat_nor_drop_pairs(one, se
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize("kind", ["shuffled", "sized"])
+def test_streams_give_the_same_updates_for_any_number_of_processes_and_are_resumed_exactly(one, several, kind):
+    expected, _ = one[f"streamed, {kind}"]
+    assert len(set(expected)) == 5
+    for run in [one, *several]:
+        losses, is_exact = run[f"streamed, {kind}"]
+        assert losses == pytest.approx(expected, rel=1e-4)
+        assert is_exact
+
+
+@pytest.mark.multiprocess
+def test_a_stream_that_differs_between_processes_is_refused(one, several):
+    assert one["divided stream"] == ""
+    for run in several:
+        assert "`train_dataset` must be a stream that gives the same pairs in every process" in run["divided stream"]
+
+
+@pytest.mark.multiprocess
 def test_a_run_of_one_process_is_resumed_by_several(one, several):
     assert one["losses after one process"] == one["losses"]
     for run in several:

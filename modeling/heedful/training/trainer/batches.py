@@ -21,9 +21,7 @@ class Filler(list):
 
 def without_labels(batch: Any) -> Any:
     """Return a collated batch with all its labels ignored."""
-    if "labels" in batch:
-        batch["labels"] = torch.full_like(batch["labels"], LABEL_PADDING)
-    return batch
+    return {**batch, "labels": torch.full_like(batch["labels"], LABEL_PADDING)} if "labels" in batch else batch
 
 
 def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:

@@ -339,6 +339,39 @@ def test_a_moving_average_that_comes_later_is_saved(make_loop, tmp_path):
     assert load_state(checkpoint_path(tmp_path / "run/checkpoints", 6)).moving_average
 
 
+@pytest.mark.parametrize("line", [b'{"update": 1, "x": "\xff"}', b'{"train/loss": 2.0}', b'{"update": null}', b'"x"'])
+def test_a_damaged_line_of_the_log_is_dropped_with_a_warning(make_loop, tmp_path, caplog, line):
+    make_loop({"optimization.max_updates": 2}).run()
+    with (tmp_path / "run/log.jsonl").open("ab") as log:
+        log.write(line + b"\n")
+    with caplog.at_level(logging.WARNING, logger="heedful"):
+        make_loop({"resume": True}).run()
+    assert "log.jsonl that cannot be read are dropped: 3" in caplog.text
+    assert len(logged(tmp_path / "run", "train/loss")) == 6
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "missing"])
+def test_a_damaged_tokenizer_of_the_run_is_restored_from_a_checkpoint(make_loop, tmp_path, damage):
+    make_loop({"optimization.max_updates": 1}).run()
+    folder, corpus = (
+        tmp_path / "run/tokenizer",
+        prepare_corpus(tiny_recipe(tmp_path / "run"), tmp_path / "run/tokenizer"),
+    )
+    if damage == "half":
+        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        (folder / "tokenizer.json").write_text(text[: len(text) // 2], encoding="utf-8")
+    else:
+        shutil.rmtree(folder)
+    if damage == "empty":
+        folder.mkdir()
+    if damage != "missing":
+        with pytest.raises(ValueError, match="`output` must be the folder of a run with a whole tokenizer"):
+            prepare_corpus(tiny_recipe(tmp_path / "run"), folder)
+    resumed = prepare_corpus(tiny_recipe(tmp_path / "run", {"resume": True}), folder)
+    assert resumed.fingerprint == corpus.fingerprint
+    assert prepare_corpus(tiny_recipe(tmp_path / "run"), folder).fingerprint == corpus.fingerprint
+
+
 def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()

@@ -155,7 +155,8 @@ def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
     other = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled().shuffle(seed=9)}, **options)
     with pytest.raises(ValueError, match="gives the pairs of the run that is resumed once more"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    (tmp_path / "checkpoint-2" / "stream.json").unlink()
+    for name in ("stream.json", "manifest.json"):
+        (tmp_path / "checkpoint-2" / name).unlink()
     with pytest.raises(ValueError, match=r"must hold stream.json where `train_dataset` is a stream"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 

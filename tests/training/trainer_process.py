@@ -138,6 +138,8 @@ def measure(folder: Path) -> dict:
     shuffled = datasets.Dataset.from_list(rows).to_iterable_dataset().shuffle(seed=3, buffer_size=22)
     for kind, make_stream in (("shuffled", lambda: shuffled), ("sized", lambda: Sized(rows))):
         found[f"streamed, {kind}"] = streamed(heedful, folder / f"{kind}-{world}", make_stream)
+    settled = [{"gradient_checkpointing": True}, {"ddp_find_unused_parameters": False}]
+    found["resumed with settled buckets"] = [heedful.resume(False, **more) for more in settled if world > 1]
     found["divided stream"] = refusal_of_a_divided_stream(heedful)
     found["few"] = {count: evaluation_of_few(heedful, count) for count in (1, 2)}
     found["stops"] = stops_at_a_loss_that_is_not_finite(heedful, folder / f"nan-{world}")

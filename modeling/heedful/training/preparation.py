@@ -16,6 +16,7 @@ from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import written_whole
+from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
 from heedful.training.processes.collectives import encode_in_shares
 from heedful.training.recipe import Recipe
 
@@ -122,8 +123,11 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
     """
     settings = recipe.tokenizer
     given = settings.path or recipe.model.start_from
-    if given is not None or folder.is_dir():
-        return TokenizerPair.from_pretrained(given or folder)
+    if given is not None:
+        return TokenizerPair.from_pretrained(given)
+    loaded = _load_tokenizers_of_run(recipe, folder, is_main)
+    if loaded is not None:
+        return loaded
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     tokenizers = train_tokenizers(
         (pair["source"] for pair in islice(pairs, settings.sentences)),
@@ -135,7 +139,33 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
         languages=(recipe.data.source, recipe.data.target) if recipe.data.both_directions else (),
     )
     if is_main:
-        # A run that dies here leaves no half-written tokenizer to resume with.
-        with written_whole(folder) as partial:
-            tokenizers.save_pretrained(partial)
+        _save_tokenizers(tokenizers, folder)
     return tokenizers
+
+
+def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder)
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
+    if checkpoint is not None:
+        if is_main:
+            logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+            _save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder)
+        return TokenizerPair.from_pretrained(checkpoint)
+    if failure is not None:
+        raise ValueError(
+            f"`output` must be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}. "
+            "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        ) from failure
+    return None
+
+
+def _save_tokenizers(tokenizers: TokenizerPair, folder: Path) -> None:
+    # A run that dies here leaves no half-written tokenizer to resume with.
+    with written_whole(folder) as partial:
+        tokenizers.save_pretrained(partial)

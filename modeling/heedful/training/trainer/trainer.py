@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderShard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -120,6 +121,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
         self._own_loss_is_checked, self._is_saving = False, False
+        self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
         self._stream: StreamedBatches | None = None  # what is trained on, unless it is a list
@@ -214,13 +216,38 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
         Raises:
             FloatingPointError: If it is not, in all processes, before the weights change.
+            ValueError: If no label of the update counts.
         """
+        if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
+            self._settle_buckets(model, inputs, num_items_in_batch)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._update_loss = self._update_loss + loss
         if self.accelerator.sync_gradients:
             total, self._update_loss = float(self._update_loss), 0.0
-            self._stop_if(not np.isfinite(total), "the training loss is not finite")
+            is_finite = bool(np.isfinite(total))
+            if not is_finite and num_items_in_batch is not None and not float(num_items_in_batch):
+                update = self.state.global_step + 1
+                raise ValueError(
+                    f"`labels` must hold at least one label other than -100, but update {update} has none."
+                )
+            self._stop_if(not is_finite, "the training loss is not finite")
         return loss
+
+    def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
+        """Let DDP build its buckets, as the loop's `Engine.build_buckets` does, by a gradient that is thrown away.
+
+        Otherwise sums over three and more processes would differ between the first update of a resumed run and that of
+        a run which was never stopped. Where DDP looks for unused parameters, it never builds other buckets.
+        """
+        self._settled_model = model
+        if model.find_unused_parameters:
+            return
+        is_last, device = model.require_backward_grad_sync, self.args.device
+        model.require_backward_grad_sync = True  # it is False in the first of several micro-batches
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            super().training_step(model, dict(inputs), count)
+        model.require_backward_grad_sync = is_last
+        model.zero_grad()
 
     # Checkpoints
 

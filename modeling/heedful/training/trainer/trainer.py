@@ -69,8 +69,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
     - Updates (`get_train_dataloader`): every pair comes once in an epoch. The order follows from the seed and the
       epoch alone, so a resumed run has the same updates, even with another number of processes, as long as an update
       has as many pairs (or tokens). With `tokens_per_update` an update is that many padded tokens of pairs, cut into
-      micro-batches of about equal size. A dataset without a length keeps its own order, and micro-batches that are
-      left over at its end begin the first update of the next epoch.
+      micro-batches of about equal size. A stream keeps its own order, every process reads it and takes its share, and
+      micro-batches that are left over at its end begin the first update of the next epoch.
+    - Checkpoints (`train`, `_save_checkpoint`): written whole, with checksums; the newest whole one is resumed. DDP
+      settles its buckets before the first update, so that three and more processes resume to the bit.
     - `eval_loss` (`evaluation_loop`): the mean over all labels, always of the plain cross-entropy.
     - Predictions (`prediction_step`, `evaluation_loop`): one for each pair, in the order of the dataset, the same in
       every process, padded with -100 only. `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every

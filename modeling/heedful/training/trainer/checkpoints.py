@@ -40,12 +40,11 @@ def checkpoint_to_resume(folder: Path) -> Path:
     listed = list_checkpoints(folder, PREFIX)
     if not listed:
         raise ValueError(f"`resume_from_checkpoint` must find a checkpoint in {folder}, but there is none.")
-    path: Path | None = listed[-1][1]
+    path = listed[-1][1]
     if any((path / MANIFEST).exists() for _, path in listed):
-        path = newest_whole_checkpoint(folder, PREFIX)
+        path = newest_whole_checkpoint(folder, PREFIX) or path
     else:
         check_checkpoint(path)
-    assert path is not None
     for _, damaged in listed[listed.index((int(path.name.removeprefix(PREFIX)), path)) + 1 :]:
         aside = damaged.with_name(f"_damaged-{damaged.name}")
         remove(aside)

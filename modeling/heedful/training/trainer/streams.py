@@ -24,7 +24,8 @@ class StreamedBatches(IterableDataset):
     """
 
     def __init__(self, batches: DataLoader, parts: int, processes: int, process: int, agree: Callable[[float], None]):
-        self.batches, self.rows, self.agree = batches, batches.dataset, agree
+        self.batches, self.agree = batches, agree
+        self.rows: Any = batches.dataset
         self.parts, self.processes, self.process = parts, processes, process
         self.epoch, self.is_over = 0, False  # whether no update of the epoch is to come
         self.first_update: int | None = None  # the number of finished updates when the epoch began

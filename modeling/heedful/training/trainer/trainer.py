@@ -265,10 +265,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return super().train(path, *args, **kwargs)
 
     def _checkpoint_to_resume(self, given: str | bool) -> str:
-        path = Path(self.args.output_dir if given is True else given)
         if given is True:
-            path = checkpoint_to_resume(path)
+            path = checkpoint_to_resume(Path(self.args.output_dir))
         else:
+            path = Path(str(given))
             check_checkpoint(path)
         if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # which write other files
             check_is_complete(path)
@@ -288,7 +288,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return found
 
     def _load_best_model(self) -> None:
-        self._checked(partial(_checked_path, self.state.best_model_checkpoint))
+        self._checked(partial(_checked_path, str(self.state.best_model_checkpoint)))
         super()._load_best_model()
 
     def _get_output_dir(self, trial: Any) -> str:

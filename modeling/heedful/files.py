@@ -20,15 +20,15 @@ def written_whole(path: Path) -> Iterator[Path]:
     killed process left is overwritten. The name of the partial one ends in `.partial`.
     """
     partial = path.with_name(path.name + PARTIAL)
-    _remove(partial)
+    remove(partial)
     try:
         yield partial
         if partial.is_dir():
-            _remove(path)
+            remove(path)
         partial.replace(path)
         flush(path.parent)
     except BaseException:
-        _remove(partial)
+        remove(partial)
         raise
 
 
@@ -148,7 +148,8 @@ def check_matplotlib() -> None:
         raise ImportError("Drawing needs matplotlib: pip install 'heedful[plots]'") from error
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete a file, a link or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -228,11 +228,11 @@ class WithTrainer:
             "in_order": labels[:EVALUATION_PAIRS] == [row["labels"] for row in self.rows[self.model]],
         }
 
-    def resume(self, by_length: bool) -> float:
+    def resume(self, by_length: bool, **more: Any) -> float:
         """Return how far weights are off after training with a stop in the second epoch."""
         weights = []
         options: dict[str, Any] = {}
-        arguments = {"max_steps": END, "save_strategy": "steps", "save_steps": STOP, "learning_rate": 1e-3}
+        arguments = {"max_steps": END, "save_strategy": "steps", "save_steps": STOP, "learning_rate": 1e-3, **more}
         if not by_length:
             arguments["per_device_train_batch_size"] = 6 // self.world
         elif self.is_ours:

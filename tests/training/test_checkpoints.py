@@ -117,6 +117,19 @@ DAMAGE = {
         "manifest.json is missing or unreadable",
     ),
     "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], "manifest.json is missing or unreadable"),
+    "a manifest of nothing": (
+        lambda path: (path / MANIFEST).write_text("{}"),
+        "manifest.json is missing or unreadable",
+    ),
+    "a manifest of files elsewhere": (
+        lambda path: (path / MANIFEST).write_text('{"../x": {"size": 1, "sha256": ""}}'),
+        "manifest.json is missing or unreadable",
+    ),
+    "a manifest that is a folder": (
+        lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()],
+        "manifest.json is missing or unreadable",
+    ),
+    "a file": (lambda path: [shutil.rmtree(path), path.write_text("")], "it is no folder"),
 }
 
 
@@ -151,7 +164,7 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
     def die(folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "_write_manifest", die)
+    monkeypatch.setattr(checkpoints, "write_manifest", die)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, tokenizers, 2)
     assert newest_whole_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)
@@ -167,6 +180,22 @@ def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder)
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / names[2] / "model.safetensors").is_file()
     assert [update for update, _ in list_checkpoints(folder)] == [3, 7]
+
+
+def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
+    (folder / "update-00000012").write_text("")
+    (folder / "update-00000001").write_text("")
+    (folder / "update-00000013.partial").write_text("")
+    (folder / "x.partial").write_text("mine")
+    (folder / "y.partial").symlink_to(folder)
+    (folder / "update-00000014.partial").symlink_to(folder.parent)
+    clear_leftovers(folder, 7)
+    names = {"x.partial", "y.partial", "update-00000012.damaged", "update-00000001", "update-00000020.damaged"}
+    names |= {"update-00000003", "update-00000007"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
+    prune_checkpoints(folder, {7})
+    assert [update for update, _ in list_checkpoints(folder)] == [7]
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):

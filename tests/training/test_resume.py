@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from heedful.training.checkpoints.checkpoints import _write_manifest, checkpoint_path, load_progress, load_state
+from heedful.training.checkpoints.checkpoints import checkpoint_path, load_progress, load_state, write_manifest
 from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.folder import changed_keys, check_output_folder
 from heedful.training.loop.loop import TrainingLoop, seed_of_update
@@ -339,6 +339,39 @@ def test_a_moving_average_that_comes_later_is_saved(make_loop, tmp_path):
     assert load_state(checkpoint_path(tmp_path / "run/checkpoints", 6)).moving_average
 
 
+@pytest.mark.parametrize("line", [b'{"update": 1, "x": "\xff"}', b'{"train/loss": 2.0}', b'{"update": null}', b'"x"'])
+def test_a_damaged_line_of_the_log_is_dropped_with_a_warning(make_loop, tmp_path, caplog, line):
+    make_loop({"optimization.max_updates": 2}).run()
+    with (tmp_path / "run/log.jsonl").open("ab") as log:
+        log.write(line + b"\n")
+    with caplog.at_level(logging.WARNING, logger="heedful"):
+        make_loop({"resume": True}).run()
+    assert "log.jsonl that cannot be read are dropped: 3" in caplog.text
+    assert len(logged(tmp_path / "run", "train/loss")) == 6
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "missing"])
+def test_a_damaged_tokenizer_of_the_run_is_restored_from_a_checkpoint(make_loop, tmp_path, damage):
+    make_loop({"optimization.max_updates": 1}).run()
+    folder, corpus = (
+        tmp_path / "run/tokenizer",
+        prepare_corpus(tiny_recipe(tmp_path / "run"), tmp_path / "run/tokenizer"),
+    )
+    if damage == "half":
+        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        (folder / "tokenizer.json").write_text(text[: len(text) // 2], encoding="utf-8")
+    else:
+        shutil.rmtree(folder)
+    if damage == "empty":
+        folder.mkdir()
+    if damage != "missing":
+        with pytest.raises(ValueError, match="`output` must be the folder of a run with a whole tokenizer"):
+            prepare_corpus(tiny_recipe(tmp_path / "run"), folder)
+    resumed = prepare_corpus(tiny_recipe(tmp_path / "run", {"resume": True}), folder)
+    assert resumed.fingerprint == corpus.fingerprint
+    assert prepare_corpus(tiny_recipe(tmp_path / "run"), folder).fingerprint == corpus.fingerprint
+
+
 def test_all_checkpoints_damaged_are_refused_and_left_alone(make_loop, tmp_path):
     loop = make_loop({"optimization.max_updates": 1})
     loop.run()
@@ -355,7 +388,7 @@ def test_a_newer_recipe_does_not_hide_that_the_checkpoint_is_newer(make_loop, tm
     state = checkpoint_path(loop.checkpoints.folder, 1) / "training_state"
     (state / "progress.json").write_text((state / "progress.json").read_text().replace('"format": 2', '"format": 9'))
     (state / "recipe.yaml").write_text("new_key: 1\n" + (state / "recipe.yaml").read_text())
-    _write_manifest(state.parent)
+    write_manifest(state.parent)
     with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         check_output_folder(tiny_recipe(tmp_path / "run", {"resume": True}))
 
@@ -411,6 +444,6 @@ def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_pa
     path = checkpoint_path(loop.checkpoints.folder, 1)
     text = (path / "training_state/progress.json").read_text().replace('"format": 2', '"format": 9')
     (path / "training_state/progress.json").write_text(text)
-    _write_manifest(path)
+    write_manifest(path)
     with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         make_loop({"resume": True})

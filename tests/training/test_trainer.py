@@ -145,6 +145,24 @@ def test_epochs_that_end_unevenly_neither_hang_nor_repeat_nor_drop_pairs(one, se
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize("kind", ["shuffled", "sized"])
+def test_streams_give_the_same_updates_for_any_number_of_processes_and_are_resumed_exactly(one, several, kind):
+    expected, _ = one[f"streamed, {kind}"]
+    assert len(set(expected)) == 5
+    for run in [one, *several]:
+        losses, is_exact = run[f"streamed, {kind}"]
+        assert losses == pytest.approx(expected, rel=1e-4)
+        assert is_exact
+
+
+@pytest.mark.multiprocess
+def test_a_stream_that_differs_between_processes_is_refused(one, several):
+    assert one["divided stream"] == ""
+    for run in several:
+        assert "`train_dataset` must be a stream that gives the same pairs in every process" in run["divided stream"]
+
+
+@pytest.mark.multiprocess
 def test_a_run_of_one_process_is_resumed_by_several(one, several):
     assert one["losses after one process"] == one["losses"]
     for run in several:
@@ -171,6 +189,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(one):
 @pytest.mark.multiprocess
 def test_a_loss_that_is_not_finite_in_one_process_stops_all(several):
     assert all(run["stops"] for run in several)
+
+
+@pytest.mark.multiprocess
+def test_a_resumed_run_ends_with_the_same_weights_where_ddp_builds_its_buckets_anew(several):
+    for run in several:  # with three, sums depend on the buckets
+        assert run["resumed with settled buckets"] == [0.0, 0.0]
 
 
 # On one process
@@ -303,6 +327,14 @@ def test_labels_of_which_none_is_to_be_predicted_are_refused(column):
     rows = [{"input_ids": [5, 2], "labels": [-100, -100]}]
     with pytest.raises(ValueError, match="`labels` must hold at least one label"):
         column.trainer().evaluate(rows)
+
+
+def test_an_update_without_labels_is_told_as_such(column):
+    column.rows["training"] = [{**row, "labels": [-100] * len(row["labels"])} for row in column.rows["training"]]
+    with pytest.raises(
+        ValueError, match="`labels` must hold at least one label other than -100, but update 1 has none"
+    ):
+        column.trainer().train()
 
 
 def test_every_test_that_the_contract_names_exists():

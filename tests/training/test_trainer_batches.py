@@ -1,10 +1,27 @@
-"""How updates are divided for `HeedSeq2SeqTrainer`."""
+"""What `HeedSeq2SeqTrainer` reads: rows of any kind, divided into updates, and streams."""
 
+import datasets
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+from trainer_runs import (
+    SOURCES,
+    TARGETS,
+    TRAINERS,
+    collator,
+    encoded_pairs,
+    fresh_model,
+    joint_tokenizers,
+    logged,
+    make_trainer,
+    trained,
+)
+from transformers import Seq2SeqTrainer
 
+from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import padding_share
 from heedful.training.trainer.batches import divide_update
@@ -31,3 +48,139 @@ def test_the_micro_batches_of_an_update_are_padded_no_more_than_its_buckets(part
     divided = [part for update in updates for part in divide_update(update, np.array([source, target]).T, parts)]
     buckets = [bucket for update in updates for bucket in update]
     assert padding_share(divided, source, target) <= padding_share(buckets, source, target) < 0.05
+
+
+def texts_into_tensors(pairs):
+    """Tokenize `(source, target)` texts."""
+    tokenizers = joint_tokenizers()
+    columns = tokenizers.encode_source([pair[0] for pair in pairs]), tokenizers.encode_target([p[1] for p in pairs])
+    return collator()([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)])
+
+
+ROWS = {
+    "texts": ([{"ko": ko, "en": en} for ko, en in zip(SOURCES, TARGETS, strict=True)], lambda row: row.values()),
+    "tuples": (list(zip(SOURCES, TARGETS, strict=True)), tuple),
+    "tuples of ids": ([tuple(row.values()) for row in encoded_pairs()], None),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_any_kind_train_as_encoded_ones_do(kind, tmp_path):
+    rows, texts_of = ROWS[kind]
+
+    def collate(rows):
+        if texts_of is None:
+            return collator()([dict(zip(("input_ids", "labels"), row, strict=True)) for row in rows])
+        return texts_into_tensors([tuple(texts_of(row)) for row in rows])
+
+    # Three micro-batches an epoch, two an update: the last update of each has an empty one.
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
+    options |= {"remove_unused_columns": False}
+    given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate}
+    losses = {kind: logged(trained(kind, tmp_path, given=given, **options)) for kind in TRAINERS}
+    assert losses[HeedSeq2SeqTrainer] == logged(trained(HeedSeq2SeqTrainer, tmp_path, **options))
+    assert losses[HeedSeq2SeqTrainer] == pytest.approx(losses[Seq2SeqTrainer], rel=1e-5)
+
+
+def test_updates_of_tokens_need_rows_whose_lengths_can_be_seen(tmp_path):
+    rows, _ = ROWS["texts"]
+    with pytest.raises(ValueError, match="`train_dataset` must have rows with `input_ids` and `labels`"):
+        trained(
+            HeedSeq2SeqTrainer,
+            tmp_path,
+            given={"train_dataset": rows, "data_collator": collator(), "tokens_per_update": 90},
+            per_device_train_batch_size=8,
+            train_sampling_strategy="random",
+        )
+
+
+# Streams
+
+
+class Sized(IterableDataset):
+    """A stream with a length."""
+
+    def __init__(self, rows, length=None):
+        self.rows, self.length = rows, len(rows) if length is None else length
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def __len__(self):
+        return self.length
+
+
+def shuffled():
+    """Return a stream of the six pairs and one more, in another order every epoch."""
+    rows = datasets.Dataset.from_list([*encoded_pairs(), encoded_pairs()[0]])
+    return rows.to_iterable_dataset(num_shards=2).shuffle(seed=3, buffer_size=7)
+
+
+STREAMS = {
+    # Four micro-batches an epoch, three an update: all that is left over begins the next epoch.
+    "left over": (shuffled, {"gradient_accumulation_steps": 3, "max_steps": 5}),
+    "even": (shuffled, {"gradient_accumulation_steps": 2, "max_steps": 5}),
+    "workers": (shuffled, {"gradient_accumulation_steps": 3, "max_steps": 4, "dataloader_num_workers": 2}),
+    "sized": (lambda: Sized(encoded_pairs()), {"gradient_accumulation_steps": 2, "max_steps": 5}),
+}
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_is_resumed_at_the_right_pair_in_every_epoch(name, strategy, tmp_path):
+    stream, options = STREAMS[name]
+    options = {**options, "per_device_train_batch_size": 2, "save_strategy": strategy, "save_steps": 1}
+    options |= {"eval_strategy": "epoch"} if strategy == "epoch" else {}
+
+    def run(checkpoint=None):
+        given = {"train_dataset": stream()}
+        trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, fresh_model(dropout=0.2), given, **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    whole = run()
+    checkpoints = sorted(tmp_path.glob("checkpoint-*"))
+    assert len(checkpoints) >= (2 if strategy == "epoch" else 4)
+    for checkpoint in checkpoints[:: 2 if name == "workers" else 1]:
+        resumed = run(str(checkpoint))
+        keys = ("loss", "grad_norm", "epoch", "eval_loss")
+        found = [[{k: e.get(k) for k in keys} for e in t.state.log_history[:-1]] for t in (whole, resumed)]
+        assert found[0] == found[1]
+        assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
+
+
+def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
+    options = {"per_device_train_batch_size": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled()}, **options)
+    other = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled().shuffle(seed=9)}, **options)
+    with pytest.raises(ValueError, match="gives the pairs of the run that is resumed once more"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for name in ("stream.json", "manifest.json"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    with pytest.raises(ValueError, match=r"must hold stream.json where `train_dataset` is a stream"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (Sized(encoded_pairs(), 9), "the length that it says, which is 5 batches, but has 3"),
+        (Sized(encoded_pairs(), 3), "the length that it says, which is 2 batches, but has more"),
+        ((row for row in encoded_pairs()), "must have a length or be an IterableDataset, but is generator"),
+    ],
+)
+def test_a_stream_that_cannot_be_divided_is_refused(rows, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trained(
+            HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, per_device_train_batch_size=2, max_steps=9
+        )
+
+
+def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):
+    for rows in (encoded_pairs(), shuffled()):
+        options = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "steps"}
+        first = trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
+        again = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options)
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert again.state.global_step == 2
+        assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))

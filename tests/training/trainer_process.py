@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import contract_measures as contract
+import datasets
 import pytest
 import torch
 import torch.distributed
@@ -28,6 +29,37 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         return iter(self.rows)
+
+
+class Sized(Stream):
+    def __len__(self):
+        return len(self.rows)
+
+
+def streamed(column, folder: Path, make_stream) -> tuple[list[float], bool]:
+    """Train for five updates of six micro-batches, eleven an epoch; return the losses, and whether resume is exact."""
+    runs = []
+    for checkpoint in (None, folder / "checkpoint-3"):
+        split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6 // column.world}
+        saving = {"save_strategy": "steps", "save_steps": 3}
+        trainer = column.trainer(max_steps=5, learning_rate=1e-3, **split, **saving)
+        trainer.args.output_dir, trainer.train_dataset = str(folder), make_stream()
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        runs.append((losses, [weight.detach().clone() for weight in trainer.model.parameters()]))
+    same = runs[0][0] == runs[1][0] and all(map(torch.equal, runs[0][1], runs[1][1]))
+    return runs[0][0], same
+
+
+def refusal_of_a_divided_stream(column) -> str:
+    """Return what is said of a stream that gives every process other pairs."""
+    trainer = column.trainer(max_steps=5, per_device_train_batch_size=2)
+    trainer.train_dataset = Stream(column.rows["training"][trainer.args.process_index :: column.world])
+    try:
+        trainer.train()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def losses(column, folder: Path, resume_from: Path | None = None, **options) -> list[float]:
@@ -102,6 +134,13 @@ def measure(folder: Path) -> dict:
     }
     found["losses by tokens"] = losses(heedful, folder / f"tokens-{world}", **by_tokens)
     found["losses after one process"] = losses(heedful, folder / "unused", folder / "across-1" / "checkpoint-4")
+    rows = heedful.rows["training"][:22]
+    shuffled = datasets.Dataset.from_list(rows).to_iterable_dataset().shuffle(seed=3, buffer_size=22)
+    for kind, make_stream in (("shuffled", lambda: shuffled), ("sized", lambda: Sized(rows))):
+        found[f"streamed, {kind}"] = streamed(heedful, folder / f"{kind}-{world}", make_stream)
+    settled = [{"gradient_checkpointing": True}, {"ddp_find_unused_parameters": False}]
+    found["resumed with settled buckets"] = [heedful.resume(False, **more) for more in settled if world > 1]
+    found["divided stream"] = refusal_of_a_divided_stream(heedful)
     found["few"] = {count: evaluation_of_few(heedful, count) for count in (1, 2)}
     found["stops"] = stops_at_a_loss_that_is_not_finite(heedful, folder / f"nan-{world}")
     marian = contract.WithTrainer(folder, HeedSeq2SeqTrainer, "marian")

@@ -17,6 +17,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import written_whole
 from heedful.inference.translation import MOST_SOURCE_TOKENS
+from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import encode_in_shares
 from heedful.training.recipe import Recipe
@@ -108,7 +109,8 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
 
     The run's tokenizers are in `folder`, where the main process saves them unless they exist.
     """
-    check_model(recipe, _given_tokenizers(recipe, folder))
+    is_main = accelerator is None or accelerator.is_main_process
+    check_model(recipe, _given_tokenizers(recipe, folder, is_main))
     data, where = recipe.data, recipe.data.locations
     sides = (data.source, data.target)
     validation = list(read_pairs(where.validation, *sides, split="validation")) if where.validation else []
@@ -119,7 +121,6 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         rest, numbers = split_for_validation(pairs["source"][:])
         pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
-    is_main = accelerator is None or accelerator.is_main_process
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     check_model(recipe, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
@@ -141,9 +142,9 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint + rows.fingerprint())
 
 
-def _given_tokenizers(recipe: Recipe, folder: Path) -> TokenizerPair | None:
+def _given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
     given = recipe.tokenizer.path or recipe.model.start_from
-    return TokenizerPair.from_pretrained(given or folder) if given is not None or folder.is_dir() else None
+    return _load_tokenizers_of_run(recipe, folder, is_main) if given is None else TokenizerPair.from_pretrained(given)
 
 
 def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main: bool) -> TokenizerPair:
@@ -152,7 +153,7 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
     Trained ones are saved in `folder`, by the main process.
     """
     settings = recipe.tokenizer
-    given = _given_tokenizers(recipe, folder)
+    given = _given_tokenizers(recipe, folder, is_main)
     if given is not None:
         return given
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
@@ -166,8 +167,34 @@ def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main
         languages=(recipe.data.source, recipe.data.target) if recipe.data.both_directions else (),
     )
     if is_main:
-        # A run that dies here leaves no half-written tokenizer to resume with.
-        with written_whole(folder) as partial:
-            tokenizers.save_pretrained(partial)
-            (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own
+        _save_tokenizers(tokenizers, folder, recipe)
     return tokenizers
+
+
+def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder)
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
+    if checkpoint is not None:
+        if is_main:
+            logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+            _save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
+        return TokenizerPair.from_pretrained(checkpoint)
+    if failure is not None:
+        raise ValueError(
+            f"`output` must be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}. "
+            "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        ) from failure
+    return None
+
+
+def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    # A run that dies here leaves no half-written tokenizer to resume with.
+    with written_whole(folder) as partial:
+        tokenizers.save_pretrained(partial)
+        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own

@@ -28,6 +28,7 @@ MOVING_AVERAGE = "moving_average.safetensors"
 SCALER = "scaler.json"
 PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
+PREFIX = "update-"
 FORMAT = 2
 
 
@@ -44,12 +45,12 @@ class TrainingState:
 
 def checkpoint_path(folder: Path, update: int) -> Path:
     """Return the path of an update's checkpoint."""
-    return folder / f"update-{update:08d}"
+    return folder / f"{PREFIX}{update:08d}"
 
 
-def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path]]:
     """List the checkpoints of a run as (update, path), oldest first, whole or not."""
-    matches = (re.fullmatch(r"update-(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    matches = (re.fullmatch(prefix + r"(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
     return sorted((int(match[1]), folder / match[0]) for match in matches if match)
 
 
@@ -72,7 +73,7 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
             (training / SCALER).write_text(json.dumps(state.scaler))
         (training / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
         (training / "recipe.yaml").write_text(recipe, encoding="utf-8")
-        _write_manifest(partial)
+        write_manifest(partial)
     return path
 
 
@@ -114,13 +115,13 @@ def load_progress(path: Path) -> Progress:
     return Progress(**state)
 
 
-def newest_whole_checkpoint(folder: Path) -> Path | None:
+def newest_whole_checkpoint(folder: Path, prefix: str = PREFIX) -> Path | None:
     """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
 
     If all are damaged, it is a `ValueError`; a file that cannot be read, an `OSError`: it is no damage and may pass.
     """
     damages = {}
-    for _, path in reversed(list_checkpoints(folder)):
+    for _, path in reversed(list_checkpoints(folder, prefix)):
         damage = find_damage(path)
         if damage is None:
             return path
@@ -128,21 +129,31 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
     if damages:
         reasons = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
+        setting, again = ("resume", "overwrite=true or another `output`")
+        if prefix != PREFIX:
+            setting, again = ("resume_from_checkpoint", "another `output_dir`, or leave `resume_from_checkpoint` out")
         raise ValueError(
-            f"`resume` must find a whole checkpoint in {folder}, but all are damaged: {reasons}. To start again, set "
-            "overwrite=true or another `output`."
+            f"`{setting}` must find a whole checkpoint in {folder}, but all are damaged: {reasons}. To start again, "
+            f"set {again}."
         )
     return None
 
 
 def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or `None` if every file has the size and checksum of the manifest."""
+    if not path.is_dir():
+        return "it is no folder"
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         for name in manifest:
             check_name_inside(name, MANIFEST)
         entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # whatever a flipped bit made of it
+        is_readable = bool(entries) and all(
+            file.is_relative_to(path) and ".." not in file.parts for file, *_ in entries
+        )
+    except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        is_readable = False  # whatever a flipped bit made of it
+    if not is_readable:
         return f"{MANIFEST} is missing or unreadable"
     for file, size, expected in entries:
         name = file.relative_to(path)
@@ -155,7 +166,8 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def _write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
+    """Write the sizes and checksums of all files of a folder, when the disk has them, into its manifest."""
     manifest: dict[str, Any] = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
         flush(file)

@@ -1,13 +1,14 @@
 """The checkpoints of a run: written and read by all ranks together, pruned, and chosen to be published."""
 
 import logging
-import shutil
 from pathlib import Path
 
 from accelerate import Accelerator
 
 from heedful.data.tokenization import TokenizerPair
+from heedful.files import PARTIAL, remove
 from heedful.training.checkpoints.checkpoints import (
+    PREFIX,
     TrainingState,
     checkpoint_path,
     find_damage,
@@ -139,12 +140,12 @@ class CheckpointStore:
 
 def clear_leftovers(folder: Path, update: int) -> None:
     """Delete half-written checkpoints, and rename those after an update, which are damaged, to `….damaged`."""
-    for path in folder.glob("*.partial"):
-        shutil.rmtree(path)
+    for path in folder.glob(f"{PREFIX}*{PARTIAL}"):
+        remove(path)
     for saved, path in list_checkpoints(folder):
         if saved > update:
             renamed = path.with_name(path.name + ".damaged")
-            shutil.rmtree(renamed, ignore_errors=True)
+            remove(renamed)
             path.rename(renamed)
 
 
@@ -153,7 +154,7 @@ def prune_checkpoints(folder: Path, keep: set[int]) -> None:
     for update, path in list_checkpoints(folder):
         if update not in keep:
             try:
-                shutil.rmtree(path)
+                remove(path)
             except OSError as error:
                 logger.warning("the checkpoint %s could not be deleted: %s", path, error)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from heedful.files import write_text
+from heedful.files import listed, write_text
 from heedful.training.checkpoints.progress import Progress, new_window
 
 logger = logging.getLogger(__name__)
@@ -75,15 +75,17 @@ class RunLog:
         """Drop the lines that a resumed run will write again: of later updates, and of a validation not yet saved."""
         if not self.accelerator.is_main_process or not self.file.is_file():
             return
-        kept = []
-        for text in self.file.read_text(encoding="utf-8").splitlines():
+        kept, damaged = [], []
+        for number, text in enumerate(self.file.read_bytes().splitlines(), start=1):
             try:
                 line = json.loads(text)
-            except ValueError:  # a kill in the middle of a line
+                is_validation = any(name.startswith("validation/") for name in line)
+                is_kept = line["update"] <= (progress.validated_update if is_validation else progress.update)
+            except (ValueError, KeyError, TypeError, AttributeError):  # a kill in the middle of a line, or a bad disk
+                damaged.append(str(number))
                 continue
-            if not isinstance(line, dict):
-                continue
-            is_validation = any(name.startswith("validation/") for name in line)
-            if line["update"] <= (progress.validated_update if is_validation else progress.update):
-                kept.append(text + "\n")
+            if is_kept:
+                kept.append(text.decode() + "\n")
+        if damaged:
+            logger.warning("lines of %s that cannot be read are dropped: %s", self.file, listed(damaged))
         write_text(self.file, "".join(kept))

@@ -15,13 +15,28 @@ from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import LABEL_PADDING, assign, by_length, sorted_lengths
 
 
+class Filler(list):
+    """Rows of which no label counts: what a process trains on that has no micro-batch of an update."""
+
+
+def without_labels(batch: Any) -> Any:
+    """Return a collated batch with all its labels ignored."""
+    return {**batch, "labels": torch.full_like(batch["labels"], LABEL_PADDING)} if "labels" in batch else batch
+
+
+def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
+    """Make tensors of the rows of a micro-batch, of which those of a `Filler` do not count."""
+    batch = collate(list(rows))
+    return without_labels(batch) if isinstance(rows, Filler) else batch
+
+
 class MicroBatches(Dataset):
     """The micro-batches of all processes, one after the other, of one epoch after the other.
 
     Element `epoch × len + place` is a micro-batch of that epoch. The number holds the epoch, so worker processes that
     load data learn the epoch from it. `plan` returns the micro-batches of an epoch as lists of row numbers, equally
-    many in every epoch. An update has `parts` of them, over all processes. An empty one holds the row whose number is
-    `filler`, with all its labels ignored.
+    many in every epoch. An update has `parts` of them, over all processes. An empty one is a `Filler` of the row whose
+    number is `filler`. Rows are whatever the collator takes.
     """
 
     def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
@@ -32,16 +47,13 @@ class MicroBatches(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
         """Return the rows of one micro-batch; `DataLoader` asks for them with a list of one number."""
         ((epoch, place),) = (divmod(number, self.length) for number in numbers)
         if epoch != self.epoch:
             self.epoch, self.batches = epoch, self.plan(epoch)
         batch = self.batches[place] if place < len(self.batches) else []
-        if batch:
-            return [self.rows[number] for number in batch]
-        filler = self.rows[self.filler]
-        return [{**filler, "labels": [LABEL_PADDING] * len(filler["labels"])}]
+        return [self.rows[number] for number in batch] if batch else Filler([self.rows[self.filler]])
 
 
 @dataclass
@@ -74,7 +86,13 @@ def micro_batches(
         shuffles = args.train_sampling_strategy == "random"
         plan = partial(_batches_of_rows, len(rows), args.per_device_train_batch_size, seed if shuffles else None)
         return MicroBatches(rows, plan, parts, filler=0)
-    lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
+    try:
+        lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            "`train_dataset` must have rows with `input_ids` and `labels` with `tokens_per_update`, which counts "
+            f"their tokens, but a row of it is {type(rows[0]).__name__} without them instead."
+        ) from error
     source, target = lengths.T
     updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update, buckets_per_update, seed))
     plan = partial(_batches_of_tokens, updates, lengths, parts)

@@ -5,25 +5,50 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from accelerate.data_loader import DataLoaderShard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, HubStrategy, unwrap_peft_model
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import (
+    EvalLoopOutput,
+    EvalPrediction,
+    HubStrategy,
+    rotate_checkpoints,
+    unwrap_peft_model,
+)
 from transformers.utils import logging
 
 from heedful.configuration_base_heed import HeedBaseConfig
 from heedful.data.micro_batches import LABEL_PADDING
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
+from heedful.files import remove
 from heedful.loss_heed import smoothed_cross_entropy
-from heedful.training.processes.collectives import any_rank, local_shard
-from heedful.training.trainer.batches import Epoch, MicroBatches, is_list, micro_batches, without_padding
+from heedful.training.processes.collectives import any_rank, broadcast, local_shard
+from heedful.training.trainer.batches import (
+    Epoch,
+    MicroBatches,
+    collate_micro_batch,
+    is_list,
+    micro_batches,
+    without_padding,
+)
+from heedful.training.trainer.checkpoints import (
+    PREFIX,
+    UNFINISHED,
+    check_checkpoint,
+    check_is_complete,
+    checkpoint_to_resume,
+    finish_checkpoint,
+)
 from heedful.training.trainer.settings import check_settings
+from heedful.training.trainer.streams import StreamedBatches
 
 logger = logging.get_logger(__name__)
 
@@ -44,8 +69,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
     - Updates (`get_train_dataloader`): every pair comes once in an epoch. The order follows from the seed and the
       epoch alone, so a resumed run has the same updates, even with another number of processes, as long as an update
       has as many pairs (or tokens). With `tokens_per_update` an update is that many padded tokens of pairs, cut into
-      micro-batches of about equal size. A dataset without a length keeps its own order, and micro-batches that are
-      left over at its end begin the first update of the next epoch.
+      micro-batches of about equal size. A stream keeps its own order, every process reads it and takes its share, and
+      micro-batches that are left over at its end begin the first update of the next epoch.
+    - Checkpoints (`train`, `_save_checkpoint`): written whole, with checksums; the newest whole one is resumed. DDP
+      settles its buckets before the first update, so that three and more processes resume to the bit.
     - `eval_loss` (`evaluation_loop`): the mean over all labels, always of the plain cross-entropy.
     - Predictions (`prediction_step`, `evaluation_loop`): one for each pair, in the order of the dataset, the same in
       every process, padded with -100 only. `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every
@@ -95,10 +122,11 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         self._complete(self.model, own_generation)
         self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
-        self._own_loss_is_checked = False
+        self._own_loss_is_checked, self._is_saving = False, False
+        self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
-        self._left_over: list[Inputs] | None = None  # micro-batches; None if the dataset has a length
+        self._stream: StreamedBatches | None = None  # what is trained on, unless it is a list
 
     @property
     def _plain_model(self) -> Any:
@@ -193,18 +221,116 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
         Raises:
             FloatingPointError: If it is not, in all processes, before the weights change.
+            ValueError: If no label of the update counts.
         """
+        if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
+            self._settle_buckets(model, inputs, num_items_in_batch)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._update_loss = self._update_loss + loss
         if self.accelerator.sync_gradients:
             total, self._update_loss = float(self._update_loss), 0.0
-            self._stop_if(not np.isfinite(total), "the training loss is not finite")
+            is_finite = bool(np.isfinite(total))
+            if not is_finite and num_items_in_batch is not None and not float(num_items_in_batch):
+                update = self.state.global_step + 1
+                raise ValueError(
+                    f"`labels` must hold at least one label other than -100, but update {update} has none."
+                )
+            self._stop_if(not is_finite, "the training loss is not finite")
         return loss
 
+    def _settle_buckets(self, model: DistributedDataParallel, inputs: Inputs, count: Count) -> None:
+        """Let DDP build its buckets, as the loop's `Engine.build_buckets` does, by a gradient that is thrown away.
+
+        Otherwise sums over three and more processes would differ between the first update of a resumed run and that of
+        a run which was never stopped. Where DDP looks for unused parameters, it never builds other buckets.
+        """
+        self._settled_model = model
+        if model.find_unused_parameters:
+            return
+        is_last, device = model.require_backward_grad_sync, self.args.device
+        model.require_backward_grad_sync = True  # it is False in the first of several micro-batches
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            super().training_step(model, dict(inputs), count)
+        model.require_backward_grad_sync = is_last
+        model.zero_grad()
+
+    # Checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on.
+
+        Raises:
+            ValueError: If there is no checkpoint to be resumed, or if it is damaged or lacks what training needs.
+        """
+        path: Any = resume_from_checkpoint or None
+        if path is not None:
+            path = self._checked(partial(self._checkpoint_to_resume, path))
+        return super().train(path, *args, **kwargs)
+
+    def _checkpoint_to_resume(self, given: str | bool) -> str:
+        if given is True:
+            path = checkpoint_to_resume(Path(self.args.output_dir))
+        else:
+            path = Path(str(given))
+            check_checkpoint(path)
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # which write other files
+            check_is_complete(path)
+        return str(path)
+
+    def _checked(self, find: Callable[[], str]) -> str:
+        """Return what the main process finds, or raise its error, in all processes."""
+        found, error = "", ""
+        if self.accelerator.is_main_process:
+            try:
+                found = find()
+            except ValueError as told:
+                error = str(told)
+        found, error = broadcast(self.accelerator, (found, error))
+        if error:
+            raise ValueError(error)
+        return found
+
+    def _load_best_model(self) -> None:
+        self._checked(partial(_checked_path, str(self.state.best_model_checkpoint)))
+        super()._load_best_model()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._is_saving else folder
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint elsewhere, and only then let it take its place; push and delete as Trainer does."""
         finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
-        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial))
+        path = folder / f"{PREFIX}{self.state.global_step}"
+        written = folder / UNFINISHED / path.name
+        if self.args.should_save:
+            remove(written.parent)
+        self.accelerator.wait_for_everyone()
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.state.best_model_checkpoint == str(written):
+                self.state.best_model_checkpoint = str(path)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.state.save_to_json(str(written / TRAINER_STATE_NAME))
+                if self._stream is not None:
+                    self._stream.save(written, self.state.global_step)
+                finish_checkpoint(written, path)
+        except Exception as error:  # on a full disk each library raises another type
+            if self.args.should_save:
+                remove(written.parent)
+            raise OSError(f"{path} could not be written: {error}. Earlier checkpoints are unharmed.") from error
+        finally:
+            self._is_saving = False
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(path))
+        if self.args.should_save:
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Tied weights are saved once, so Trainer takes the other names of them for missing.
@@ -214,6 +340,8 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Push as Trainer does, which sends weights and configs, together with their code and tokenizers."""
+        if self._is_saving:
+            return  # it is not there yet
         if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
             for path in Path(checkpoint_folder).glob("*.py"):
                 shutil.copy(path, self.args.output_dir)
@@ -262,12 +390,11 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             ValueError: If the dataset is empty, or if it has no length and `tokens_per_update` is given.
         """
         rows: Any = self.train_dataset
-        self._left_over = None
+        self._stream = None
+        if rows is None:
+            return super().get_train_dataloader()  # which says that it is missing
         if not is_list(rows):
-            if self.tokens_per_update is not None:
-                raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
-            self._left_over = []
-            return super().get_train_dataloader()
+            return self._loader_of_stream(rows)
         if not len(rows):
             raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
         batches = micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
@@ -278,32 +405,79 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         # Accelerate gives each process one micro-batch in turn.
         return self._get_dataloader(batches, "Training", batch_size=1, sampler_fn=sampler, is_training=True)
 
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        collate = super()._get_collator_with_removed_columns(data_collator, description)
+        return partial(collate_micro_batch, collate)
+
+    def _loader_of_stream(self, rows: Any) -> DataLoader:
+        """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
+        if self.tokens_per_update is not None:
+            raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
+        if not isinstance(rows, IterableDataset):
+            raise ValueError(
+                f"`train_dataset` must have a length or be an IterableDataset, but is {type(rows).__name__} instead."
+            )
+        args, copies = self.args, self.get_tp_size()  # processes that are given the same pairs
+        batches = DataLoader(
+            rows,
+            batch_size=args.per_device_train_batch_size,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+        processes, process = args.world_size // copies, args.process_index // copies
+        parts = args.gradient_accumulation_steps * processes
+        self._stream = StreamedBatches(batches, parts, processes, process, self._check_agreement)
+        # A generator of its own leaves the random numbers of dropout as they are.
+        options: dict[str, Any] = {"batch_size": None, "collate_fn": _same, "generator": torch.Generator()}
+        return DataLoaderShard(self._stream, device=self.accelerator.device, **options)
+
+    def _check_agreement(self, mark: float) -> None:
+        """Refuse a stream that is another one in another process."""
+        if self.args.world_size == 1:
+            return
+        marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.args.device))
+        if (marks != marks[0]).any():
+            raise ValueError(
+                "`train_dataset` must be a stream that gives the same pairs in every process, but gives others in "
+                "one: do not split it between them (this trainer does that), and give its shuffling a seed."
+            )
+
+    def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
+        """Return the epoch that a run begins with, and the micro-batches of it that were trained on before."""
+        found = super()._init_training_state(max_steps, updates_per_epoch, epochs, *args)
+        checkpoint, _ = args
+        if checkpoint is None or self.args.ignore_data_skip:
+            return found
+        if self.state.global_step >= max_steps:
+            return epochs, 0  # nothing is left to train
+        if self._stream is None:
+            return found
+        epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
+        return epoch, updates * self.args.gradient_accumulation_steps
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], Count]:
-        """Return the micro-batches of an update and the number of their labels.
-
-        Raises:
-            ValueError: If a dataset without a length ends before its first update is complete.
-        """
-        if self._left_over is None:
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
-        batches = self._left_over + list(islice(epoch_iterator, num_batches - len(self._left_over)))
-        if len(batches) < num_batches:
-            if batches and self.state.global_step == 0:
-                raise ValueError(
-                    "`train_dataset` must hold enough pairs for one update, which has `gradient_accumulation_steps` "
-                    f"({num_batches}) batches, but has {len(batches)} instead."
-                )
-            self._left_over = batches
-            return [], None
-        self._left_over = []
-        return super().get_batch_samples(iter(batches), num_batches, device)
+        """Return the micro-batches of an update and the number of their labels."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._stream is not None:
+            if self._stream.first_update is None and batches:
+                self._stream.first_update = self.state.global_step
+            self._stream.is_over = not batches
+        return batches, count
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Return the number of pairs."""
         dataset = getattr(dataloader, "dataset", None)
-        return len(dataset.rows) if isinstance(dataset, MicroBatches) else super().num_examples(dataloader)
+        return (
+            len(dataset.rows)
+            if isinstance(dataset, MicroBatches | StreamedBatches)
+            else super().num_examples(dataloader)
+        )
 
     # Evaluation
 
@@ -399,6 +573,16 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 def _counts_labels(model: Any) -> bool:
     """Return whether a model divides its loss by the number of labels that it is given, as Heed models do."""
     return "num_items_in_batch" in inspect.signature(model.forward).parameters
+
+
+def _checked_path(path: str) -> str:
+    check_checkpoint(Path(path))
+    return path
+
+
+def _same(batch: Inputs) -> Inputs:
+    """Return a batch that is collated already."""
+    return batch
 
 
 def _shifted(config: PreTrainedConfig, labels: torch.Tensor) -> torch.Tensor:

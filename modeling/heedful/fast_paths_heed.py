@@ -136,13 +136,13 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return OneDnnProduct.apply(states, weight, bias)
 
 
-def project(states: torch.Tensor, projection: nn.Module) -> torch.Tensor:
+def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
     """Apply a projection to `(…, in_features)` states; one that is more than x Wᵀ + b is called as a module."""
     if runs_plainly() and is_plain(projection):
         return linear(states, projection.weight, projection.bias)
     if "_old_forward" in projection.__dict__ and type(projection) is nn.Linear:
         # What Accelerate's hooks call. Weights that are loaded when needed must give the same to the last bit.
-        projection._old_forward = partial(_product_of, projection)
+        projection.__dict__["_old_forward"] = partial(_product_of, projection)
     return projection(states)
 
 
@@ -391,7 +391,7 @@ class LeanLayerNorm(torch.autograd.Function):
 LARGEST_BIAS = 16
 
 
-def may_be_lean(norm: nn.Module, states: torch.Tensor) -> bool:
+def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
     """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
     return (
         is_plain(norm, nn.LayerNorm)

@@ -58,7 +58,7 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     check_strategy_arguments(kwargs)
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
-    source = next((given for given in sources if given is not None), None)
+    source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
     if is_ids and (source.dim() != 2 or not source.numel()):
         raise ValueError(

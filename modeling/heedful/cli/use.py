@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -59,7 +59,7 @@ def translate(
     is_dialogue = not text and source is None and sys.stdin.isatty()
     if is_dialogue:
         print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-        found = chain.from_iterable(translator.translate_lines([line], **settings) for line in lines)
+        found: Iterable[Any] = chain.from_iterable(translator.translate_lines([line], **settings) for line in lines)
     else:
         found = translator.translate_lines(lines, **settings)
         if not text and (output is not None or not sys.stdout.isatty()):

@@ -86,9 +86,10 @@ def _network_errors_told(repository: str) -> Iterator[None]:
     """Turn what the Hub's client raises without an answer into one line; what the Hub answers is an `OSError`."""
     from huggingface_hub.errors import HfHubHTTPError
 
+    client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
     try:
         yield
-    except HfHubHTTPError.__bases__[0] as error:  # the base class of the client, which is not the same everywhere
+    except client_error as error:
         if isinstance(error, OSError):
             raise
         raise ConnectionError(f"The Hub cannot be reached to push {repository}: {first_line(error)}") from error

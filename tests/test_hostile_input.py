@@ -517,7 +517,9 @@ def test_what_a_model_emits_is_shown_at_a_terminal(whole, capsys, monkeypatch):
 
 
 def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
-    (tmp_path / "recipe.yaml").write_text('"\\e[31mname": 1\n')
+    data = "data: {train: a.tsv, validation: b.tsv, source: a, target: b}"
+    recipe = f'"\\e[31mname": 1\n{data}\noptimization: {{max_updates: 1}}\n'
+    (tmp_path / "recipe.yaml").write_text(recipe)
     with pytest.raises(SystemExit):
         cli.run(lambda: cli.app(["train", str(tmp_path / "recipe.yaml")], standalone_mode=False))
     told = capsys.readouterr().err

@@ -49,13 +49,14 @@ def _send_code_along(module: str, kind: str) -> None:
 
 
 def _register_tokenizer() -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedConfig
 
-    from heedful.configuration_heed import HeedConfig
     from heedful.tokenization_heed import HeedSourceTokenizer
 
-    # Folders name the class of their tokenizer: it is found by its name, whatever the config.
-    AutoTokenizer.register(HeedConfig, fast_tokenizer_class=HeedSourceTokenizer, exist_ok=True)
+    # Folders name the class of their tokenizer: it is found by its name, whatever the config. With HeedConfig it would
+    # also stand in for every tokenizer whose own code is not trusted.
+    of_no_model = type("HeedSourceTokenizerConfig", (PreTrainedConfig,), {})
+    AutoTokenizer.register(of_no_model, fast_tokenizer_class=HeedSourceTokenizer)
 
 
 def _register_pipeline() -> None:
@@ -77,10 +78,7 @@ _REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
         {"heedful.modeling_heed", "heedful.modeling_heed_rnn"},
         _register_models,
     ),
-    "transformers.models.auto.tokenization_auto": (
-        {"heedful.configuration_heed", "heedful.tokenization_heed"},
-        _register_tokenizer,
-    ),
+    "transformers.models.auto.tokenization_auto": ({"heedful.tokenization_heed"}, _register_tokenizer),
     "transformers.pipelines": ({"heedful.pipeline_heed"}, _register_pipeline),
     "heedful.modeling_heed": (set(), partial(_send_code_along, "heedful.modeling_heed", "Heed")),
     "heedful.modeling_heed_rnn": (set(), partial(_send_code_along, "heedful.modeling_heed_rnn", "HeedRNN")),

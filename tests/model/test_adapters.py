@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.loading import load_model
@@ -198,7 +199,7 @@ def test_a_merged_model_is_the_adapted_one_and_is_saved_as_a_whole_model(tmp_pat
     assert matrices_of(merged) == matrices
     merged.save_pretrained(tmp_path)
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors"} | CODE
+    assert files == {"config.json", "generation_config.json", "model.safetensors", CHECKSUMS_FILE} | CODE
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(logits_of(loaded), logits_of(merged))
     assert matrices_of(loaded) == matrices

@@ -39,7 +39,7 @@ def test_the_command_of_the_guide_makes_a_recurrent_model():
 
     (command,) = re.findall(r"^heedful train (.*)$", GUIDE, flags=re.MULTILINE)
     path, *changes = shlex.split(command)
-    recipe = read_recipe(ROOT / path, changes)
+    recipe = read_recipe(path, changes)
     assert recipe.model.options == {}
     assert recipe.model.attn_implementation is None
-    assert read_config(ROOT / recipe.model.config)["model_type"] == "heed_rnn"
+    assert read_config(recipe.model.config)["model_type"] == "heed_rnn"

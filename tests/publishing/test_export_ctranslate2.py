@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import new_folder
@@ -520,6 +521,9 @@ def test_a_broken_folder_is_refused(exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "broken")
     content = (folder / "model.bin").read_bytes()
     (folder / "model.bin").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"model\.bin changed since"):
+        Translator.from_pretrained(folder, device="cpu")
+    (folder / CHECKSUMS_FILE).unlink()
     with pytest.raises(ValueError, match="cannot be loaded by CTranslate2"):
         Translator.from_pretrained(folder, device="cpu")
 

@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, TokenizerPair
+from heedful.checksums_heed import CHECKSUMS_FILE
 from heedful.cli.main import app
 from heedful.configuration_heed import GATED_ACTIVATIONS
 from heedful.data.tokenization import TARGET_FOLDER
@@ -198,7 +199,8 @@ def untraced(folder, monkeypatch):
 
 def test_the_folder_holds_the_names_that_optimum_looks_for(folder):
     names = {path.name for path in folder.iterdir()}
-    assert names == {*ONNX_FILES, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    texts = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", CHECKSUMS_FILE}
+    assert names == {*ONNX_FILES, *texts}
     assert not list(folder.parent.glob(".*"))
     cached = [f"0.{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     expected = {
@@ -415,8 +417,8 @@ def test_adapters_and_quantized_weights_are_refused():
     check_exportable(model)
     attention = model.model.decoder.layers[0].self_attn
     plain = attention.q_proj
-    attention.q_proj = torch.nn.Linear(32, 32, bias=False)
-    with pytest.raises(ValueError, match=r"adapters .*q_proj \(Linear\)"):
+    attention.q_proj = type("Adapter", (torch.nn.Linear,), {})(32, 32, bias=False)
+    with pytest.raises(ValueError, match=r"adapters .*q_proj \(Adapter\)"):
         check_exportable(model)
     attention.q_proj = plain
     model.config.quantization_config = {"quant_method": "torchao"}

@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_read_is_no_damage(folder, monkeypatch):
     def fail(file):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoints, "_checksum", fail)
+    monkeypatch.setattr(checkpoints, "checksum", fail)
     with pytest.raises(OSError, match="Input/output error"):
         newest_whole_checkpoint(folder)
 

@@ -208,7 +208,7 @@ def first_line(error: BaseException) -> str:
 def why_not_loaded(error: Exception) -> str:
     """Say why transformers could not load a model, in our words where its own would mislead."""
     text = str(error)
-    if "trust_remote_code" in text:
+    if "custom code" in text:
         return (
             "it needs code of its own, which Heedful does not run unasked. Who trusts it loads it with "
             "`AutoModelForSeq2SeqLM.from_pretrained(…, trust_remote_code=True)` and gives it to `Translator(model, "

@@ -98,6 +98,20 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
                 yield name
 
 
+def give_each_row_its_source(cache: Any) -> None:
+    """Repeat keys and values of the source in a cache that `generate()` returns, for the hypotheses that share them.
+
+    Other code expects as many rows of them as of the target's. A cache of the user's own may be filled once more.
+    """
+    if not isinstance(cache, EncoderDecoderCache) or getattr(cache, "_is_user_defined", False):
+        return
+    for own, source in zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True):
+        layer: Any = source
+        sharing = len(own.keys) // len(layer.keys) if own.is_initialized and layer.is_initialized else 1
+        if sharing > 1:
+            layer.keys, layer.values = (rows.repeat_interleave(sharing, dim=0) for rows in (layer.keys, layer.values))
+
+
 class HeedGenerationMixin(GenerationMixin):
     """`generate()` for two vocabularies, and the decoder's inputs while training; both families inherit it."""
 
@@ -130,7 +144,9 @@ class HeedGenerationMixin(GenerationMixin):
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         with self.config.vocabulary_of_the_target():
-            return GenerationMixin.generate(self, *args, **kwargs)
+            found = GenerationMixin.generate(self, *args, **kwargs)
+        give_each_row_its_source(getattr(found, "past_key_values", None))
+        return found
 
     def compute_transition_scores(
         self,

@@ -76,8 +76,8 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too.
 
-    transformers, which puts the start token before what does not begin with it, would read them once more where no mask
-    is given, and all of them where there is no new one.
+    transformers, which puts the start token before what does not begin with it, would read them once more where no
+    mask is given, and all of them where there is no new one.
     """
     read, prompt = int(kwargs["past_key_values"].get_seq_length()), kwargs.get("decoder_input_ids")
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())

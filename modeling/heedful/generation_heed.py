@@ -122,11 +122,12 @@ def give_each_row_its_source(cache: Any) -> None:
     """
     if not isinstance(cache, EncoderDecoderCache) or getattr(cache, "_is_user_defined", False):
         return
-    for own, source in zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True):
-        layer: Any = source
-        sharing = len(own.keys) // len(layer.keys) if own.is_initialized and layer.is_initialized else 1
+    layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    for own, source in layers:
+        sharing = len(own.keys) // len(source.keys) if own.is_initialized and source.is_initialized else 1
         if sharing > 1:
-            layer.keys, layer.values = (rows.repeat_interleave(sharing, dim=0) for rows in (layer.keys, layer.values))
+            source.keys = source.keys.repeat_interleave(sharing, dim=0)
+            source.values = source.values.repeat_interleave(sharing, dim=0)
 
 
 class HeedGenerationMixin(GenerationMixin):

@@ -4,8 +4,8 @@ The tests are in the source distribution of transformers on PyPI, but for those 
 its repository. Those of the installed version are fetched into `.cache/conformance/`: with pip, and from GitHub where
 it can be reached (or taken from a checkout, `--tests FOLDER`). What they lack and what ties them to our models is
 added from `suite/`, and pytest runs it all against tiny models: Heed, its recurrent models, and Marian, BART and T5
-through the same glue. The report is printed; `--write` also puts it into docs/conformance.md. The exit status is 1 if a
-test of Heedful fails, or is skipped where Marian's is not.
+through the same glue. The report is printed; `--write` also puts it into docs/conformance.md. The exit status is 1 if
+a test of Heedful fails, or is skipped where Marian's is not.
 
     python scripts/conformance/run.py --models heed marian -k "not fsdp"
 """

@@ -51,7 +51,10 @@ PROCESSORS = {
         {"prefix_allowed_tokens_fn": lambda sentence, tokens: [60 + sentence]},
         lambda tokens: (tokens[:, 1:] == torch.tensor([[60], [61]])).all(),
     ),
-    "eos_token_id": ({"eos_token_id": list(range(3, 99))}, lambda tokens: tokens.shape[1] == 2),
+    "eos_token_id": (
+        {"eos_token_id": list(range(3, 99)), "suppress_tokens": [0, 1, 2]},
+        lambda tokens: tokens.shape[1] == 2,
+    ),
 }
 # What a call must refuse by a `ValueError`, and a word of its message.
 REFUSED = {

@@ -145,6 +145,10 @@ def test_without_a_yardstick_nothing_is_said_of_one(report, tmp_path):
     text = report.report(found, {}, "ours")
     assert "| 1 | needs a ‹GPU› / two | not run | `test_b` |" in text
     assert f"**{report.PARTIAL}**" in text
+    del found["Heed"]
+    text = report.report(found | {"Heed's tokenizer": {}, "a plain byte-level tokenizer": {}}, {}, "ours")
+    assert f"**{report.PARTIAL}**" in text
+    assert "What Heed skips" not in text
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     transformers, which puts the start token before what does not begin with it, would read them once more where no
     mask is given, and all of them where there is no new one.
     """
-    read, prompt = int(kwargs["past_key_values"].get_seq_length()), kwargs.get("decoder_input_ids")
+    prompt: Any = kwargs.get("decoder_input_ids")
+    read = int(kwargs["past_key_values"].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
     if read and given <= read:
         raise ValueError(

@@ -106,6 +106,8 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
+# What warns at its import, wherever transformers finds it, of what it was not built with here.
+TALKATIVE = ("torchao", "torch.utils._pytree")
 # The distributions whose modules have another name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 
@@ -131,6 +133,8 @@ def run(command: Callable[[], object]) -> None:
     handler.setFormatter(VisibleFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with _plain_warnings():
             _check_arguments()

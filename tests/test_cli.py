@@ -258,10 +258,10 @@ def test_a_terminal_is_told_that_sentences_are_read(model, heedful, monkeypatch)
     assert "Sentences, one a line; Ctrl-D ends." in heedful("translate", model)[2]
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly_which_imported_little(model):
+def test_a_reader_that_leaves_ends_the_command_quietly_which_imported_little_and_collected_none_of_it(model):
     script = (
-        "import sys\nfrom heedful.cli.main import main\ntry: main()\nfinally:\n"
-        f" print([n for n in {HEAVY} if sys.modules.get(n)], file=sys.stderr)"
+        "import gc, sys\nfrom heedful.cli.main import main\ntry: main()\nfinally:\n"
+        f" print([n for n in {HEAVY} if sys.modules.get(n)], gc.get_freeze_count() > 0, file=sys.stderr)"
     )
     command = [sys.executable, "-W", "error", "-c", script, "translate", model, "--max-new-tokens", "2"]
     with subprocess.Popen(
@@ -271,7 +271,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly_which_imported_little(mod
         running.stdin.close()
         assert running.stdout.readline().strip()
         running.stdout.close()
-        assert (running.stderr.read(), running.wait(60)) == ("[]\n", 0)
+        assert (running.stderr.read(), running.wait(60)) == ("[] True\n", 0)
 
 
 # What a translation does not need, and what would take a second of it.

@@ -16,6 +16,7 @@ import yaml
 
 from heedful.cli import main as cli
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.training.folder import foreign_files
 from helpers import CODE
 from tiny_runs import logged, tiny_tree
 
@@ -116,7 +117,8 @@ def test_training_learns(trained):
 def test_training_tells_what_it_made(trained):
     finished, run = trained
     lines = finished.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["validation", "unseen", lines[2], "model", "card"]
+    told = ["validation", "unseen", lines[2], "model", "card", "learning curve"]
+    assert [line.split(":")[0] for line in lines] == told
     assert lines[2].startswith("260 updates")
     assert str(run / "model") in lines[3]
     assert Path(lines[4].removeprefix("card: ")) == run / "model" / "README.md"
@@ -135,6 +137,19 @@ def test_training_writes_no_line_that_is_not_ours(trained):
     assert [line for line in lines if not re.match(TOLD, line)] == []
 
 
+def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, heedful, tmp_path):
+    assert foreign_files(trained[1]) == []  # so that overwrite=true deletes the picture too
+    picture = tmp_path / "curve.svg"
+    assert heedful("plot", trained[1], "-o", picture) == (0, f"{picture}\n", "")
+    assert "validation/chrf" in picture.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_plotted_is_refused(trained, model, refused, tmp_path):
+    assert "has no log.jsonl" in refused("plot", model, "-o", tmp_path / "a.png")
+    assert "(train/loss, " in refused("plot", trained[1], "-o", tmp_path / "a.png", "--metric", "speed")
+    assert "must end in one of .png, .svg" in refused("plot", trained[1], "-o", tmp_path / "a.pdf")
+
+
 def test_the_overrides_are_in_the_published_recipe(trained):
     written = yaml.safe_load((trained[1] / "model" / "recipe.yaml").read_text())
     assert (written["optimization"]["max_updates"], written["seed"]) == (260, 3)
@@ -143,7 +158,7 @@ def test_the_overrides_are_in_the_published_recipe(trained):
 def test_the_published_folder_is_complete(model):
     assert {path.name for path in model.iterdir()} == {
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("recipe.yaml", "metrics.json", "README.md", "heed_checksums.json"),
+        *("recipe.yaml", "metrics.json", "README.md", "learning_curve.png", "heed_checksums.json"),
         *CODE,
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""For those who check: recipes, models, the paper's claims, and what is installed here."""
+"""For those who check: recipes, runs, models, the paper's claims, and what is installed here."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +25,21 @@ def doctor(
     options.print_result(diagnosis.to_dict(), diagnosis, as_json)
     if diagnosis.has_errors:
         raise Exit(1)
+
+
+def plot(
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Folders of runs, finished or not.")],
+    output: Annotated[Path, Option("-o", "--output", help="Picture to write: .png or .svg.")] = Path(
+        "learning_curve.png"
+    ),
+    metric: Annotated[
+        list[str] | None, Option("--metric", help="In place of losses and scores: bleu, train/loss…; repeatable.")
+    ] = None,
+):
+    """Draw the learning curve of a run, or of several runs in one picture."""
+    from heedful.publishing.learning_curve import draw_learning_curves
+
+    print(draw_learning_curves(runs, output, metric or ()))
 
 
 def verify(

@@ -248,6 +248,17 @@ def test_what_cannot_be_read_or_written_is_told_before_the_model_is_loaded(refus
     assert "`--input` must be left out where sentences are given" in message
 
 
+def test_a_path_of_the_wrong_kind_is_named_by_its_option(refused, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("ko\ten\n")
+    arguments = ["--data", tmp_path / "pairs.tsv", "--output", tmp_path / "pairs.tsv"]
+    assert "`--output` must be a file that does not exist yet" in refused("init", *arguments)
+    assert "The recipe must be a YAML file, but" in refused("train", tmp_path)
+    assert "`--data` must be a file of sentences" in refused("verify", "none", "--data", tmp_path)
+    for engine in ("onnx", "ctranslate2"):
+        message = refused("export", engine, "none", tmp_path / "out", "--sentences", tmp_path / "none.txt")
+        assert "`sentences` must be a text file, but" in message
+
+
 def test_at_a_terminal_each_line_is_answered_before_the_next_is_read(model, heedful, monkeypatch, capsys):
     seen = []
 

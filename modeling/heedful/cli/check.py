@@ -56,6 +56,8 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
+        if not data.is_file():
+            raise FileNotFoundError(f"`--data` must be a file of sentences, but {data} is none.")
         lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
         texts += [line for line in lines if line.strip()]
         if not texts:

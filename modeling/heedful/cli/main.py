@@ -80,8 +80,8 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, train, plot, doctor, evaluate, translate, attention)
-COMMANDS += (verify, study, complexity, push, convert)
+START = (recipes, init, train, plot, doctor)
+COMMANDS = (*START, evaluate, translate, attention, verify, study, complexity, push, convert)
 for command in (*COMMANDS, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,18 @@ def test_every_make_target_of_the_documents_exists():
     targets = set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE))
     assert {"quickstart", "test", "check"} <= targets
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
+
+
+def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    for environment in (".venv", ".venv-oldest"):
+        installed = []
+        for target in ("quickstart", "test", "check"):
+            command = ["make", "--dry-run", target, f"VENV={environment}"]
+            planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            installed.append(re.findall(rf"^{environment}/bin/python -m pip install .* (\S+)$", planned, re.MULTILINE))
+        assert installed == [["torch", '".[plots]"'], *[["torch", '".[plots]"', '".[dev]"']] * 2]
 
 
 def test_every_link_to_a_file_leads_somewhere():

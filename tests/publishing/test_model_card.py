@@ -104,7 +104,7 @@ def test_every_field_changes_the_card(card):
         "target_tokens": 9, "seconds": 4.0, "hardware": "other", "scores": {"other": {"count": 1, "bleu": 2.0}},
         "validation_loss": 2.0, "versions": {"heedful": "9", "transformers": "9", "torch": "9"},
         "example_source": "other", "example_translation": "other", "example_language": "fr",
-        "intended_use": "Other.", "limits": ["Other."],
+        "intended_use": "Other.", "limits": ["Other."], "learning_curve": "curve.png",
     }
     # fmt: on
     assert set(others) | {"sides"} == {field.name for field in dataclasses.fields(RunFacts)}

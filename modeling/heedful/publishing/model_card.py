@@ -66,6 +66,7 @@ class RunFacts:
     example_language: str | None = None  # into which, where the model knows several and must be told
     intended_use: str = ""  # the template's general one if empty
     limits: Sequence[str] = ()  # put before the template's general ones
+    learning_curve: str = ""  # the picture's file, beside the card
 
     @property
     def is_translation(self) -> bool:

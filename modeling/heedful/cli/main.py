@@ -19,7 +19,7 @@ from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, study, verify, version
-from heedful.cli.publish import convert, export, push
+from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
@@ -77,7 +77,21 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert)
+COMMANDS = (
+    recipes,
+    init,
+    train,
+    doctor,
+    evaluate,
+    translate,
+    attention,
+    verify,
+    study,
+    complexity,
+    card,
+    push,
+    convert,
+)
 for command in (*COMMANDS, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))

@@ -72,7 +72,7 @@ def test_there_are_commands_to_check():
 
 
 def test_every_path_of_the_layout_exists():
-    paths = re.findall(r"^\| `([^`]+)` \|", README, flags=re.MULTILINE)
+    paths = re.findall(r"^\| `([^`]+)` \|", README.split("\n## Layout\n")[1], flags=re.MULTILINE)
     assert len(paths) >= 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
 

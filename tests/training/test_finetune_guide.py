@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli import main as cli
 from heedful.publishing.hub import check_folder, read_card
-from memorised import PAIRS
+from memorised import SHOWN
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "finetune.md"
 # A block of Python and, right behind it, what it prints, if anything.
@@ -30,7 +30,7 @@ def place(tmp_path, monkeypatch):
     model = HeedForConditionalGeneration(HeedConfig(vocab_size=len(tokenizers.source), **sizes))
     model.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
     tokenizers.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
-    lines = ["ko\ten", *(f"{source}\t{target}" for source, target in PAIRS.items())]
+    lines = ["ko\ten", *(f"{source}\t{target}" for source, target in SHOWN.items())]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "caches")

@@ -165,6 +165,13 @@ def test_the_metadata_is_what_the_hub_reads():
     assert {result.task_type for result in results.values()} == {"translation"}
 
 
+def test_the_metadata_of_what_is_no_translation_files_it_elsewhere():
+    data = ModelCard(render_model_card(changed(source_language="und", target_language="und"))).data
+    assert data.pipeline_tag == "text-generation"
+    assert "translation" not in data.tags
+    assert {(result.task_type, result.task_name) for result in data.eval_results} == {("text-generation", None)}
+
+
 def test_a_license_that_the_hub_does_not_know_keeps_its_name():
     data = card_metadata(changed(license="My Own License"))
     assert (data.license, data.license_name) == ("other", "my-own-license")

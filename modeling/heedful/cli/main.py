@@ -19,7 +19,7 @@ from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, plot, study, verify, version
-from heedful.cli.publish import convert, export, push
+from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
@@ -81,7 +81,7 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 START = (recipes, init, train, plot, doctor)
-COMMANDS = (*START, evaluate, translate, attention, verify, study, complexity, push, convert)
+COMMANDS = (*START, evaluate, translate, attention, verify, study, complexity, card, push, convert)
 for command in (*COMMANDS, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))

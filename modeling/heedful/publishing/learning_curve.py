@@ -106,6 +106,6 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
     if not "".join(drawn).isascii():
         from heedful.inference.attention import drawing  # which takes long to import
 
-        (names,), style = drawing._writable(list(drawn))
+        (names,), style = drawing.writable(list(drawn))
         drawn, families = dict(zip(names, drawn.values(), strict=True)), style["family"]
     return lines(drawn, "update", label, families=families)

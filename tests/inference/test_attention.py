@@ -317,7 +317,7 @@ def test_a_grid_of_what_is_not_there_is_an_error(tmp_path):
 def test_letters_that_no_font_has_are_written_as_their_code_points(monkeypatch):
     monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     with pytest.warns(UserWarning, match="code points are drawn instead"):
-        (texts,), style = drawing._writable(["고a", "b"])
+        (texts,), style = drawing.writable(["고a", "b"])
     assert texts == ["⟨ACE0⟩a", "b"]
     assert style["family"] == ["DejaVu Sans"]
 

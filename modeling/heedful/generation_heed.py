@@ -19,7 +19,6 @@ from .fast_paths_heed import is_plain, runs_plainly
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
 DEFAULT_MAX_NEW_TOKENS = 256
-TRANSFORMERS_DEFAULT_LENGTH = 20
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
 

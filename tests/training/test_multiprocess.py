@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from process_checks import NO_DROPOUT, STREAM, make_loop
+from process_checks import NO_DROPOUT, REGULAR, STREAM, make_loop
 from process_run import measure
 from safetensors.torch import load_file
 
@@ -106,6 +107,21 @@ def test_two_processes_resume_bit_for_bit_after_any_update(checks):
     for check in checks:
         assert check["resumed"] == [1, 3, 4]
         assert check["resumed_stream"] == [5]
+
+
+def test_what_regularizes_resumes_bit_for_bit_and_cuts_the_same_words_on_every_process(checks, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    recipe = tiny_recipe(tmp_path, {**REGULAR, **STREAM})
+    with patch("heedful.data.bpe_dropout.CHUNK", 32):
+        corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+        rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
+    changes = {"tokenizer.dropout": 0.2, **STREAM, **NO_DROPOUT}
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    make_loop(tmp_path / "rows", changes, corpus, make_accelerator(recipe.optimization)).run()
+    for check in checks:
+        assert check["regular"]["exact"] == {"whole": [3, 5], "parts": [3]}
+        assert check["regular"]["rows"] == rows
+        assert check["regular"]["losses"] == pytest.approx(logged(tmp_path / "rows", "train/loss"), rel=1e-5)
 
 
 def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, checks, corpus):

@@ -4,10 +4,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heedful.data.tokenization import TokenizerPair
+
+if TYPE_CHECKING:
+    from heedful.data.bpe_dropout import BpeDropout
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
@@ -24,6 +28,7 @@ class PairEncoder:
     max_target_tokens: int | None = None
     languages: tuple[str, ...] = ()  # (target,) or (target, source); empty for a model of one direction
     too_long: int = 0  # rows left out so far
+    dropout: "BpeDropout | None" = None  # cuts words anew in every epoch; then each is marked by `WORD_START`
 
     def rows(self, pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, list[int]]]:
         """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
@@ -31,8 +36,9 @@ class PairEncoder:
         while chunk := list(islice(stream, CHUNK)):
             sides = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
             for language, (texts, references) in zip(self.languages or (None,), (sides, sides[::-1]), strict=False):
-                inputs = self.tokenizers.encode_source(texts, target_language=language)
-                labels = self.tokenizers.encode_target(references)
+                marks = self.dropout is not None
+                inputs = self.tokenizers.encode_source(texts, target_language=language, mark_words=marks)
+                labels = self.tokenizers.encode_target(references, mark_words=marks)
                 for row in zip(inputs, labels, strict=True):
                     if self._fits(row):
                         yield {"input_ids": row[0], "labels": row[1]}
@@ -47,7 +53,8 @@ class PairEncoder:
 class EncodedPairs:
     """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
-    `source_lengths` and `target_lengths` are the tokens of every row, as arrays `(rows,)`.
+    `sources` and `targets` are all tokens, one row after the other; `source_lengths` and `target_lengths`, arrays
+    `(rows,)`, how many each row has.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]]]):
@@ -55,7 +62,7 @@ class EncodedPairs:
         for row in rows:
             sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
             sides[1].append(np.asarray(row["labels"], dtype=np.int32))
-        self._sources, self._targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
+        self.sources, self.targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
         self._source_bounds, self._target_bounds = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in sides)
         self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
 
@@ -65,7 +72,7 @@ class EncodedPairs:
     def fingerprint(self) -> str:
         """Return a checksum of all rows in their order."""
         digest = hashlib.sha256()
-        for array in (self.source_lengths, self.target_lengths, self._sources, self._targets):
+        for array in (self.source_lengths, self.target_lengths, self.sources, self.targets):
             digest.update(array.tobytes())
         return digest.hexdigest()
 
@@ -73,6 +80,6 @@ class EncodedPairs:
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
         return {
-            "input_ids": self._sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
-            "labels": self._targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
+            "input_ids": self.sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
+            "labels": self.targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
         }

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
+from heedful.data.bpe_dropout import BpeDropout
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs
@@ -83,8 +84,12 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        for update in self._batches.epoch(epoch):
-            yield [[self.rows[index] for index in bucket] for bucket in update]
+        rows, batches = self.rows, self._batches
+        if self.encoder.dropout is not None:
+            rows = self.encoder.dropout.rows(rows, epoch)
+            batches = UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching)
+        for update in batches.epoch(epoch):
+            yield [[rows[index] for index in bucket] for bucket in update]
 
 
 @dataclass(kw_only=True)
@@ -97,7 +102,7 @@ class StreamedCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, count = encode_in_shares(self.encoder, self.stream, self.accelerator), 0
+        rows, count = encode_in_shares(self.encoder, self.stream, self.accelerator, epoch), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -124,6 +129,8 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     check_model(recipe, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
+    if recipe.tokenizer.dropout:
+        encoder.dropout = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
     fingerprint = held_out.fingerprint()
     shared: dict[str, Any] = {"tokenizers": tokenizers, "batching": recipe.batching, "encoder": encoder}

@@ -5,6 +5,7 @@ With one process, and weights that are not sharded, nothing is sent and nothing 
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -80,21 +81,22 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 
 
 def encode_in_shares(
-    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None
+    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None, epoch: int = 0
 ) -> Iterator[Row]:
-    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
+    """Yield the rows of a stream in an epoch, the same on every rank, each of which encodes its share of them.
 
     Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
     of long rows becomes that of all ranks.
     """
+    encode = encoder.rows if encoder.dropout is None else partial(encoder.dropout.stream, epoch=epoch)
     if accelerator is None or accelerator.num_processes == 1:
-        yield from encoder.rows(pairs)
+        yield from encode(pairs)
         return
     rank, world_size = accelerator.process_index, accelerator.num_processes
     stream, too_long = iter(pairs), encoder.too_long
     while chunk := list(islice(stream, CHUNK * world_size)):
         encoder.too_long = 0
-        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        share = list(encode(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
         for rows, more_too_long in gather_object([(share, encoder.too_long)]):
             too_long += more_too_long
             yield from rows

@@ -249,8 +249,8 @@ class HeedStack(HeedPreTrainedModel):
         Fan et al., "Reducing Transformer Depth on Demand with Structured Dropout", 2020 (LayerDrop), drawn for each
         layer and call. The layer is computed all the same: every process needs its gradient, which is then zero.
         """
-        p = getattr(self.config, f"{self.side}_layerdrop")
-        return torch.where(torch.rand((), device=after.device) < p, before, after) if self.training and p else after
+        p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
+        return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
 
     def _check_lengths(
         self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None

@@ -64,10 +64,10 @@ class HeedBaseModel(PreTrainedModel):
         each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine Translation", 2019, use
         it (`dropout_source` and `dropout_target` of Nematus). Those that stay are divided by 1 - p, as dropout does.
         """
-        p = self.config.target_word_dropout if self.side == "decoder" else self.config.source_word_dropout
-        if not self.training or p == 0:
+        if not self.training:
             return embeddings
-        return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p)
+        p = self.config.target_word_dropout if self.side == "decoder" else self.config.source_word_dropout
+        return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def cut(tokenizers, p, pairs=PAIRS, epoch=0, seed=1, **options):
     options = {"languages": tokenizers.languages, **options}
     encoder = PairEncoder(tokenizers, **options)
     plain = EncodedPairs(encoder.rows(pairs))
-    encoder.dropout = BpeDropout(encoder, p, seed)
-    return encoder.dropout.rows(EncodedPairs(encoder.rows(pairs)), epoch), plain
+    dropout = BpeDropout(encoder, p, seed)
+    return dropout.rows(EncodedPairs(encoder.rows(pairs)), epoch), plain
 
 
 TEXTS = st.lists(
@@ -184,7 +185,19 @@ def test_merges_with_prefixes_and_words_that_are_not_merged_stay_exact():
         assert all(list(rows[n]["labels"]).count(1) == 1 for n in range(40))
 
 
+def test_a_stream_may_have_a_part_without_any_pair_that_fits(joint):
+    pairs = [{"source": "a b c d", "target": "a"}, {"source": "a", "target": "b"}]
+    encoder = PairEncoder(joint, max_source_tokens=4, languages=("en",))
+    dropout = BpeDropout(encoder, 0.5, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heedful.data.bpe_dropout.CHUNK", 1)
+        assert [len(row["input_ids"]) for row in dropout.stream(pairs, 0)] == [3]
+    assert encoder.too_long == 1
+
+
 def test_a_tokenizer_without_merges_is_refused():
+    with pytest.raises(ValueError, match="given with SimpleNamespace instead"):  # one written in Python, as Marian's
+        Merges(SimpleNamespace())
     for algorithm, size in (("unigram", 400), ("word", None)):
         encoder = PairEncoder(train(algorithm=algorithm, vocab_size=size))
         with pytest.raises(ValueError, match=r"`tokenizer.dropout` must be 0 for a tokenizer without the merges"):

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from heedful import TokenizerPair
+from heedful.files import write_text
 from heedful.training.checkpoints.checkpoints import checkpoint_path
+from heedful.training.folder import check_output_folder
 from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe
 
 BPE_DROPOUT = {"tokenizer.dropout": 0.2}
@@ -16,10 +19,7 @@ RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "emb
 RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout": 0.1}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
 KINDS = {
-    "r_drop": {"optimization.r_drop": 5.0},
-    "bpe_dropout": BPE_DROPOUT,
-    "bpe_dropout_of_a_stream": BPE_DROPOUT | STREAM,
-    "model": MODEL,
+    "stream": BPE_DROPOUT | STREAM,
     "all": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **MODEL},
     "recurrent": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **RECURRENT},
 }
@@ -91,6 +91,16 @@ def test_the_data_are_known_by_their_pairs_whatever_was_dropped(make_loop, tmp_p
     with pytest.raises(ValueError, match="their rows have changed"):
         make_loop({**BPE_DROPOUT, "resume": True}, tmp_path / "run", other)
     assert make_loop({**BPE_DROPOUT, "resume": True}, tmp_path / "run", corpus).progress.update == 2
+
+
+def test_bpe_dropout_may_be_changed_where_changes_are_allowed(make_loop, tmp_path, data):
+    loop = make_loop({"optimization.max_updates": 1}, tmp_path / "run", data({}))
+    loop.run()
+    write_text(tmp_path / "run/recipe.yaml", to_yaml(loop.recipe))
+    changes = {**BPE_DROPOUT, "resume": True}
+    with pytest.raises(ValueError, match=r"`tokenizer.dropout` must be as in the run that is resumed \(0.0\)"):
+        check_output_folder(tiny_recipe(tmp_path / "run", changes))
+    check_output_folder(tiny_recipe(tmp_path / "run", {**changes, "allow_changes": True}))
 
 
 def test_wrong_recipes_are_refused_by_name(tmp_path):

@@ -36,6 +36,7 @@ class BpeDropout:
 
     def __init__(self, encoder: PairEncoder, p: float, seed: int):
         self._encoder, self._threshold, self._seed = encoder, round(p * 2**64), seed
+        encoder.mark_words = True
         source, target = encoder.tokenizers.source, encoder.tokenizers.target
         merges = Merges(source)
         self._merges = merges, merges if target is source else Merges(target)
@@ -49,6 +50,8 @@ class BpeDropout:
 
     def rows(self, marked: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return the rows of an epoch, from 0, of rows with marked words, as the encoder makes them."""
+        if not len(marked):
+            return marked
         sides = (marked.sources, marked.source_lengths), (marked.targets, marked.target_lengths)
         limits = self._encoder.max_source_tokens, self._encoder.max_target_tokens
         cut = []
@@ -65,34 +68,30 @@ class BpeDropout:
         words = Words.of(tokens, lengths)
         draws = chain.from_iterable(generator.random_raw(2**12).tolist() for _ in count())
         pieces: list[list[int]] = []
-        first = np.empty(
-            len(words.distinct), np.int64
-        )  # the number of each word's first segmentation, the tokenizer's
-        for number, (word, times) in enumerate(zip(words.distinct, words.times.tolist(), strict=True)):
-            first[number] = len(pieces)
+        starts = []  # where the segmentations of each word begin among the pieces: first the tokenizer's, then others
+        for word, times in zip(words.distinct, words.times.tolist(), strict=True):
+            starts.append(len(pieces))
             pieces.append(word)
             if symbols := merges.symbols(word):
                 drawn = range(min(times, MOST_SEGMENTATIONS))
                 pieces.extend(merges.apply(symbols, draws, self._threshold) for _ in drawn)
-        variants = np.diff(first, append=len(pieces)) - 1
-        order = np.lexsort((generator.random_raw(len(words.numbers)), words.numbers))
-        ranks = np.empty_like(order)  # of each place among those of its word
+        others = np.diff(starts, append=len(pieces))[words.numbers] - 1  # (places)
+        plain = np.array(starts)[words.numbers]
+        order = np.lexsort((generator.random_raw(len(plain)), words.numbers))
+        ranks = np.empty_like(order)  # of each place among those of its word, at random
         ranks[order] = np.arange(len(order)) - np.repeat(np.cumsum(words.times) - words.times, words.times)
-        many = variants[words.numbers]
-        chosen = first[words.numbers] + np.where(many > 0, 1 + ranks % np.maximum(many, 1), 0)
-        sizes = np.array([len(piece) for piece in pieces], np.int64)
-        longer = np.bincount(words.rows, sizes[chosen], len(lengths)).astype(np.int64)
-        if limit is not None:
-            is_long = longer > limit
-            if is_long.any():
-                told = "%s of %s texts stay as they are: cut by BPE-dropout they would have more than %s tokens"
-                logger.info(told, int(is_long.sum()), len(lengths), limit)
-            chosen = np.where(is_long[words.rows], first[words.numbers], chosen)
-            longer = np.where(is_long, lengths, longer)
+        chosen = plain + np.where(others > 0, 1 + ranks % np.maximum(others, 1), 0)
+        sizes = np.array([len(piece) for piece in pieces])
+        cut = np.bincount(words.rows, sizes[chosen]).astype(np.int64)  # (rows) tokens
+        if limit is not None and (cut > limit).any():
+            told = "%s of %s texts stay as they are: cut by BPE-dropout they would have more than %s tokens"
+            logger.info(told, int((cut > limit).sum()), len(cut), limit)
+            chosen = np.where((cut > limit)[words.rows], plain, chosen)
+            cut = np.where(cut > limit, lengths, cut)
         flat = np.array(list(chain.from_iterable(pieces)), np.int32)
-        sizes, starts = sizes[chosen], (np.cumsum(sizes) - sizes)[chosen]
-        offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return np.split(flat[np.repeat(starts, sizes) + offsets], np.cumsum(longer)[:-1])
+        first, sizes = (np.cumsum(sizes) - sizes)[chosen], sizes[chosen]
+        inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # (tokens)
+        return np.split(flat[np.repeat(first, sizes) + inside], np.cumsum(cut)[:-1])
 
 
 class Words(NamedTuple):
@@ -108,7 +107,8 @@ class Words(NamedTuple):
         """Find the words in the tokens of rows, of which those that begin a word are marked."""
         starts = np.flatnonzero(tokens & WORD_START)
         plain = (tokens & ~WORD_START).astype(np.int32)
-        data, known = plain.tobytes(), {}
+        data = plain.tobytes()
+        known: dict[bytes, int] = {}  # numbers of words
         bounds = [*(4 * starts).tolist(), len(data)]
         numbers = [known.setdefault(data[start:end], len(known)) for start, end in pairwise(bounds)]
         rows = np.repeat(np.arange(len(lengths)), lengths)[starts]

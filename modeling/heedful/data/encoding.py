@@ -4,14 +4,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heedful.data.tokenization import TokenizerPair
-
-if TYPE_CHECKING:
-    from heedful.data.bpe_dropout import BpeDropout
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
@@ -28,7 +24,7 @@ class PairEncoder:
     max_target_tokens: int | None = None
     languages: tuple[str, ...] = ()  # (target,) or (target, source); empty for a model of one direction
     too_long: int = 0  # rows left out so far
-    dropout: "BpeDropout | None" = None  # cuts words anew in every epoch; then each is marked by `WORD_START`
+    mark_words: bool = False  # whether `WORD_START` is added to the id of each word's first token
 
     def rows(self, pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, list[int]]]:
         """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
@@ -36,9 +32,8 @@ class PairEncoder:
         while chunk := list(islice(stream, CHUNK)):
             sides = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
             for language, (texts, references) in zip(self.languages or (None,), (sides, sides[::-1]), strict=False):
-                marks = self.dropout is not None
-                inputs = self.tokenizers.encode_source(texts, target_language=language, mark_words=marks)
-                labels = self.tokenizers.encode_target(references, mark_words=marks)
+                inputs = self.tokenizers.encode_source(texts, language, self.mark_words)
+                labels = self.tokenizers.encode_target(references, self.mark_words)
                 for row in zip(inputs, labels, strict=True):
                     if self._fits(row):
                         yield {"input_ids": row[0], "labels": row[1]}

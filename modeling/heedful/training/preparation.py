@@ -1,8 +1,9 @@
 """From a recipe to its corpus: tokenizers, training rows planned as updates, and validation pairs."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,12 @@ from heedful.files import written_whole
 from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
 from heedful.training.model_of_recipe import check_model
-from heedful.training.processes.collectives import encode_in_shares
+from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
-Pairs = Iterable[Mapping[str, str]]
 Update = list[list[Row]]  # buckets of rows
 
 
@@ -40,6 +40,7 @@ class Corpus:
     validation_pairs: list[dict[str, str]]  # the same pairs as text
     report: CleaningReport
     encoder: PairEncoder  # of training pairs; it counts those that are too long
+    dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
 
@@ -85,8 +86,8 @@ class StoredCorpus(Corpus):
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         rows, batches = self.rows, self._batches
-        if self.encoder.dropout is not None:
-            rows = self.encoder.dropout.rows(rows, epoch)
+        if self.dropout is not None:
+            rows = self.dropout.rows(rows, epoch)
             batches = UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching)
         for update in batches.epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
@@ -102,7 +103,8 @@ class StreamedCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, count = encode_in_shares(self.encoder, self.stream, self.accelerator, epoch), 0
+        encode = self.encoder.rows if self.dropout is None else partial(self.dropout.stream, epoch=epoch)
+        rows, count = encode_in_shares(self.encoder, encode, self.stream, self.accelerator), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -129,11 +131,11 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     check_model(recipe, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
-    if recipe.tokenizer.dropout:
-        encoder.dropout = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
     fingerprint = held_out.fingerprint()
     shared: dict[str, Any] = {"tokenizers": tokenizers, "batching": recipe.batching, "encoder": encoder}
+    if recipe.tokenizer.dropout:
+        shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "report": report}
     if data.streaming:
         source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}

@@ -30,7 +30,8 @@ class Engine:
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
         self.accelerator = accelerator
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
-        self._skips_logits, self._objective = model.trains_on_loss_alone, model.objective
+        self._skips_logits = model.trains_on_loss_alone
+        self._objective: Any = model.objective
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
 
@@ -61,8 +62,7 @@ class Engine:
         """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
 
         Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
-        the whole update, on all ranks. Returns two sums over this rank's micro-batches in nats, `(2)`: of the loss,
-        and of what the model's objective adds to the cross-entropy in it.
+        the whole update, on all ranks. Returns sums of this rank in nats, `(2)`: the loss, and R-Drop's part of it.
         """
         total, added = torch.zeros(2, device=self.accelerator.device)
         for number, micro_batch in enumerate(micro_batches, start=1):

@@ -4,10 +4,20 @@ An objective computes the summed loss of a batch, in two forms as `loss_heed.py`
 gradient from those of a few tokens. `tests/training/test_objective.py` compares them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
-from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
+from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.loss_heed import LOGITS_AT_ONCE, smoothed_cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def set_objective(model: Any, alpha: float | None) -> None:
+    """Let a model train with R-Drop of this weight; `None` is the cross-entropy alone."""
+    model.objective = RDrop.of(alpha, model.config)
 
 
 class RDrop:
@@ -26,7 +36,7 @@ class RDrop:
         self._added: torch.Tensor | float = 0.0
 
     @classmethod
-    def of(cls, alpha: float | None, config: HeedBaseConfig) -> "RDrop | None":
+    def of(cls, alpha: float | None, config: "PretrainedConfig") -> "RDrop | None":
         """Return a recipe's objective; `None` has none. A model whose two passes are the same is a `ValueError`."""
         if alpha is not None and not any(value for name, value in vars(config).items() if name.endswith("dropout")):
             raise ValueError(

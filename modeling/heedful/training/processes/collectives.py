@@ -3,9 +3,8 @@
 With one process, and weights that are not sharded, nothing is sent and nothing copied.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from heedful.data.batching import Row
 from heedful.data.encoding import CHUNK, PairEncoder
+
+Pairs = Iterable[Mapping[str, str]]
 
 # Gloo has no exception of its own: its messages about a process that has ended contain one of these.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
@@ -81,14 +82,16 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 
 
 def encode_in_shares(
-    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None, epoch: int = 0
+    encoder: PairEncoder,
+    encode: Callable[[Pairs], Iterator[Row]],
+    pairs: Pairs,
+    accelerator: Accelerator | None,
 ) -> Iterator[Row]:
-    """Yield the rows of a stream in an epoch, the same on every rank, each of which encodes its share of them.
+    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them by `encode`.
 
     Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
     of long rows becomes that of all ranks.
     """
-    encode = encoder.rows if encoder.dropout is None else partial(encoder.dropout.stream, epoch=epoch)
     if accelerator is None or accelerator.num_processes == 1:
         yield from encode(pairs)
         return

@@ -84,19 +84,6 @@ def test_layers_are_dropped_as_often_as_asked_and_never_outside_of_training():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["attention_dropout", "activation_dropout"])
-def test_dropout_inside_the_layers_trains_under_every_kernel_that_can(kernel, name):
-    model = tiny_model(dropout=0.0, label_smoothing=0.0, attn_implementation=kernel, **{name: 0.4})
-    plain, losses = model.eval()(**BATCH).loss, []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        losses.append(model.train()(**BATCH).loss)
-    assert len({plain.item(), *(loss.item() for loss in losses)}) == 3
-    losses[0].backward()
-    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
-
-
 def test_values_out_of_range_and_misspelt_names_are_refused():
     for family in FAMILIES:
         for name in ("source_word_dropout", "target_word_dropout"):

@@ -131,6 +131,23 @@ def test_a_micro_batch_has_half_of_the_tokens_since_it_passes_twice(make_loop):
     assert 350 < max(tokens) <= 700
 
 
+def test_a_micro_batch_that_did_not_fit_in_memory_is_not_logged(make_loop, tmp_path):
+    for name in ("whole", "shrunk"):
+        changes = {**R_DROP, "optimization.max_updates": 1, "optimization.shrink_token_budget": True}
+        loop = with_stand_in_for_dropout(make_loop(changes, tmp_path / name))
+        backward, failures = loop.engine.backward, iter([name == "shrunk"])
+
+        def fail_once(loss, backward=backward, failures=failures):
+            if next(failures, False):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            backward(loss)
+
+        loop.engine.backward = fail_once
+        loop.run()
+    ours, theirs = (logged(tmp_path / name, "train/r_drop") for name in ("shrunk", "whole"))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
 def test_rows_that_only_fill_in_count_for_nothing(make_loop):
     loop = make_loop(R_DROP)
     loop.engine.model.train()

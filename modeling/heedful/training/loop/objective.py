@@ -47,10 +47,11 @@ class RDrop:
 
     def repeated(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a batch of which all rows come once, and then once more."""
+        self._added = 0.0  # of a batch that did not fit in memory
         return {name: torch.cat([values] * self.passes) for name, values in batch.items()}
 
     def take_added(self) -> torch.Tensor | float:
-        """Return α/4 [KL(p‖q) + KL(q‖p)] of what was computed since the last time, in nats."""
+        """Return α/4 [KL(p‖q) + KL(q‖p)] of the last batch, in nats."""
         added, self._added = self._added, 0.0
         return added
 

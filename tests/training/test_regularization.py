@@ -1,9 +1,12 @@
 """What keeps a model from learning a small corpus by heart keeps the contract, through the real loop."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from heedful import TokenizerPair
+from heedful import HeedConfig, TokenizerPair
 from heedful.files import write_text
 from heedful.training.checkpoints.checkpoints import checkpoint_path
 from heedful.training.folder import check_output_folder
@@ -101,6 +104,20 @@ def test_bpe_dropout_may_be_changed_where_changes_are_allowed(make_loop, tmp_pat
     with pytest.raises(ValueError, match=r"`tokenizer.dropout` must be as in the run that is resumed \(0.0\)"):
         check_output_folder(tiny_recipe(tmp_path / "run", changes))
     check_output_folder(tiny_recipe(tmp_path / "run", {**changes, "allow_changes": True}))
+
+
+def test_the_keys_of_the_guide_exist(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
+    keys = [
+        key for row in re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE) for key in re.findall(r"`(\S+?)[:`]", row)
+    ]
+    assert len(keys) >= 10
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        if section in ("optimization", "tokenizer"):
+            assert hasattr(getattr(tiny_recipe(tmp_path), section), name)
+        else:
+            assert hasattr(HeedConfig(), name)
 
 
 def test_wrong_recipes_are_refused_by_name(tmp_path):

@@ -48,8 +48,7 @@ class PairEncoder:
 class EncodedPairs:
     """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
-    `sources` and `targets` are all tokens, one row after the other; `source_lengths` and `target_lengths`, arrays
-    `(rows,)`, how many each row has.
+    `sources` and `targets` are all tokens, row after row; `source_lengths` and `target_lengths` `(rows,)` count them.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]]]):

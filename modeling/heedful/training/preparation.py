@@ -76,7 +76,6 @@ class StoredCorpus(Corpus):
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
-        self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
 
     @property
     def longest_source(self) -> int | None:
@@ -85,11 +84,8 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, batches = self.rows, self._batches
-        if self.dropout is not None:
-            rows = self.dropout.rows(rows, epoch)
-            batches = UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching)
-        for update in batches.epoch(epoch):
+        rows = self.rows if self.dropout is None else self.dropout.rows(self.rows, epoch)
+        for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
 
 

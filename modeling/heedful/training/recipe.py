@@ -154,8 +154,8 @@ class OptimizationRecipe:
     @property
     def micro_batch_tokens(self) -> int:
         """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where R-Drop doubles it."""
-        budget = self.token_budget or self.tokens_per_update // self.buckets_per_update
-        return budget if self.r_drop is None else max(1, budget // 2)
+        passes = 1 if self.r_drop is None else 2
+        return max(1, (self.token_budget or self.tokens_per_update // self.buckets_per_update) // passes)
 
 
 @dataclass

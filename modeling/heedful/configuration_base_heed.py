@@ -27,7 +27,7 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Fields of other encoder-decoders that Heed has none like, though the names are like some of its own.
+# Fields of other encoder-decoders that a family has none like, though the names are like some of its own.
 OTHERS_KEYS = ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop")
 # Others' names of fields: nearer in meaning than in letters.
 MEANT_KEYS = {
@@ -67,6 +67,8 @@ class HeedBaseConfig(PreTrainedConfig):
     vocab_size: int = 37000
     decoder_vocab_size: int | None = None
     label_smoothing: float | int = 0.1
+    source_word_dropout: float | int = 0.0
+    target_word_dropout: float | int = 0.0
     tie_word_embeddings: bool = True
     share_encoder_decoder_embeddings: bool = True
     tie_output_embeddings: bool = True
@@ -164,6 +166,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     def _check_own_fields(self) -> None:
         """Check the fields that this family alone has."""
+        self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
 
     def _check_at_least_one(self, *names: str) -> None:
         for name in names:

@@ -71,6 +71,10 @@ class HeedConfig(HeedBaseConfig):
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
         attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
             network; the paper has none there.
+        source_word_dropout, target_word_dropout (`float`): Share of the tokens whose whole embedding is dropped while
+            training, see `HeedBaseModel.drop_words`.
+        encoder_layerdrop, decoder_layerdrop (`float`): Share of the layers that are left out of a training step, see
+            `HeedStack.drop_layer`.
         label_smoothing (`float`): ε_ls of the training loss (section 5.4). In evaluation mode the loss is the
             plain cross-entropy, so that its exponential is the perplexity.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
@@ -129,6 +133,8 @@ class HeedConfig(HeedBaseConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
+    encoder_layerdrop: float | int = 0.0
+    decoder_layerdrop: float | int = 0.0
     output_bias: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -137,6 +143,7 @@ class HeedConfig(HeedBaseConfig):
         super().__setattr__(name, value)
 
     def _check_own_fields(self) -> None:
+        super()._check_own_fields()
         self._check_sizes()
         self._check_heads("encoder")
         self._check_heads("decoder")
@@ -149,7 +156,8 @@ class HeedConfig(HeedBaseConfig):
         for stack in ("encoder", "decoder"):
             sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
             self._check_at_least_one(*(f"{stack}_{size}" for size in sizes))
-        self._check_shares("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        self._check_shares("dropout", "attention_dropout", "activation_dropout")
+        self._check_shares("encoder_layerdrop", "decoder_layerdrop")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
         self._check_positions()

@@ -16,7 +16,8 @@ class HeedRNNConfig(HeedBaseConfig):
 
     Args:
         vocab_size, decoder_vocab_size, tie_word_embeddings, share_encoder_decoder_embeddings, tie_output_embeddings,
-            pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id, format_version: As `HeedConfig` has them.
+            source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
+            decoder_start_token_id, format_version: As `HeedConfig` has them.
         embedding_size (`int`): Width of the embeddings, and of what the pre-softmax matrix reads.
         hidden_size (`int`): Width of the decoder's state and of the encoder's output. A bidirectional encoder gives
             each direction half of it.
@@ -75,7 +76,8 @@ class HeedRNNConfig(HeedBaseConfig):
     def _check_own_fields(self) -> None:
         self._check_at_least_one("vocab_size", "decoder_vocab_size", "embedding_size", "hidden_size")
         self._check_at_least_one("encoder_layers", "decoder_layers")
-        self._check_shares("dropout", "label_smoothing")
+        super()._check_own_fields()
+        self._check_shares("dropout")
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(
                 "`hidden_size` must be even with a bidirectional encoder, each of whose directions has half of it, "

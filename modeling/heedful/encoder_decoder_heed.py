@@ -124,6 +124,8 @@ class OutputLayer(nn.Module):
     prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
     # A switch: whether a training step returns the loss without logits where the call does not say.
     skips_logits_in_training = False
+    # What our loop minimises in place of the cross-entropy, while the model trains; see `RDrop`.
+    objective: Any = None
     # Whether our own loop and trainer ask for the loss without logits.
     trains_on_loss_alone = False
 
@@ -258,7 +260,8 @@ class OutputLayer(nn.Module):
             ValueError: If no label is to be predicted, or labels and logits differ in length.
         """
         check_label_shape(logits, labels)
-        return mean_per_label(smoothed_cross_entropy(logits, labels, self._smoothing), labels, num_items_in_batch)
+        summed = self._objective or smoothed_cross_entropy
+        return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
     def loss_of_states(
         self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
@@ -266,9 +269,14 @@ class OutputLayer(nn.Module):
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device), self.lm_head
-        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), self._smoothing)
+        settings = self._smoothing, self._objective
+        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), *settings)
         return mean_per_label(total, labels, num_items_in_batch)
 
     @property
     def _smoothing(self) -> float:
         return self.config.label_smoothing if self.training else 0.0
+
+    @property
+    def _objective(self) -> Any:
+        return self.objective if self.training else None

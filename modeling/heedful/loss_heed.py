@@ -55,8 +55,12 @@ class OutputLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         labels: torch.Tensor,
         smoothing: float,
+        objective: Any = None,
     ) -> torch.Tensor:
-        """Return the summed loss in nats of `(N)` labels, from `(N, D)` states and the layer's `(V, D)` weight."""
+        """Return the summed loss in nats of `(N)` labels, from `(N, D)` states and the layer's `(V, D)` weight.
+
+        An objective, as `OutputLayer` has it, takes the place of the cross-entropy.
+        """
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
         matrix = weight.to(dtype)
@@ -65,11 +69,15 @@ class OutputLoss(torch.autograd.Function):
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
-            predicted = (labels != IGNORED_LABEL).nonzero()[:, 0]
-            for rows in predicted.split(TOKENS_AT_ONCE) if len(predicted) else ():
+            compute, passes = replace_by_gradient, 1
+            if objective is not None:
+                compute, passes = objective.replace_by_gradient, objective.passes
+            predicted = (labels != IGNORED_LABEL).nonzero()[:, 0].view(passes, -1)
+            for rows in predicted.split(TOKENS_AT_ONCE // passes, dim=1) if predicted.numel() else ():
+                rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
                 logits = linear(part, matrix, None if bias is None else bias.to(dtype))
-                total += replace_by_gradient(logits, target, smoothing, of_bias)
+                total += compute(logits, target, smoothing, of_bias)
                 if of_states is not None:
                     of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
@@ -84,7 +92,7 @@ class OutputLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients that `forward` has computed."""
-        return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None
+        return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None, None
 
 
 def replace_by_gradient(

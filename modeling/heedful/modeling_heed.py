@@ -243,6 +243,15 @@ class HeedStack(HeedPreTrainedModel):
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
 
+    def drop_layer(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """Return the states behind a layer; while training with probability p those before it, as if there were none.
+
+        Fan et al., "Reducing Transformer Depth on Demand with Structured Dropout", 2020 (LayerDrop), drawn for each
+        layer and call. The layer is computed all the same: every process needs its gradient, which is then zero.
+        """
+        p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
+        return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
+
     def _check_lengths(
         self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None
     ) -> None:
@@ -332,7 +341,7 @@ class HeedEncoder(HeedStack):
             packing = packing.of_encoder(hidden_states)
             hidden_states = packing.pack(hidden_states)
         for layer in self.layers:
-            hidden_states = layer(
+            transformed = layer(
                 hidden_states,
                 mask,
                 positions=positions,
@@ -340,6 +349,7 @@ class HeedEncoder(HeedStack):
                 packing=packing,
                 **kwargs,
             )
+            hidden_states = self.drop_layer(hidden_states, transformed)
         hidden_states = self.norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
@@ -422,7 +432,7 @@ class HeedDecoder(HeedStack):
             if packing.source is not None and encoder_hidden_states is not None:
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
         for layer in self.layers:
-            hidden_states = layer(
+            transformed = layer(
                 hidden_states,
                 causal_mask,
                 encoder_hidden_states,
@@ -433,6 +443,7 @@ class HeedDecoder(HeedStack):
                 packing=packing,
                 **kwargs,
             )
+            hidden_states = self.drop_layer(hidden_states, transformed)
         hidden_states = self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),

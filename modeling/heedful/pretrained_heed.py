@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
@@ -50,11 +51,23 @@ class HeedBaseModel(PreTrainedModel):
         """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`."""
         if inputs_embeds is None and input_ids is not None:
             self.check_token_ids(input_ids)
-            return self.embed_tokens(input_ids)
+            return self.drop_words(self.embed_tokens(input_ids))
         if inputs_embeds is None or input_ids is not None:
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"Exactly one of `input_ids` and `inputs_embeds` must be given, but {given} was.")
-        return inputs_embeds
+        return self.drop_words(inputs_embeds)
+
+    def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Drop whole `(batch, length, width)` embeddings while training: word dropout.
+
+        Gal and Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, for
+        each position by itself, as Sennrich and Zhang, "Revisiting Low-Resource Neural Machine Translation", 2019, use
+        it (`dropout_source` and `dropout_target` of Nematus). Those that stay are divided by 1 - p, as dropout does.
+        """
+        if not self.training:
+            return embeddings
+        p = self.config.target_word_dropout if self.side == "decoder" else self.config.source_word_dropout
+        return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.

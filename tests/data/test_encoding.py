@@ -84,7 +84,7 @@ def test_encoded_pairs_give_back_their_rows(rows):
     assert [encoded[number] for number in range(len(encoded))] == rows
     assert encoded.source_lengths.tolist() == [len(row["input_ids"]) for row in rows]
     assert encoded.target_lengths.tolist() == [len(row["labels"]) for row in rows]
-    assert (encoded._sources.dtype, encoded._targets.dtype) == (np.int32, np.int32)
+    assert (encoded.sources.dtype, encoded.targets.dtype) == (np.int32, np.int32)
 
 
 @pytest.mark.parametrize("index", [-1, 3])

@@ -115,6 +115,18 @@ def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corp
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+def test_r_drop_is_timed_with_both_passes_in_micro_batches_of_half_the_rows(tmp_path, corpus):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.r_drop": 5.0, "optimization.token_budget": 500})
+    plan = plan_batches(corpus, recipe.optimization.micro_batch_tokens)
+    assert plan.first == plan_batches(corpus, 250).first
+    rehearsal = rehearsal_of(recipe, corpus)
+    network, rows = rehearsal.engine.network, []
+    forward = network.forward
+    network.forward = lambda **batch: rows.append(len(batch["labels"])) or forward(**batch)
+    rehearsal.take_update(plan.first[0])
+    assert sum(rows) == 2 * sum(len(part) for part in plan.first[0][0])
+
+
 def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
     rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
     engine = rehearsal.engine = Mock(wraps=rehearsal.engine)

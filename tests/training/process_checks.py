@@ -27,6 +27,10 @@ from tiny_runs import logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
+R_DROP = {"optimization.r_drop": 5.0, "tokenizer.dropout": 0.2}
+# Everything against overfitting, most of which draws random numbers or leaves something out.
+REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
+REGULAR |= {"model.options.encoder_layerdrop": 0.5, "model.options.decoder_layerdrop": 0.5}
 END = 6
 
 
@@ -76,6 +80,43 @@ def resumes(folder: Path, changes: dict, corpus, accelerator, stops: tuple[int, 
         ):
             exact.append(stop)
     return exact
+
+
+def stand_in(states: torch.Tensor) -> torch.Tensor:
+    """Drop other features in R-Drop's first pass, the first half of the rows, than in its second."""
+    kept = torch.ones_like(states)
+    middle = len(states) // 2
+    kept[:middle, :, ::3] = 0.0
+    kept[middle:, :, 1::3] = 0.0
+    return states * kept
+
+
+def with_stand_in_for_dropout(loop: TrainingLoop) -> TrainingLoop:
+    """Let nothing in a loop's model draw random numbers, and the two passes of R-Drop differ all the same."""
+    network = loop.engine.network
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for stack in (network.model.encoder, network.model.decoder):
+        stack.dropout.forward = stand_in
+    return loop
+
+
+def regular(folder: Path, accelerator: Accelerator) -> dict:
+    """Train with everything against overfitting, stop and go on, with whole and with sharded weights."""
+    recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
+    folder.mkdir(exist_ok=True)
+    corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
+    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.bpe_dropout.CHUNK", 32):
+        updates = list(corpus.updates(1))
+    rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
+    exact = {"whole": resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (3, 5))}
+    with sharding(accelerator):
+        exact["parts"] = resumes(folder / "parts", {**REGULAR, **STREAM}, corpus, accelerator, (3,))
+    # Without dropout that differs between the processes the losses are those of one.
+    with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
+    losses = [logged(folder / "rows", name) for name in ("train/loss", "train/r_drop")]
+    return {"rows": rows, "exact": exact, "losses": losses}
 
 
 def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) -> dict:
@@ -299,6 +340,7 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
         "resumed_stream": resumes(folder / "resumed_stream", STREAM, streamed, accelerator, (5,)),
         "number": goes_on_with_another_number(folder / "number", corpus, accelerator, folder / "alone"),
         "stream": stream(folder / "stream", accelerator),
+        "regular": regular(folder / "regular", accelerator),
         "sharded": sharded(folder / "sharded", corpus, accelerator),
         "shrunk": shrinks_together(folder / "shrunk", corpus, accelerator),
         "skipped": skips_together(folder / "skipped", corpus, accelerator),

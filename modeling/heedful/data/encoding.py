@@ -24,6 +24,7 @@ class PairEncoder:
     max_target_tokens: int | None = None
     languages: tuple[str, ...] = ()  # (target,) or (target, source); empty for a model of one direction
     too_long: int = 0  # rows left out so far
+    mark_words: bool = False  # whether `WORD_START` is added to the id of each word's first token
 
     def rows(self, pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, list[int]]]:
         """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
@@ -31,8 +32,8 @@ class PairEncoder:
         while chunk := list(islice(stream, CHUNK)):
             sides = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
             for language, (texts, references) in zip(self.languages or (None,), (sides, sides[::-1]), strict=False):
-                inputs = self.tokenizers.encode_source(texts, target_language=language)
-                labels = self.tokenizers.encode_target(references)
+                inputs = self.tokenizers.encode_source(texts, language, self.mark_words)
+                labels = self.tokenizers.encode_target(references, self.mark_words)
                 for row in zip(inputs, labels, strict=True):
                     if self._fits(row):
                         yield {"input_ids": row[0], "labels": row[1]}
@@ -47,7 +48,7 @@ class PairEncoder:
 class EncodedPairs:
     """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
-    `source_lengths` and `target_lengths` are the tokens of every row, as arrays `(rows,)`.
+    `sources` and `targets` are all tokens, row after row; `source_lengths` and `target_lengths` `(rows,)` count them.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]]]):
@@ -55,7 +56,7 @@ class EncodedPairs:
         for row in rows:
             sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
             sides[1].append(np.asarray(row["labels"], dtype=np.int32))
-        self._sources, self._targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
+        self.sources, self.targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
         self._source_bounds, self._target_bounds = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in sides)
         self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
 
@@ -65,7 +66,7 @@ class EncodedPairs:
     def fingerprint(self) -> str:
         """Return a checksum of all rows in their order."""
         digest = hashlib.sha256()
-        for array in (self.source_lengths, self.target_lengths, self._sources, self._targets):
+        for array in (self.source_lengths, self.target_lengths, self.sources, self.targets):
             digest.update(array.tobytes())
         return digest.hexdigest()
 
@@ -73,6 +74,6 @@ class EncodedPairs:
         if not 0 <= index < len(self):
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
         return {
-            "input_ids": self._sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
-            "labels": self._targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
+            "input_ids": self.sources[self._source_bounds[index] : self._source_bounds[index + 1]].tolist(),
+            "labels": self.targets[self._target_bounds[index] : self._target_bounds[index + 1]].tolist(),
         }

@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
+# Added to a token's id where a word begins, as the pre-tokenizer makes them, in rows whose words are cut anew.
+WORD_START = 2**30
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 
 
@@ -70,13 +73,16 @@ class TokenizerPair:
         """Whether both sides share one tokenizer."""
         return self.source is self.target
 
-    def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
+    def encode_source(
+        self, texts: Sequence[str], target_language: str | None = None, mark_words: bool = False
+    ) -> list[list[int]]:
         """Encode source texts, without truncation.
 
         Args:
             texts: The sentences.
             target_language: The language to translate into; its tag comes first. It is needed if the tokenizer knows
                 several languages.
+            mark_words: Whether `WORD_START` is added to the id of each word's first token.
 
         Returns:
             The token ids of each sentence.
@@ -85,12 +91,13 @@ class TokenizerPair:
             ValueError: If the language is unknown, or is missing although there are several.
         """
         prefix = self._language_prefix(target_language)
-        encoded = _encode(self.source, "text", texts)
+        encoded = _encode(self.source, "text", texts, mark_words)
+        prefix = [id_ + WORD_START * mark_words for id_ in prefix]
         return [prefix + ids for ids in encoded] if prefix else encoded
 
-    def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_target(self, texts: Sequence[str], mark_words: bool = False) -> list[list[int]]:
         """Encode target texts, without truncation, as the labels of a model."""
-        return _encode(self.target, "text_target", texts)
+        return _encode(self.target, "text_target", texts, mark_words)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
         """Turn target ids (lists, arrays or a tensor) back into texts.
@@ -191,14 +198,22 @@ class TokenizerPair:
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 
 
-def _encode(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
+def _encode(
+    tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str], mark_words: bool = False
+) -> list[list[int]]:
     """Encode texts as a tokenizer's `text` or `text_target`."""
     if isinstance(texts, str):
         raise ValueError(f"`texts` must be a list of strings, but is the string {texts!r} instead.")
     if not len(texts):
         return []
     options: dict[str, Any] = {side: list(texts), "return_attention_mask": False, "truncation": False}
-    return tokenizer(**options, verbose=False)["input_ids"]
+    encoded = tokenizer(**options, verbose=False)
+    if not mark_words:
+        return encoded["input_ids"]
+    return [
+        [id_ + WORD_START * (word is None or word != last) for id_, (last, word) in zip(ids, words, strict=True)]
+        for ids, words in ((row.ids, pairwise([None, *row.word_ids])) for row in encoded.encodings)
+    ]
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

@@ -12,6 +12,7 @@ from accelerate.utils import DistributedType
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.engine import Engine
+from heedful.training.loop.objective import RDrop, set_objective
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.processes.devices import memory_of_machine, runs_on_cpu
 from heedful.training.processes.launcher import world_size
@@ -62,6 +63,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
+    set_objective(model, settings.r_drop)
     if kind != DistributedType.DEEPSPEED:
         return Engine(accelerator, model, make_optimizer(model, settings))
     from heedful.training.processes.zero import ZeroEngine
@@ -87,6 +89,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         is_joint = settings.joint
     if recipe.model.start_from is None:
         config = _config(recipe.model, known, is_joint)
+        RDrop.of(recipe.optimization.r_drop, config)
         _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams

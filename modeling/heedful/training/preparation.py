@@ -1,8 +1,9 @@
 """From a recipe to its corpus: tokenizers, training rows planned as updates, and validation pairs."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
+from heedful.data.bpe_dropout import BpeDropout
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs
@@ -19,13 +21,12 @@ from heedful.files import written_whole
 from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
 from heedful.training.model_of_recipe import check_model
-from heedful.training.processes.collectives import encode_in_shares
+from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
-Pairs = Iterable[Mapping[str, str]]
 Update = list[list[Row]]  # buckets of rows
 
 
@@ -39,6 +40,7 @@ class Corpus:
     validation_pairs: list[dict[str, str]]  # the same pairs as text
     report: CleaningReport
     encoder: PairEncoder  # of training pairs; it counts those that are too long
+    dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
 
@@ -74,7 +76,6 @@ class StoredCorpus(Corpus):
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
-        self._batches = UpdateBatches(self.rows.source_lengths, self.rows.target_lengths, self.batching)
 
     @property
     def longest_source(self) -> int | None:
@@ -83,8 +84,9 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        for update in self._batches.epoch(epoch):
-            yield [[self.rows[index] for index in bucket] for bucket in update]
+        rows = self.rows if self.dropout is None else self.dropout.rows(self.rows, epoch)
+        for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
+            yield [[rows[index] for index in bucket] for bucket in update]
 
 
 @dataclass(kw_only=True)
@@ -97,7 +99,8 @@ class StreamedCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, count = encode_in_shares(self.encoder, self.stream, self.accelerator), 0
+        encode = self.encoder.rows if self.dropout is None else partial(self.dropout.stream, epoch=epoch)
+        rows, count = encode_in_shares(self.encoder, encode, self.stream, self.accelerator), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -127,6 +130,8 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
     fingerprint = held_out.fingerprint()
     shared: dict[str, Any] = {"tokenizers": tokenizers, "batching": recipe.batching, "encoder": encoder}
+    if recipe.tokenizer.dropout:
+        shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "report": report}
     if data.streaming:
         source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}

@@ -78,9 +78,14 @@ class TokenizerRecipe:
     joint: bool = True
     target_vocab_size: int | None = None
     sentences: int | None = None
+    dropout: float = 0.0
 
     def __post_init__(self):
         _at_least(1, "tokenizer", self, "vocab_size", "target_vocab_size", "sentences")
+        if not 0 <= self.dropout < 1:
+            raise _mistake("tokenizer.dropout", "at least 0 and below 1", self.dropout)
+        if self.dropout and self.path is None and self.algorithm != "bpe":
+            raise _mistake("tokenizer.dropout", "0 unless `tokenizer.algorithm` is bpe", self.dropout)
 
 
 @dataclass
@@ -121,6 +126,7 @@ class OptimizationRecipe:
     shrink_token_budget: bool = False
     skip_nonfinite_updates: int = 0
     ema_decay: float | None = None
+    r_drop: float | None = None
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -128,7 +134,7 @@ class OptimizationRecipe:
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
-        for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes"):
+        for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise _mistake(f"optimization.{name}", "above 0", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
@@ -147,8 +153,9 @@ class OptimizationRecipe:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Padded tokens of one micro-batch: `token_budget`, or those of a whole bucket."""
-        return self.token_budget or self.tokens_per_update // self.buckets_per_update
+        """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where R-Drop doubles it."""
+        passes = 1 if self.r_drop is None else 2
+        return max(1, (self.token_budget or self.tokens_per_update // self.buckets_per_update) // passes)
 
 
 @dataclass

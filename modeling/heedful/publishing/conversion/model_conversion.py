@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
-    "dropout", "attention_dropout", "activation_dropout", "use_cache",
+    "dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "use_cache",
     "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )
 # fmt: on
@@ -115,7 +115,7 @@ def convert(
         parameters=ours.num_parameters(),
         difference=difference,
         languages=converted.languages,
-        notes=(*_training_notes(config), *converted.notes),
+        notes=tuple(converted.notes),
     )
     with new_folder(target) as folder:
         torch.nn.Module.to(ours, dtype).save_pretrained(folder)
@@ -267,13 +267,6 @@ def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None
         raise ValueError(
             f"`{name}` must hold the sinusoids that Heed computes, but differs from them by {distance:.1e} instead."
         )
-
-
-def _training_notes(config: PreTrainedConfig) -> list[str]:
-    """Return a note about fields that only training reads and Heed does not have, if there are any."""
-    names = ("encoder_layerdrop", "decoder_layerdrop")
-    found = [f"`{name}` {getattr(config, name)}" for name in names if getattr(config, name, 0)]
-    return [f"Left out, because only training reads it: {', '.join(found)}."] if found else []
 
 
 def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:

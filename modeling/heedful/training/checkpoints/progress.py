@@ -4,7 +4,17 @@ import math
 from dataclasses import dataclass, field
 
 # Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
-SUMS = ("loss", "target_tokens", "tokens", "padded_tokens", "gradient_norm", "updates", "seconds", "waiting_seconds")
+SUMS = (
+    "loss",
+    "r_drop",
+    "target_tokens",
+    "tokens",
+    "padded_tokens",
+    "gradient_norm",
+    "updates",
+    "seconds",
+    "waiting_seconds",
+)
 
 
 def new_window() -> dict[str, float]:
@@ -35,7 +45,7 @@ class Progress:
     def count(self, **values: float) -> None:
         """Add values to the sums of the window."""
         for name, value in values.items():
-            self.window[name] += value
+            self.window[name] = self.window.get(name, 0.0) + value  # an older checkpoint may lack one
 
     def note_validation(self, value: float, higher_is_better: bool, keep_best: int, is_saved: bool) -> None:
         """Note what a validation of the present update found, the value that the recipe selects by.

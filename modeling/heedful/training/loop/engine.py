@@ -31,6 +31,7 @@ class Engine:
         self.accelerator = accelerator
         self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
         self._skips_logits = model.trains_on_loss_alone
+        self._objective: Any = model.objective
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.parameters = list(self.model.parameters())
 
@@ -61,18 +62,22 @@ class Engine:
         """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
 
         Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
-        the whole update, on all ranks. Returns the summed loss of this rank's micro-batches in nats, a scalar.
+        the whole update, on all ranks. Returns sums of this rank in nats, `(2)`: the loss, and R-Drop's part of it.
         """
-        total = torch.zeros((), device=self.accelerator.device)
+        total, added = torch.zeros(2, device=self.accelerator.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = {name: values.to(self.accelerator.device) for name, values in micro_batch.tensors.items()}
+            if self._objective is not None:
+                batch = self._objective.repeated(batch)
             with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
                 loss = self.model(**batch, num_items_in_batch=tokens, skip_logits=self._skips_logits).loss
                 if not micro_batch.counts:
                     loss = loss * 0
                 self.backward(loss)
             total += loss.detach() * tokens
-        return total
+            if self._objective is not None:
+                added += self._objective.take_added() * micro_batch.counts
+        return torch.stack([total, added])
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""

@@ -3,7 +3,7 @@
 With one process, and weights that are not sharded, nothing is sent and nothing copied.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from heedful.data.batching import Row
 from heedful.data.encoding import CHUNK, PairEncoder
+
+Pairs = Iterable[Mapping[str, str]]
 
 # Gloo has no exception of its own: its messages about a process that has ended contain one of these.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
@@ -80,21 +82,24 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 
 
 def encode_in_shares(
-    encoder: PairEncoder, pairs: Iterable[Mapping[str, str]], accelerator: Accelerator | None
+    encoder: PairEncoder,
+    encode: Callable[[Pairs], Iterator[Row]],
+    pairs: Pairs,
+    accelerator: Accelerator | None,
 ) -> Iterator[Row]:
-    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
+    """Yield the rows of a stream, the same on every rank, each of which encodes its share of them by `encode`.
 
     Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
     of long rows becomes that of all ranks.
     """
     if accelerator is None or accelerator.num_processes == 1:
-        yield from encoder.rows(pairs)
+        yield from encode(pairs)
         return
     rank, world_size = accelerator.process_index, accelerator.num_processes
     stream, too_long = iter(pairs), encoder.too_long
     while chunk := list(islice(stream, CHUNK * world_size)):
         encoder.too_long = 0
-        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        share = list(encode(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
         for rows, more_too_long in gather_object([(share, encoder.too_long)]):
             too_long += more_too_long
             yield from rows

@@ -1,0 +1,183 @@
+"""R-Drop is what its paper defines, in both forms, and keeps the promises of the contract."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from process_checks import with_stand_in_for_dropout
+
+from heedful.data.micro_batches import MicroBatch
+from heedful.loss_heed import OutputLoss
+from heedful.training.loop.objective import RDrop
+from heedful.training.model_of_recipe import check_model
+from helpers import tiny_model
+from tiny_runs import logged, tiny_recipe
+
+R_DROP = {"optimization.r_drop": 5.0}
+BATCH = {"input_ids": torch.tensor([[5, 6, 7], [7, 9, 4]]), "labels": torch.tensor([[9, 10, -100], [11, 5, 6]])}
+
+
+def of_the_paper(logits, labels, alpha):
+    """Return half of equation 4 of the paper, summed over target tokens one by one."""
+    total = 0.0
+    for p, q, label in zip(
+        *(part.flatten(0, 1) for part in logits.softmax(-1).chunk(2)), labels.flatten(), strict=True
+    ):
+        if label != -100:
+            cross_entropies = -p[label].log() - q[label].log()
+            divergences = (p * (p / q).log()).sum() + (q * (q / p).log()).sum()
+            total += (cross_entropies + alpha / 2 * divergences) / 2
+    return total
+
+
+def test_the_loss_is_half_of_the_papers():
+    torch.manual_seed(1)
+    logits, labels = torch.randn(4, 3, 7, dtype=torch.float64), torch.tensor([[1, 2, -100], [0, 6, 3]])
+    objective = RDrop(5.0)
+    found = objective(logits, torch.cat([labels, labels]), 0.0)
+    assert found == pytest.approx(of_the_paper(logits, labels, 5.0).item(), rel=1e-6)
+    assert objective.take_added() == pytest.approx(
+        (found - RDrop(1e-9)(logits, torch.cat([labels, labels]), 0.0)).item()
+    )
+    assert objective.take_added() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(2, 40)),  # tokens, width, vocabulary
+    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
+    ignored=st.sampled_from([0.0, 0.4, 1.0]),
+    alpha=st.sampled_from([0.5, 5.0]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, has_bias, seed):
+    tokens, width, vocabulary = sizes
+    torch.manual_seed(seed)
+    leaves = [torch.randn(2 * tokens, width), torch.randn(vocabulary, width)]
+    leaves += [torch.randn(vocabulary)] if has_bias else []
+    once = torch.randint(vocabulary, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
+    labels, found = torch.cat([once, once]), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heedful.training.loop.objective.LOGITS_AT_ONCE", 3 * vocabulary)  # so that there are parts
+        for form in ("readable", "training"):
+            states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
+            objective, bias = RDrop(alpha), bias[0] if has_bias else None
+            if form == "readable":
+                logits = F.linear(states, weight, bias)
+                total = objective(logits[:, None], labels[:, None], smoothing)
+            else:
+                total = OutputLoss.apply(states, weight, bias, labels, smoothing, objective)
+            (3 * total).backward()
+            grads = [states.grad, weight.grad, *([bias.grad] if has_bias else [])]
+            found.append([total.detach(), torch.as_tensor(objective.take_added()), *grads])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 2e-4 * max(1.0, other.abs().max().item())
+
+
+@pytest.mark.parametrize("family", ["transformer", "recurrent"])
+@pytest.mark.parametrize("skips", [False, True])
+def test_both_families_train_by_it_and_evaluate_without_it(family, skips):
+    model = tiny_model(family=family, label_smoothing=0.1, dropout=0.3).eval()
+    plain = model(**BATCH).loss
+    model.objective = RDrop(5.0)
+    assert torch.equal(model(**BATCH).loss, plain)
+    losses = []
+    for alpha in (5.0, 1e-9):
+        model.objective = RDrop(alpha)
+        torch.manual_seed(1)
+        losses.append(model.train()(**model.objective.repeated(BATCH), num_items_in_batch=5, skip_logits=skips).loss)
+        losses[-1].backward()
+    added = losses[0] - losses[1]
+    assert added > 0.01
+    assert model.objective.repeated(BATCH)["labels"].shape == (4, 3)
+
+
+def change_of_one_update(make_loop, folder, token_budget, **more):
+    """Return what one update has logged, and how it has changed the weights, nearly in proportion to the gradient."""
+    changes = {"optimization.max_updates": 1, "optimization.epsilon": 1e3, "optimization.warmup_updates": 0}
+    changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **R_DROP, **more}
+    loop = make_loop(changes, folder)
+    network = with_stand_in_for_dropout(loop).engine.network
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    loop.run()
+    change = torch.cat([(weight - before[name]).flatten() for name, weight in network.named_parameters()])
+    return logged(folder, "train/loss")[0], logged(folder, "train/r_drop")[0], change.detach().double()
+
+
+def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path):
+    loss, added, change = change_of_one_update(make_loop, tmp_path / "whole", None)
+    assert added > 0.01
+    assert change.norm() > 0.01
+    for budget in (1000, 300, 1):
+        other_loss, other_added, other = change_of_one_update(make_loop, tmp_path / str(budget), budget)
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert other_added == pytest.approx(added, rel=1e-5)
+        assert (other - change).norm() / change.norm() < 2e-5
+    # Recomputed layers, whose packing steps aside for nothing, give the same too.
+    recomputed = change_of_one_update(make_loop, tmp_path / "again", 300, **{"model.gradient_checkpointing": True})
+    assert (recomputed[2] - change).norm() / change.norm() < 2e-5
+
+
+def test_a_micro_batch_has_half_of_the_tokens_since_it_passes_twice(make_loop):
+    loop = make_loop({**R_DROP, "optimization.token_budget": 700})
+    assert loop.token_budget == 350
+    tokens, forward = [], loop.engine.network.forward
+    loop.engine.network.forward = lambda **batch: (
+        tokens.append(batch["input_ids"].numel() + batch["labels"].numel()) or forward(**batch)
+    )
+    loop.run()
+    assert 350 < max(tokens) <= 700
+
+
+def test_a_micro_batch_that_did_not_fit_in_memory_is_not_logged(make_loop, tmp_path):
+    for name in ("whole", "shrunk"):
+        changes = {**R_DROP, "optimization.max_updates": 1, "optimization.shrink_token_budget": True}
+        loop = with_stand_in_for_dropout(make_loop(changes, tmp_path / name))
+        backward, failures = loop.engine.backward, iter([name == "shrunk"])
+
+        def fail_once(loss, backward=backward, failures=failures):
+            if next(failures, False):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            backward(loss)
+
+        loop.engine.backward = fail_once
+        loop.run()
+    ours, theirs = (logged(tmp_path / name, "train/r_drop") for name in ("shrunk", "whole"))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_rows_that_only_fill_in_count_for_nothing(make_loop):
+    loop = make_loop(R_DROP)
+    loop.engine.model.train()
+    sums = loop.engine.accumulate([MicroBatch(BATCH | {"attention_mask": torch.ones(2, 3)}, counts=False)], tokens=5)
+    assert sums.tolist() == [0.0, 0.0]
+    assert not any(weight.grad.any() for weight in loop.engine.parameters)
+
+
+def test_a_run_in_bf16_that_was_stopped_goes_on_bit_for_bit(make_loop, tmp_path, weights_of):
+    changes = {**R_DROP, "optimization.mixed_precision": "bf16", "optimization.token_budget": 700}
+    make_loop(changes, tmp_path / "straight").run()
+    make_loop({**changes, "optimization.max_updates": 3}, tmp_path / "resumed").run()
+    make_loop({**changes, "resume": True}, tmp_path / "resumed").run()
+    ours, theirs = weights_of(tmp_path / "resumed", 6), weights_of(tmp_path / "straight", 6)
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+    for name in ("train/loss", "train/r_drop"):
+        assert logged(tmp_path / "resumed", name) == logged(tmp_path / "straight", name)
+    assert all(value > 0 for value in logged(tmp_path / "straight", "train/r_drop"))
+
+
+def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, tmp_path):
+    for options in ({"dropout": 0.0}, {"dropout": 0.0, "encoder_layerdrop": 0.2}):
+        recipe = tiny_recipe(tmp_path, {**R_DROP, "model.options": options})
+        with pytest.raises(ValueError, match=r"`optimization.r_drop` must be empty for a model without `dropout`"):
+            check_model(recipe, None)
+    with pytest.raises(ValueError, match="must be empty for a model without `dropout`"):
+        make_loop({**R_DROP, "model.options.dropout": 0.0})
+    check_model(tiny_recipe(tmp_path, {**R_DROP, "model.options": {"dropout": 0.0, "source_word_dropout": 0.1}}), None)
+
+
+def test_a_weight_must_be_above_0(tmp_path):
+    with pytest.raises(ValueError, match=r"`optimization.r_drop` must be above 0, but is 0"):
+        tiny_recipe(tmp_path, {"optimization.r_drop": 0})

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from typer import Exit, Option, Typer
 
 from heedful.cli import options
-from heedful.cli.check import complexity, doctor, study, verify, version
+from heedful.cli.check import compare, complexity, doctor, study, verify, version
 from heedful.cli.publish import convert, export, push
 from heedful.cli.start import init, recipes
-from heedful.cli.use import attention, evaluate, translate
+from heedful.cli.use import attention, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -77,8 +77,9 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, train, doctor, evaluate, translate, attention, verify, study, complexity, push, convert)
-for command in (*COMMANDS, version):
+COMMANDS = (recipes, init, train, doctor, evaluate, translate, score, attention)
+CHECKS = (verify, compare, study, complexity)
+for command in (*COMMANDS, *CHECKS, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 
+import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
@@ -99,6 +100,12 @@ def test_several_seeds_are_compared_by_the_mean_of_their_scores(references):
     assert values["score"] == pytest.approx(sum(scores) / 3)
     mean = sum(scores) / 3
     assert values["deviation"] == pytest.approx((sum((score - mean) ** 2 for score in scores) / 2) ** 0.5)
+    # The tests are about the mean too: of exact matches it is easily drawn anew.
+    matches = np.array(seeds["b"]) == np.array(references)
+    drawn = np.random.default_rng(QUICK.seed).choice(40, size=(QUICK.resamples, 40))
+    scores = np.sort(100 * matches[:, drawn].mean(axis=(0, 2)))
+    middle, width = scores.mean(), scores[-3] - scores[2]
+    assert found["systems"]["b"]["exact_match"]["interval"] == pytest.approx((middle - width / 2, middle + width / 2))
     # Equal seeds are one; their number need not be the same.
     alone = compare_translations({"a": seeds["a"][:1], "b": seeds["b"][:1]}, references, references, QUICK)
     repeated = compare_translations({"a": seeds["a"][:1] * 2, "b": seeds["b"][:1] * 3}, references, references, QUICK)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -82,7 +82,7 @@ def compare(
     if output is not None:
         options.check_output(output, "--output")
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples)
-    search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
     given = [name for name, value in (search | {"device": device}).items() if value is not None]

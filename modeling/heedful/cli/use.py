@@ -195,7 +195,7 @@ def score(
     if backward is not None or backward_to is not None:
         other = directions[0][0] if backward is None else Translator.from_pretrained(backward, device)
         directions.append((other, backward_to))
-    found = _scored(rows, directions, token_budget)
+    found: Iterable[Any] = _scored(rows, directions, token_budget)
     if output is not None or not sys.stdout.isatty():
         found = options.with_progress(found, None)
     as_json = as_json or (output is not None and ".jsonl" in output.suffixes)
@@ -240,7 +240,8 @@ def _score_values(scores: Sequence["PairScore | None"], with_tokens: bool) -> di
             parts = score and zip(score.tokens, score.token_scores, strict=True)
             values[f"{prefix}token_scores"] = parts and [[token, round(value, 6)] for token, value in parts]
     if len(scores) > 1:
-        values["dual_cross_entropy"] = round(dual_cross_entropy(*scores), 6) if all(scores) else None
+        one, other = scores
+        values["dual_cross_entropy"] = round(dual_cross_entropy(one, other), 6) if one and other else None
     return values
 
 

@@ -25,7 +25,7 @@ from heedful.files import check_at_least
 
 SEED_VARIABLE = "SACREBLEU_SEED"
 TESTS = {"bootstrap": "bs", "randomization": "ar"}  # sacrebleu's names
-TIE = 1e-7  # the relative difference up to which two differences of scores are the same
+TIE = 1e-7  # up to which two differences of scores are the same
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 HEADING = (
     "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
@@ -221,14 +221,14 @@ def _test(
     compared: dict[str, dict[str, Any]],
 ) -> dict[str, str]:
     """Add intervals, differences and p-values to the metrics of each system, and return the signatures."""
-    from sacrebleu.significance import PairedTest
+    from sacrebleu import significance
 
+    paired: Any = significance.PairedTest
     signatures: dict[str, str] = {}
     samples = {"bootstrap": settings.resamples, "randomization": settings.trials}
     for test, kind in TESTS.items():
         with _seeded(settings.seed):
-            run = PairedTest(named, metrics, None, kind, samples[test])
-            signed, results = run()
+            signed, results = paired(named, metrics, None, kind, samples[test])()
         for name in metrics:
             signatures.setdefault(f"{name}_signature", str(signed[name]))
             for (system, _), result in zip(named, results[name], strict=True):
@@ -239,7 +239,7 @@ def _test(
                     values["interval"] = max(0.0, low), min(highest, high)
                 if result.p_value is not None:
                     values["difference"] = values["score"] - compared[named[0][0]][name]["score"]
-                    values[f"{test}_p"] = result.p_value if values["difference"] else 1.0
+                    values[f"{test}_p"] = result.p_value if abs(values["difference"]) > TIE else 1.0
     return signatures
 
 

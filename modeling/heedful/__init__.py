@@ -11,6 +11,7 @@ from heedful.registration import install
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BackTranslation": "heedful.inference.backtranslation",
     "BeamSearch": "heedful.inference.strategies.beam_search",
     "ContrastiveSearch": "heedful.inference.strategies.contrastive",
     "HeedConfig": "heedful.configuration_heed",
@@ -29,6 +30,7 @@ _HOMES = {
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
     "NativeDecoder": "heedful.inference.native.decoder",
+    "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
     "alignment_errors": "heedful.inference.attention.measures",

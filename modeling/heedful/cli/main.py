@@ -21,7 +21,7 @@ from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, study, verify, version
 from heedful.cli.publish import convert, export, push
 from heedful.cli.start import init, recipes
-from heedful.cli.use import attention, evaluate, score, translate
+from heedful.cli.use import attention, backtranslate, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -77,7 +77,7 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, train, doctor, evaluate, translate, score, attention)
+COMMANDS = (recipes, init, train, doctor, evaluate, translate, score, attention, backtranslate)
 CHECKS = (verify, compare, study, complexity)
 for command in (*COMMANDS, *CHECKS, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None

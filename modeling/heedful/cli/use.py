@@ -1,4 +1,4 @@
-"""For those who use a model: `heedful translate`, `evaluate`, `score` and `attention`."""
+"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `attention`."""
 
 import json
 import math
@@ -249,6 +249,48 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(f"{token}:{score:.4f}" for token, score in value)
     return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def backtranslate(
+    model: options.AnyModel,
+    texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each.")],
+    output: Annotated[Path, Option("-o", "--output", help="File of pairs to write, .jsonl or .jsonl.gz.")],
+    method: Annotated[
+        Literal["greedy", "beam", "sampling", "noised"], Option(help="How sources are made; noised: beams with noise.")
+    ] = "beam",
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
+    temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
+    top_k: Annotated[int | None, Option(help="Tokens that sampling draws from. Default: all.")] = None,
+    seed: Annotated[int | None, Option(help="Of sampling and noise. Default: 1.")] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
+    token_budget: options.TokenBudget = 8192,
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
+    options.check_output(output, "--output")
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
+    if not texts.is_file():
+        raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
+    with options.quick_start(model):
+        from heedful.inference.backtranslation import BackTranslation
+        from heedful.inference.translation import Translator
+
+        making = BackTranslation(method, num_beams, temperature, top_k, seed)
+        options.quieten()
+        translator = Translator.from_pretrained(model, device, revision)
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    written = 0
+    with options.writing(output) as stream:
+        for pair in options.with_progress(making.pairs(translator, _lines(texts), **settings), None):
+            written += 1
+            print(json.dumps(pair, ensure_ascii=False), file=stream)
+        if not written:
+            raise ValueError(f"{texts} must hold sentences to translate, but all {making.left_out} are left out.")
+    left_out = f"{making.left_out:,} lines left out: empty, not ended, or repeating themselves"
+    print(f"{written:,} pairs in {output}; {left_out}", file=sys.stderr)
 
 
 def attention(

@@ -23,12 +23,20 @@ from heedful.inference.attention.labels import token_labels
 from heedful.inference.ctranslate2.engine import ComputeType, CTranslate2Engine, ExportedModel, is_exported_folder
 from heedful.inference.ctranslate2.engine import check_settings as check_ctranslate2_settings
 from heedful.inference.ctranslate2.specification import positions_of_table
-from heedful.inference.engines import Engine, GenerateEngine, Hypothesis, NativeEngine, evaluation_mode
+from heedful.inference.engines import (
+    Engine,
+    GenerateEngine,
+    Hypothesis,
+    NativeEngine,
+    evaluation_mode,
+    rows_per_sentence,
+)
 from heedful.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
 from heedful.inference.native.decoder import settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import PairScore, score_rows
+from heedful.inference.strategies.sampling import SeededSampling
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -66,6 +74,7 @@ class _Request:
     token_budget: int
     split: bool = False
     keep_going: bool = False
+    sampling: SeededSampling | None = None
     unfinished: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -215,6 +224,7 @@ class Translator:
         chunk_size: int = 4096,
         split: bool = False,
         keep_going: bool = False,
+        sampling: SeededSampling | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.
@@ -226,6 +236,7 @@ class Translator:
                 translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
             keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
                 and not an error.
+            sampling: Draws one translation of each line, the same in every batch, in place of a search.
             **settings: The keyword arguments of `translate`.
 
         Returns:
@@ -239,8 +250,12 @@ class Translator:
         for name in settings:
             if name not in defaults:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
+        if sampling is not None:
+            settings["num_beams"] = settings.get("num_beams") or 1
         request = self._request(**defaults | settings)
         request.split, request.keep_going = split, keep_going
+        if sampling is not None:
+            self._draw(request, sampling)
         return self._stream(lines, chunk_size, request)
 
     def score_pairs(
@@ -357,6 +372,17 @@ class Translator:
             check_ctranslate2_settings(config, self.model.config)
         return _Request(config, target_language, token_budget)
 
+    def _draw(self, request: _Request, sampling: SeededSampling) -> None:
+        """Let a request draw translations; greedy search takes the largest of the noisy logits."""
+        request.sampling, config = sampling, request.generation_config
+        if self.engine == "ctranslate2" or request.split or rows_per_sentence(config) > 1:
+            raise ValueError(
+                "`sampling` must come with one beam, one translation of each line, no `split` and another engine than "
+                f"ctranslate2, but comes with {config.num_beams}, {config.num_return_sequences}, {request.split} and "
+                f"{self.engine} instead."
+            )
+        config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
+
     def _positions(self) -> int | None:
         """Return how many tokens a sequence may have; None is any number."""
         find = positions_of_table if self.engine == "ctranslate2" else position_limit
@@ -414,7 +440,11 @@ class Translator:
         rows = self._rows([(first_number + index, texts[index]) for index in filled], request)
         if not rows:
             return results
-        found = self._engine(config).search([row for _, row in rows], config, request.token_budget)
+        engine: Any = self._engine(config)
+        search: dict[str, Any] = {}
+        if (sampling := request.sampling) is not None:
+            search["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
+        found = engine.search([row for _, row in rows], config, request.token_budget, **search)
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
         translated = (
             (number, [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row])

@@ -1,14 +1,17 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
-# Both create the environment in .venv first, once. Other commands: make test-all (the slow tests too, before a release),
-# make check (linters and types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the tests
-# with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
+# Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
+# (the slow tests too, before a release), make check (linters and types), make bench (benchmarks on the CPU, figures in
+# runs/benchmarks), make oldest (the tests with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs
+# any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+DEVELOPED := $(VENV)/developed
 # Each process of the tests computes on one core and takes up to 3 GB.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
 .PHONY: quickstart test test-all oldest conformance bench check format clean
@@ -16,21 +19,21 @@ BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
 
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	$(BIN)/python $(PYTEST)
 
-test-all: $(INSTALLED)
+test-all: $(DEVELOPED)
 	$(BIN)/python $(PYTEST) -m ""
 
 # The newest environment too: what one of them saves is read in the other.
-oldest: .venv-oldest/installed .venv/installed
+oldest: .venv-oldest/developed .venv/developed
 	.venv-oldest/bin/python $(PYTEST)
 
-conformance: $(INSTALLED)
+conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py
 
 # One after the other: they would disturb each other.
-bench: $(INSTALLED)
+bench: $(DEVELOPED)
 	mkdir -p runs/benchmarks
 	$(BENCHMARK)/startup.py --rounds 5 --json runs/benchmarks/startup.json
 	$(BENCHMARK)/memory.py --json runs/benchmarks/memory.json
@@ -40,12 +43,12 @@ bench: $(INSTALLED)
 	$(BENCHMARK)/scale.py --sizes small --rounds 2 --json runs/benchmarks/scale.json
 	$(BENCHMARK)/profiles.py --json runs/benchmarks/profiles.json
 
-check: $(INSTALLED)
+check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(DEVELOPED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -59,6 +62,10 @@ clean:
 	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Heedful needs Python 3.11 or newer.')"
 	$(PYTHON) -m venv $(@D)
 	awk -F== '!seen[$$1]++' $(filter %.txt,$^) > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt --editable ".[dev]"
+	$(@D)/bin/$(INSTALL) torch
+	$(@D)/bin/$(INSTALL) --editable ".[plots]"
+	touch $@
+
+.venv-oldest/developed .venv/developed: %/developed: %/installed
+	$(@D)/bin/$(INSTALL) --editable ".[dev]"
 	touch $@

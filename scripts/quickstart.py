@@ -47,7 +47,8 @@ def main():
     print(f"  test           {metrics['test']['exact_match']:5.1f} %")
     print(f"  compositional  {metrics['compositional']['exact_match']:5.1f} %  (words never seen together)")
     print(f"\nmodel      {MODEL}/  (AutoModelForSeq2SeqLM.from_pretrained loads it)")
-    print(f"card       {MODEL}/README.md\nheat map   {heat_map}\nrun        {RUN}/  (log.jsonl, checkpoints)")
+    print(f"card       {MODEL}/README.md, with the learning curve\nheat map   {heat_map}")
+    print(f"run        {RUN}/  (log.jsonl, checkpoints)")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,7 +74,7 @@ def test_there_are_commands_to_check():
 
 
 def test_every_path_of_the_layout_exists():
-    paths = re.findall(r"^\| `([^`]+)` \|", README, flags=re.MULTILINE)
+    paths = re.findall(r"^\| `([^`]+)` \|", README.split("\n## Layout\n")[1], flags=re.MULTILINE)
     assert len(paths) >= 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
@@ -84,7 +87,35 @@ def test_every_make_target_of_the_documents_exists():
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []
 
 
+def test_the_quickstart_installs_what_it_uses_and_the_tests_the_rest(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    for environment in (".venv", ".venv-oldest"):
+        installed = []
+        for target in ("quickstart", "test", "check"):
+            command = ["make", "--dry-run", target, f"VENV={environment}"]
+            planned = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            installed.append(re.findall(rf"^{environment}/bin/python -m pip install .* (\S+)$", planned, re.MULTILINE))
+        assert installed == [["torch", '".[plots]"'], *[["torch", '".[plots]"', '".[dev]"']] * 2]
+
+
 def test_every_link_to_a_file_leads_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_tells_what_every_extra_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (table,) = re.findall(r"\| Extra \| For \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert [name.strip("`") for name, _ in rows] == list(project["optional-dependencies"])
+    assert all(purpose for _, purpose in rows)
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_documents_install_only_extras_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = re.findall(r"pip install [\"'](?:heedful|\.)\[([\w,]+)\]", "".join(map(Path.read_text, DOCUMENTS)))
+    assert len(named) >= 6
+    assert {extra for names in named for extra in names.split(",")} <= set(extras)

@@ -15,6 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top; a room may import those before it and itself.
 ORDER = [
     "files",
+    "figures",
     "checksums",
     "configuration",
     "positions",

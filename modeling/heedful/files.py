@@ -52,21 +52,24 @@ def new_folder(target: str | Path) -> Iterator[Path]:
         yield partial
 
 
-def check_is_new(target: Path, name: str = "target") -> None:
-    """Raise a `ValueError` that names the argument if there is something where a folder is to be made."""
+def check_is_new(target: Path, name: str = "target", kind: str = "folder") -> None:
+    """Raise a `ValueError` that names the argument if there is something where a folder or file is to be made."""
     if target.exists() or target.is_symlink():
-        raise ValueError(f"`{name}` must be a folder that does not exist yet, but {target} does.")
+        raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does.")
 
 
-def check_writable(path: str | Path, suffixes: Sequence[str]) -> Path:
-    """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists."""
+def check_writable(path: str | Path, suffixes: Sequence[str], name: str = "path") -> Path:
+    """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists.
+
+    Else an error names the argument.
+    """
     path = Path(path)
     if path.suffix.lower() not in suffixes:
-        raise ValueError(f"`path` must end in one of {', '.join(suffixes)}, but is {path} instead.")
+        raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
     if path.is_dir():
-        raise ValueError(f"`path` must be a file to write, but {path} is a folder.")
+        raise ValueError(f"`{name}` must be a file to write, but {path} is a folder.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"`path` must lie in an existing folder, but {path.parent} does not exist.")
+        raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {path.parent} does not exist.")
     return path
 
 

@@ -4,11 +4,13 @@
     python scripts/benchmarks/startup.py --cases load --sizes base --rounds 15
 
 `import` and `process` are fresh processes, timed inside from their first line on (`process` imports the class and
-loads the model); `help` is a whole `heedful --help`; `load` is `from_pretrained` again and again in one process. What
-is compared takes turns, and medians are compared. Ratios of CPU seconds stand beside those of the clock, since other
-processes disturb them less.
+loads the model); `help` is a whole `heedful --help`, and `translate` a whole `heedful translate` of one sentence by a
+model of the quickstart's size; `load` is `from_pretrained` again and again in one process. What is compared takes
+turns, and medians are compared. Ratios of CPU seconds stand beside those of the clock, since other processes disturb
+them less.
 """
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +26,10 @@ from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, report
 from peers import make_heed, make_marian
 from transformers import MarianMTModel
 
-from heedful import HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.training.recipe_file import read_recipe
 
 CLASSES = {"marian": MarianMTModel, "heed": HeedForConditionalGeneration}
 MODULES = {"marian": "transformers", "heed": "heedful"}
@@ -41,11 +46,12 @@ def process_seconds(statement: str) -> Seconds:
     return float(wall), float(cpu)
 
 
-def help_seconds() -> Seconds:
-    """Run `heedful --help` and return the seconds of the whole process; of the CPU they are not known."""
-    start = time.perf_counter()
-    subprocess.run([Path(sys.executable).with_name("heedful"), "--help"], capture_output=True, check=True)
-    return time.perf_counter() - start, float("nan")
+def command_seconds(*arguments: str) -> Seconds:
+    """Run a `heedful` command and return the seconds of the whole process."""
+    used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([Path(sys.executable).with_name("heedful"), *arguments], capture_output=True, check=True)
+    wall, now = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
 def compare(calls: dict[str, Callable[[], Seconds]], rounds: int) -> Row:
@@ -55,6 +61,7 @@ def compare(calls: dict[str, Callable[[], Seconds]], rounds: int) -> Row:
         for name, seconds in take_turns(calls, rounds).items()
     }
     row: Row = {f"{name}_seconds": round(wall, 3) for name, (wall, _) in medians.items()}
+    row |= {f"{name}_cpu_seconds": round(cpu, 3) for name, (_, cpu) in medians.items()}
     if "marian" in medians:
         ratios = [ours / theirs for ours, theirs in zip(medians["heed"], medians["marian"], strict=True)]
         row |= {"ratio": round(ratios[0], 3), "cpu_ratio": round(ratios[1], 3)}
@@ -70,10 +77,24 @@ def saved_models(size: str, vocabulary: int, folder: Path) -> dict[str, Path]:
     return paths
 
 
+def translating_model(folder: Path) -> Path:
+    """Save an untrained model of the quickstart's size, with its tokenizer."""
+    pairs = list(korean_english_pairs("train", 2000))
+    tokenizers = train_tokenizers(*([pair[side] for pair in pairs] for side in ("ko", "en")), vocab_size=1000)
+    options = read_recipe("quickstart").model.options
+    config = HeedConfig(**options, vocab_size=tokenizers.source.vocab_size, **tokenizers.special_ids())
+    HeedForConditionalGeneration(config).save_pretrained(folder / "translating")
+    tokenizers.save_pretrained(folder / "translating")
+    return folder / "translating"
+
+
 def calls_of(case: str, paths: dict[str, Path]) -> dict[str, Callable[[], Seconds]]:
     """Return what is compared in one case."""
     if case == "help":
-        return {"heed": help_seconds}
+        return {"heed": partial(command_seconds, "--help")}
+    if case == "translate":
+        model = translating_model(next(iter(paths.values())).parent)
+        return {"heed": partial(command_seconds, "translate", str(model), "고양이가 잔다.", "--max-new-tokens", "10")}
     if case == "load":
         return {
             name: partial(seconds_of, partial(model.from_pretrained, paths[name])) for name, model in CLASSES.items()
@@ -101,8 +122,8 @@ def measured(sizes: list[str], cases: list[str], vocabulary: int, rounds: int) -
 def main(
     sizes: Sizes = "base",
     cases: Annotated[
-        str, typer.Option(help="Of import, help, process and load, with commas.")
-    ] = "import,help,process,load",
+        str, typer.Option(help="Of import, help, translate, process and load, with commas.")
+    ] = "import,help,translate,process,load",
     vocabulary: Vocabulary = 37_000,
     rounds: Rounds = 7,
     threads: Threads = 1,

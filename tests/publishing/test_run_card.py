@@ -47,6 +47,14 @@ def test_the_card_lies_beside_the_weights_and_tells_the_run(result):
     assert [piece for piece in expected if piece not in text] == []
 
 
+def test_the_learning_curve_lies_beside_the_card_which_shows_it(result):
+    picture = "![Losses and scores over the updates](learning_curve.png)"
+    assert picture in write_run_card(result).read_text(encoding="utf-8")
+    assert (result.folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    nowhere = replace(result, recipe=replace(result.recipe, output="nowhere"))
+    assert "learning_curve" not in write_run_card(nowhere).read_text(encoding="utf-8")
+
+
 def test_every_part_of_the_card_is_filled_from_the_run(result):
     text = write_run_card(result).read_text(encoding="utf-8")
     parts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.cli.main import app
+from heedful.figures import bars, lines, save_figure
 from heedful.studies.catalogue import NAMES, find_study
-from heedful.studies.figures import bars, lines, save_figure
 from heedful.studies.pairs import write_pairs
 from heedful.studies.report import Outcome, Table, filled_findings, render_report
 from heedful.studies.study import Lab, Study, run_study

@@ -1,4 +1,4 @@
-"""For those who check: recipes, models against each other, the paper's claims, and what is installed here."""
+"""For those who check: recipes, runs, models and rivals, the paper's claims, and what is installed here."""
 
 import json
 from pathlib import Path
@@ -29,6 +29,21 @@ def doctor(
         raise Exit(1)
 
 
+def plot(
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Folders of runs, finished or not.")],
+    output: Annotated[Path, Option("-o", "--output", help="Picture to write: .png or .svg.")] = Path(
+        "learning_curve.png"
+    ),
+    metric: Annotated[
+        list[str] | None, Option("--metric", help="In place of losses and scores: bleu, train/loss…; repeatable.")
+    ] = None,
+):
+    """Draw the learning curve of a run, or of several runs in one picture."""
+    from heedful.publishing.learning_curve import draw_learning_curves
+
+    print(draw_learning_curves(runs, output, metric or ()))
+
+
 def verify(
     model: options.Model,
     text: Annotated[list[str] | None, Option("--text", help="Sentence to try the model with; repeatable.")] = None,
@@ -43,6 +58,8 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
+        if not data.is_file():
+            raise FileNotFoundError(f"`--data` must be a file of sentences, but {data} is none.")
         lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
         texts += [line for line in lines if line.strip()]
         if not texts:

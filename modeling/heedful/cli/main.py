@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from typer import Exit, Option, Typer
 
 from heedful.cli import options
-from heedful.cli.check import compare, complexity, doctor, study, verify, version
-from heedful.cli.publish import convert, export, push
+from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
+from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes
 from heedful.cli.use import attention, backtranslate, evaluate, score, translate
 from heedful.training.processes.launcher import rank
@@ -42,6 +42,7 @@ def train(
         if rank() == 0:
             print(estimated)
         return
+    from heedful.publishing.learning_curve import CURVE_FILE
     from heedful.publishing.run_card import write_run_card
     from heedful.training.run import train as run_recipe
 
@@ -56,6 +57,8 @@ def train(
     done = result.progress
     print(f"{done.update:,} updates, {done.target_tokens:,} target tokens, {done.seconds / 60:.1f} min")
     print(f"model: {result.folder}\ncard: {card}")
+    if (curve := card.with_name(CURVE_FILE)).is_file():
+        print(f"learning curve: {curve}")
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,9 +80,10 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, train, doctor, evaluate, translate, score, attention, backtranslate)
+START = (recipes, init, train, plot, doctor)
+USE = (evaluate, translate, score, attention, backtranslate)
 CHECKS = (verify, compare, study, complexity)
-for command in (*COMMANDS, *CHECKS, push, convert, version):
+for command in (*START, *USE, *CHECKS, card, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)
@@ -107,6 +111,8 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
+# What warns of its own insides: what it was not built with here, and a cache of fonts.
+TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # The distributions whose modules have another name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 
@@ -132,6 +138,8 @@ def run(command: Callable[[], object]) -> None:
     handler.setFormatter(VisibleFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with _plain_warnings():
             _check_arguments()

@@ -60,12 +60,15 @@ def quick_start(model: str) -> Iterator[None]:
     """
     config = Path(model) / "config.json"
     is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
-    if is_plain and not {"torchao", "transformers"} & sys.modules.keys():
+    is_first = "transformers" not in sys.modules
+    if is_plain and is_first and "torchao" not in sys.modules:
         sys.modules["torchao"] = None  # type: ignore[assignment]  # Python's own way to say: not installed
     gc.disable()
     try:
         yield
     finally:
+        if is_first:  # what was imported stays: the next collection need not look through it
+            gc.freeze()
         gc.enable()
 
 

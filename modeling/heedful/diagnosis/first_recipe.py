@@ -88,7 +88,7 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
 
     `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
     """
-    check_is_new(output, "--output")
+    check_is_new(output, "--output", "file")
     if not data.exists():
         raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {data} does not.")
     if (source is None) != (target is None):

@@ -1,11 +1,12 @@
 """The facts of a finished run, for the card of the model it made."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
+from heedful.publishing.learning_curve import leave_learning_curve
 from heedful.publishing.model_card import (
     BUILTIN,
     LANGUAGE_CODE,
@@ -21,7 +22,7 @@ BUILTIN_LICENSE = "apache-2.0"
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder.
+    """Write the card of a run's published model into its folder, and beside it the run's learning curve, if it can.
 
     Args:
         result: What `train` returned.
@@ -32,7 +33,9 @@ def write_run_card(result: RunResult) -> Path:
     Raises:
         ValueError: If a fact that the card tells is empty or impossible, such as a language's code.
     """
-    return write_model_card(result.folder, facts_of(result))
+    facts = facts_of(result)
+    curve = leave_learning_curve(result.recipe.folder, result.folder)
+    return write_model_card(result.folder, replace(facts, learning_curve=curve))
 
 
 def facts_of(result: RunResult) -> RunFacts:
@@ -60,7 +63,7 @@ def facts_of(result: RunResult) -> RunFacts:
         },
         cleaning=corpus.report.to_dict(),
         parameters=result.parameters,
-        architecture=_architecture(translator.model.config),
+        architecture=architecture_of(translator.model.config),
         vocabulary=_vocabulary(recipe, translator),
         joint_vocabulary=corpus.tokenizers.is_joint,
         recipe=_without_empty(asdict(recipe)),
@@ -89,7 +92,8 @@ def _named(side: str, column: str) -> str:
     return side if column.isdigit() else f"`{column}`"
 
 
-def _architecture(config) -> str:
+def architecture_of(config) -> str:
+    """Describe a Heed model in one line."""
     if config.model_type == "heed_rnn":
         return _recurrent_architecture(config)
     return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heedful.studies.figures import Panel
+from heedful.figures import Panel
 
 Cell = str | int | float
 

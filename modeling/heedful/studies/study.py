@@ -26,8 +26,8 @@ from platform import python_version
 from types import MappingProxyType
 from typing import Any, Literal
 
+from heedful.figures import save_figure
 from heedful.files import check_at_least, check_is_new, check_matplotlib, new_folder
-from heedful.studies.figures import save_figure
 from heedful.studies.pairs import Pair, write_pairs
 from heedful.studies.report import Outcome, Table, figure_file, render_report
 from heedful.studies.training import Training, train_model

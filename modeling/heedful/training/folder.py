@@ -40,7 +40,7 @@ OWN_FILES = (
         f"model/{name}"
         for name in (*CHECKED_FILES["weights"], "config.json", "generation_config.json", "metrics.json")
     ),
-    *("model/README.md", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
+    *("model/README.md", "model/learning_curve.png", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
     *("model.partial/*", "tokenizer.partial/*"),
 )
 # A recipe that lacks one of these was written by hand, and not by a run.

@@ -126,6 +126,8 @@ def find_recipe(path: str | Path) -> Path:
     named = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
     if path.name == str(path) and named.is_file():
         return named
+    if path.is_dir():
+        raise FileNotFoundError(f"The recipe must be a YAML file, but {path} is a folder.")
     told = _near(path, recipes())
     raise FileNotFoundError(f"The recipe {path} does not exist{told}: `heedful recipes` lists those that come along.")
 

@@ -195,6 +195,8 @@ def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> li
     if path is None:
         pairs = korean_english_pairs("test", (count + 1) // 2)
         return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"`sentences` must be a text file, but {path} is none.")
     try:
         # Only "\n" ends a line: str.splitlines would split at other characters too.
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")

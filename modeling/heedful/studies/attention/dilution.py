@@ -15,8 +15,8 @@ from statistics import fmean, linear_regression
 import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.figures import Panel, lines
 from heedful.inference.attention.recording import Kind
-from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import attention_along, encoded
 from heedful.studies.pairs import Pair, joined_pairs
 from heedful.studies.report import Outcome

@@ -9,12 +9,12 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from heedful.figures import Panel, lines, matrix
 from heedful.inference.attention.labels import token_labels
 from heedful.inference.translation import Translator
 from heedful.studies import measures
 from heedful.studies.attention import single_heads
 from heedful.studies.attention.single_heads import PLACES, Head, Look, sharpest
-from heedful.studies.figures import Panel, lines, matrix
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from heedful.studies.figures import Panel, Points, lines
+from heedful.figures import Panel, Points, lines
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of
 

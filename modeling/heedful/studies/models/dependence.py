@@ -12,8 +12,8 @@ from statistics import fmean
 
 import torch
 
+from heedful.figures import Panel, lines
 from heedful.inference.translation import Translator
-from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
 from heedful.studies.report import Cell, Outcome

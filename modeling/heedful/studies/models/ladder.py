@@ -1,6 +1,6 @@
 """The ladder: what each invention gave, on the same pairs, with the same tokenizer and the same number of updates."""
 
-from heedful.studies.figures import bars
+from heedful.figures import bars
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import model_changes

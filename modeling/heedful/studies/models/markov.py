@@ -9,8 +9,8 @@ trained on pairs whose source is always the same, which says nothing.
 import math
 from typing import Any, NamedTuple
 
+from heedful.figures import Panel, lines
 from heedful.inference.translation import Translator
-from heedful.studies.figures import Panel, lines
 from heedful.studies.measures import encoded, loss_per_token
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from heedful.figures import Panel, Points, lines, matrix
 from heedful.positions_heed import sinusoids
-from heedful.studies.figures import Panel, Points, lines, matrix
 from heedful.studies.pairs import Pair, reversal_pairs
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from heedful.studies.figures import lines
+from heedful.figures import lines
 from heedful.studies.measures import seed_cells, seed_values, train_with_seeds
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of

@@ -1,8 +1,10 @@
-"""Small pictures of what a study found: a figure is a row of panels, each of which draws into its axes."""
+"""Small pictures: a figure is a row of panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from heedful.files import check_matplotlib, written_whole
 
 Panel = Callable[[Any], None]  # draws into matplotlib axes
 Points = Sequence[tuple[float, float]]
@@ -10,38 +12,51 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels from left to right into an SVG file: text stays text, and the same panels give the same bytes.
+    """Draw panels from left to right into an SVG or PNG file: the same panels give the same bytes, text stays text.
 
     Neither pyplot nor matplotlib's settings are touched.
     """
+    check_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 
     width = WIDTH * (1 if len(panels) == 1 else 0.7 * len(panels))
-    figure = Figure(figsize=(width, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(width, HEIGHT), dpi=150, layout="constrained")
     for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(axes)
-    with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
+    kind = path.suffix[1:].lower()
+    same_bytes = matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"})
+    with same_bytes, written_whole(path) as written:
+        figure.savefig(written, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
 def lines(
-    points_by_name: Mapping[str, Points], x_label: str, y_label: str, title: str = "", log: str = "", **settings: Any
+    points_by_name: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    log: str = "",
+    families: Sequence[str] | None = None,
+    **settings: Any,
 ) -> Panel:
     """Return a panel with lines through points (x, y), by their names in the legend.
 
-    `log` names the axes with a logarithmic scale, such as "xy"; `settings` are of the axes, such as `xticks`.
+    `log` names the axes with a logarithmic scale, such as "xy"; `families` are the legend's fonts; `settings` are of
+    the axes, such as `xticks`.
     """
 
     def draw(axes: Any) -> None:
-        for name, points in points_by_name.items():
+        drawn = []
+        for points in points_by_name.values():
             size = 3 if len(points) < 50 else 0
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=size, linewidth=1.3, label=name)
+            drawn += axes.plot(*zip(*points, strict=True), marker="o", markersize=size, linewidth=1.3)
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.set(**{f"{axis}scale": "log" for axis in log}, **settings)
         axes.grid(alpha=0.3)
         if len(points_by_name) > 1:
-            axes.legend(fontsize=8 if len(points_by_name) < 8 else 6)
+            legend = axes.legend(drawn, list(points_by_name), fontsize=8 if len(points_by_name) < 8 else 6)
+            for text in legend.get_texts():  # as it is, whatever it begins with or holds
+                text.set(parse_math=False, family=families)
 
     return draw
 

@@ -1,0 +1,111 @@
+"""The learning curves of runs, as a picture: what their logs say of losses and scores, over the updates."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from heedful.figures import Panel, lines, save_figure
+from heedful.files import check_writable
+
+logger = logging.getLogger(__name__)
+
+LOG_FILE, CURVE_FILE = "log.jsonl", "learning_curve.png"
+LOSSES = ("train/loss", "validation/loss")
+# What a validation logs that is no score.
+NO_SCORES = ("validation/loss", "validation/perplexity")
+
+Curve = list[tuple[float, float]]  # update, value
+
+
+def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str] = ()) -> Path:
+    """Draw losses and scores of one run, or of several to compare, into one picture.
+
+    Args:
+        runs: Folders of runs, each with its log.jsonl.
+        path: File to write: .png or .svg.
+        metrics: What to draw in place of losses and scores: names in the logs, such as "validation/bleu", or their
+            last part, which may stand for several.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: If the path has another suffix, or no run has logged a metric.
+        FileNotFoundError: If a folder holds no log of a run.
+        ImportError: If matplotlib is not installed.
+    """
+    check_writable(path, (".png", ".svg"), "--output")
+    curves = {name: read_curves(run) for name, run in zip(_names(runs), runs, strict=True)}
+    known = list(dict.fromkeys(metric for found in curves.values() for metric in found))
+    scores = [name for name in known if name.startswith("validation/") and name not in NO_SCORES]
+    losses = [name for name in LOSSES if name in known]
+    groups = [[name] for name in _chosen(metrics, known)] if metrics else [losses, scores]
+    if len(curves) > 1:  # each metric by itself, so that the runs can be told apart
+        groups = [[name] for group in groups for name in group]
+    save_figure([_panel(curves, group) for group in groups if group], path)
+    return path
+
+
+def leave_learning_curve(run: Path, folder: Path) -> str:
+    """Draw a finished run's curve into a folder and return the file's name; "", with the reason told, if it fails."""
+    try:
+        return draw_learning_curves([run], folder / CURVE_FILE).name
+    except Exception as error:  # of whatever kind: a picture is not worth a finished training
+        logger.warning("no learning curve is drawn: %s", error)
+        return ""
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Read all numbers that a run has logged, by their names; lines that a kill or a full disk has cut are skipped."""
+    file = run / LOG_FILE
+    if not file.is_file() and not (run / "checkpoints").is_dir():
+        raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
+    curves: dict[str, Curve] = {}
+    for text in file.read_bytes().splitlines() if file.is_file() else []:
+        try:
+            line = json.loads(text)
+            update = line.pop("update")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        for name, value in line.items():
+            if name != "seconds" and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((update, value))
+    if not curves:
+        raise ValueError(f"`RUN` must have logged something (`logging.every_updates`), but {run} has not.")
+    return curves
+
+
+def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
+    chosen = []
+    for metric in metrics:
+        found = [name for name in known if metric in (name, name.rpartition("/")[2])]
+        if not found:
+            raise ValueError(f"`--metric` must be one that was logged ({', '.join(known)}), but is {metric} instead.")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """Return what to call each run: its folder's name, or, where two are the same, the path."""
+    names = [run.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else list(map(str, runs))
+
+
+def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
+    """Return a panel with the curves of some metrics; the legend names what tells them apart."""
+    missing = [(math.nan, math.nan)]  # keeps a run's colour, and its name in the legend
+    drawn = {
+        run if len(group) == 1 else metric: found.get(metric, missing)
+        for run, found in curves.items()
+        for metric in group
+    }
+    (label,) = group if len(group) == 1 else ["loss" if group[0] in LOSSES else "score"]
+    families = None
+    if not "".join(drawn).isascii():
+        from heedful.inference.attention import drawing  # which takes long to import
+
+        (names,), style = drawing.writable(list(drawn))
+        drawn, families = dict(zip(names, drawn.values(), strict=True)), style["family"]
+    return lines(drawn, "update", label, families=families)

@@ -216,7 +216,7 @@ def test_a_hostile_folder_is_refused_by_name(place, case):
 
 
 EVALUATED = ["--data", "builtin:test:2", "--source", "ko", "--target", "en"]
-COMMANDS = (["translate"], ["attention", "-o", "a.html"], ["evaluate", *EVALUATED])
+COMMANDS = (["translate"], ["attention", "-o", "a.html"], ["evaluate", *EVALUATED], ["score", *EVALUATED[1:]])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -22,7 +22,8 @@ TEXTS = sorted(
     and not any(part in ("saved_as_heed", "__pycache__") or part.endswith(".egg-info") for part in path.parts)
 )
 COMMANDS = (
-    "train|doctor|evaluate|translate|attention|verify|study|complexity|push|convert|export|version|tune|score|compare"
+    "train|doctor|evaluate|translate|attention|verify|study|complexity|push|convert|export|version|tune|score|compare|"
+    "backtranslate"
 )
 STRANGERS = {
     "imports it": r"(?:from|import) heed(?=[ .,;\n]|$)",

@@ -121,6 +121,7 @@ def test_weights_that_are_not_the_models_are_named_by_every_road(folder, road, d
 COMMANDS = {
     "translate": ["네."],
     "evaluate": ["--data", "builtin:test:2", "--source", "ko", "--target", "en"],
+    "score": ["builtin:test:2", "--source", "ko", "--target", "en"],
     "attention": ["네.", "-o", "map.png"],
     "push": ["me/model"],
 }

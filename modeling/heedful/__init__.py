@@ -11,6 +11,7 @@ from heedful.registration import install
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BackTranslation": "heedful.inference.backtranslation",
     "BeamSearch": "heedful.inference.strategies.beam_search",
     "ContrastiveSearch": "heedful.inference.strategies.contrastive",
     "HeedConfig": "heedful.configuration_heed",
@@ -29,6 +30,7 @@ _HOMES = {
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
     "NativeDecoder": "heedful.inference.native.decoder",
+    "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
     "alignment_errors": "heedful.inference.attention.measures",
@@ -36,8 +38,10 @@ _HOMES = {
     "attention_map": "heedful.inference.attention.maps",
     "attention_maps": "heedful.inference.attention.maps",
     "attention_rollout": "heedful.inference.attention.measures",
+    "compare_translations": "heedful.evaluation.comparison",
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
+    "dual_cross_entropy": "heedful.inference.scoring",
     "make_recipe": "heedful.training.recipe_file",
     "prepare_for_inference": "heedful.inference.native.prepared_model",
     "read_recipe": "heedful.training.recipe_file",

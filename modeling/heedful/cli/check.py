@@ -1,11 +1,13 @@
-"""For those who check: recipes, runs, models, the paper's claims, and what is installed here."""
+"""For those who check: recipes, runs, models and rivals, the paper's claims, and what is installed here."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
 from heedful.cli import options
+from heedful.files import write_text
 
 
 def doctor(
@@ -67,6 +69,63 @@ def verify(
     options.print_result(result.to_dict(), result.table(), as_json)
     if result.failed:
         raise Exit(1)
+
+
+def compare(
+    systems: Annotated[
+        list[str],
+        Argument(metavar="A B…", help="Models, or files of predictions; several seeds joined by commas."),
+    ],
+    data: Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")],
+    source: Annotated[str, Option(help="Source language or column.")] = "source",
+    target: Annotated[str, Option(help="Target language or column.")] = "target",
+    num_beams: options.Beams = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
+    tokenize: Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
+    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
+    resamples: Annotated[int, Option(help="Of the paired bootstrap.")] = 1000,
+    trials: Annotated[int, Option(help="Of the approximate randomization.")] = 10_000,
+    seed: Annotated[int, Option(help="Of both tests.")] = 12345,
+    examples: Annotated[int, Option(help="Sentences to show that a system wins, and that it loses.")] = 3,
+    output: Annotated[Path | None, Option("-o", "--output", help="File for all of it as JSON.")] = None,
+    as_json: options.AsJson = False,
+    device: options.Device = None,
+):
+    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match; sentences won and lost."""
+    from heedful.data.sources import read_pairs
+    from heedful.evaluation import comparison
+
+    if output is not None:
+        options.check_output(output, "--output")
+    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples)
+    search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
+    places = [place for seeds in named.values() for place in seeds]
+    given = [name for name, value in (search | {"device": device}).items() if value is not None]
+    if len(systems) < 2 or len({*places}) < max(len(places), len(systems)):
+        raise ValueError(f"The systems must be at least two, and all different, but are {' '.join(systems)} instead.")
+    files = [place for place in places if Path(place).is_file()]
+    if given and files == places:
+        raise ValueError(
+            f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
+        )
+    pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
+    texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
+    from heedful.inference.loading import model_folder
+    from heedful.inference.translation import Translator
+
+    options.quieten()
+    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    folders = {place: model_folder(place) for place in places if place not in files}
+    for place, folder in folders.items():
+        translator = Translator.from_pretrained(folder, device)
+        texts[place] = [best.text.replace("\n", " ") for best, *_ in translator.translate(sources, **search)]
+    translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
+    result = comparison.compare_translations(translated, references, sources, settings)
+    if output is not None:
+        write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    options.print_result(result, comparison.comparison_table(result), as_json)
 
 
 def study(

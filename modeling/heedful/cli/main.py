@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from typer import Exit, Option, Typer
 
 from heedful.cli import options
-from heedful.cli.check import complexity, doctor, plot, study, verify, version
+from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes
-from heedful.cli.use import attention, evaluate, translate
+from heedful.cli.use import attention, backtranslate, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -81,8 +81,9 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 START = (recipes, init, train, plot, doctor)
-COMMANDS = (*START, evaluate, translate, attention, verify, study, complexity, card, push, convert)
-for command in (*COMMANDS, version):
+USE = (evaluate, translate, score, attention, backtranslate)
+CHECKS = (verify, compare, study, complexity)
+for command in (*START, *USE, *CHECKS, card, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)

@@ -1,11 +1,13 @@
 """What several commands share: their options and arguments, and a quiet terminal."""
 
 import gc
+import gzip
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar
 
@@ -117,12 +119,15 @@ def check_output(path: Path, option: str) -> None:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that appears whole when all is written."""
+    """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
     if path is None:
         yield sys.stdout
         return
-    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
-        yield stream
+    with written_whole(path) as partial, partial.open("wb") as file:
+        # Without its name and time, so that the same text makes the same file.
+        packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
+        with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:  # type: ignore[type-var]
+            yield stream
 
 
 def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item]:

@@ -1,13 +1,15 @@
-"""For those who use a model: `heedful translate`, `evaluate` and `attention`."""
+"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `attention`."""
 
 import json
+import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, tee
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -15,6 +17,11 @@ from heedful.cli import options
 from heedful.files import write_text
 from heedful.training.processes.launcher import world_size
 
+if TYPE_CHECKING:
+    from heedful.inference.scoring import PairScore
+
+# What is given and what is scored, in each direction.
+SIDES = (("source", "target"), ("target", "source"))
 Kind = Literal["cross", "encoder", "decoder"]
 
 
@@ -153,6 +160,137 @@ def _translate_all(folder: str, revision: str | None, sources: list[str], device
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None
+
+
+def score(
+    model: options.AnyModel,
+    pairs: Annotated[
+        list[str], Argument(metavar="PAIRS", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")
+    ],
+    source: Annotated[str, Option(help="Source language or column.")] = "source",
+    target: Annotated[str, Option(help="Target language or column.")] = "target",
+    output: Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")] = None,
+    tokens: Annotated[bool, Option("--tokens", help="Write each token with its score, too.")] = False,
+    backward: Annotated[str | None, Option(help="A model of the other direction, to combine both.")] = None,
+    to: options.TargetLanguage = None,
+    backward_to: Annotated[str | None, Option(help="Language of the sources, of a model that knows several.")] = None,
+    token_budget: Annotated[int, Option(help="Padded tokens in one batch, sources and targets.")] = 8192,
+    as_json: Annotated[bool, Option("--json", help="Write JSON lines, as for a file that ends in .jsonl.")] = False,
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """Tell how probable a model finds given translations, in nats; the order is kept.
+
+    Writes a table (tab-separated, with a line of names), or the pairs and their scores as JSON lines.
+    """
+    from heedful.data.sources import read_pairs
+
+    if output is not None:
+        options.check_output(output, "--output")
+    rows = read_pairs(pairs[0] if len(pairs) == 1 else pairs, source=source, target=target, streaming=True)
+    from heedful.inference.translation import Translator
+
+    options.quieten()
+    directions = [(Translator.from_pretrained(model, device, revision), to)]
+    if backward is not None or backward_to is not None:
+        other = directions[0][0] if backward is None else Translator.from_pretrained(backward, device)
+        directions.append((other, backward_to))
+    found: Iterable[Any] = _scored(rows, directions, token_budget)
+    if output is not None or not sys.stdout.isatty():
+        found = options.with_progress(found, None)
+    as_json = as_json or (output is not None and ".jsonl" in output.suffixes)
+    sums = [[0, 0, 0.0] for _ in directions]  # pairs, tokens and their log-probability
+    with options.writing(output) as stream:
+        for number, (pair, scores) in enumerate(found):
+            values = _score_values(scores, tokens)
+            line = json.dumps(pair | values, ensure_ascii=False) if as_json else "\t".join(map(_cell, values.values()))
+            if number == 0 and not as_json:
+                print(*values, sep="\t", file=stream)
+            print(line, file=stream)
+            for sum_, each in zip(sums, scores, strict=True):
+                if each is not None:
+                    sum_[:] = sum_[0] + 1, sum_[1] + len(each.token_ids), sum_[2] + each.log_probability
+    for side, (count, length, total) in zip(("target", "source"), sums, strict=False):
+        nats = -total / max(length, 1)
+        told = f"{count:,} pairs, {length:,} {side} tokens: {nats:.4f} nats a token"
+        print(f"{told}, perplexity {math.exp(min(nats, 100)):.2f}", file=sys.stderr)
+
+
+def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], token_budget: int) -> Iterator:
+    """Yield pairs with their scores by translators into their languages: of targets, and perhaps of sources."""
+    pairs, *copies = tee(rows, 1 + len(directions))
+    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True}
+    found = [
+        translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
+        for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)
+    ]
+    # Strictly, so that each comes to its end, where it warns.
+    yield from zip(pairs, zip(*found, strict=True), strict=True)
+
+
+def _score_values(scores: Sequence["PairScore | None"], with_tokens: bool) -> dict[str, Any]:
+    from heedful.inference.scoring import dual_cross_entropy
+
+    values: dict[str, Any] = {}
+    for prefix, score in zip(("", "backward_"), scores, strict=False):
+        values[f"{prefix}log_probability"] = score and round(score.log_probability, 6)
+        values[f"{prefix}per_token"] = score and round(score.per_token, 6)
+        values[f"{prefix}tokens"] = score and len(score.token_ids)
+        if with_tokens:
+            parts = score and zip(score.tokens, score.token_scores, strict=True)
+            values[f"{prefix}token_scores"] = parts and [[token, round(value, 6)] for token, value in parts]
+    if len(scores) > 1:
+        one, other = scores
+        values["dual_cross_entropy"] = round(dual_cross_entropy(one, other), 6) if one and other else None
+    return values
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{token}:{score:.4f}" for token, score in value)
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def backtranslate(
+    model: options.AnyModel,
+    texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each.")],
+    output: Annotated[Path, Option("-o", "--output", help="File of pairs to write, .jsonl or .jsonl.gz.")],
+    method: Annotated[
+        Literal["greedy", "beam", "sampling", "noised"], Option(help="How sources are made; noised: beams with noise.")
+    ] = "beam",
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
+    temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
+    top_k: Annotated[int | None, Option(help="Tokens that sampling draws from. Default: all.")] = None,
+    seed: Annotated[int | None, Option(help="Of sampling and noise. Default: 1.")] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
+    token_budget: options.TokenBudget = 8192,
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
+    options.check_output(output, "--output")
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
+    if not texts.is_file():
+        raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
+    with options.quick_start(model):
+        from heedful.inference.backtranslation import BackTranslation
+        from heedful.inference.translation import Translator
+
+        making = BackTranslation(method, num_beams, temperature, top_k, seed)
+        options.quieten()
+        translator = Translator.from_pretrained(model, device, revision)
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    written = 0
+    with options.writing(output) as stream:
+        for pair in options.with_progress(making.pairs(translator, _lines(texts), **settings), None):
+            written += 1
+            print(json.dumps(pair, ensure_ascii=False), file=stream)
+        if not written:
+            raise ValueError(f"{texts} must hold sentences to translate, but all {making.left_out} are left out.")
+    left_out = f"{making.left_out:,} lines left out: empty, not ended, or repeating themselves"
+    print(f"{written:,} pairs in {output}; {left_out}", file=sys.stderr)
 
 
 def attention(

@@ -1,1 +1,1 @@
-"""Scores of translations against references: BLEU, chrF, TER and exact match, with signatures and intervals."""
+"""Scores of translations against references, with signatures, intervals and tests: BLEU, chrF, TER, exact match."""

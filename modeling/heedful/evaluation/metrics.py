@@ -71,7 +71,7 @@ def score_translations(
     streams = list(map(list, zip_longest(*alternatives)))
     for name in ("bleu", "chrf", "ter"):
         if name in metrics:
-            metric = _sacrebleu_metric(name, tokenize, lowercase)
+            metric = sacrebleu_metric(name, tokenize, lowercase)
             score = metric.corpus_score(predictions, streams, n_bootstrap=max(bootstrap, 1))
             signature = str(metric.get_signature())
             scores[name] = float(score.score)
@@ -79,7 +79,8 @@ def score_translations(
             if bootstrap:
                 scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
     if "exact_match" in metrics:
-        matches = _count_exact_matches(predictions, alternatives, lowercase)
+        pairs = zip(predictions, alternatives, strict=True)
+        matches = sum(is_exact_match(prediction, references, lowercase) for prediction, references in pairs)
         scores["exact_match"] = 100.0 * matches / len(predictions)
         if bootstrap:
             scores["exact_match_interval"] = wilson_interval(matches, len(predictions))
@@ -153,7 +154,7 @@ def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> No
         raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
 
 
-def _sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
+def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
     try:
         from sacrebleu.metrics import BLEU, CHRF, TER
@@ -200,9 +201,10 @@ def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     return max(0.0, mean - half_width), min(highest, mean + half_width)
 
 
-def _count_exact_matches(predictions: list, references: list, lowercase: bool) -> int:
+def is_exact_match(prediction: str, references: Sequence[str], lowercase: bool) -> bool:
+    """Return whether a prediction equals a reference, apart from spaces around them."""
+
     def plain(text: str) -> str:
         return text.strip().lower() if lowercase else text.strip()
 
-    pairs = zip(predictions, references, strict=True)
-    return sum(plain(prediction) in map(plain, alternatives) for prediction, alternatives in pairs)
+    return plain(prediction) in map(plain, references)

@@ -6,7 +6,7 @@ in `ctranslate2/engine.py`. What a sentence becomes does not depend on the sente
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,9 @@ from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings
+
+# Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
+Processors = Callable[[Sequence[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -58,22 +61,27 @@ class GenerateEngine:
         """Whether the engine still computes what the model does: always, for it has no copy."""
         return True
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+    def search(
+        self, sources: Sequence[Sequence[int]], config: Any, token_budget: int, processors: Processors | None = None
+    ) -> list[list[Hypothesis]]:
         """Translate sentences batch by batch, as `Engine.search` says."""
         settings = self._settings(config)
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.inference_mode():
             for batch in token_batches(costs, token_budget):
-                found = self._search_batch([sources[number] for number in batch], settings, config)
+                own = None if processors is None else processors(batch)
+                found = self._search_batch([sources[number] for number in batch], settings, config, own)
                 for number in batch:
                     results[number] = [next(found) for _ in range(config.num_return_sequences)]
         return results
 
-    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
         search = {"custom_generate": BeamSearch()} if active_settings(settings, SEARCH_SETTINGS) else {}
-        return self.model.generate(**inputs, **search, generation_config=settings), None
+        return self.model.generate(**inputs, **search, generation_config=settings, logits_processor=processor), None
 
     def _settings(self, config: Any) -> Any:
         """Return a generation config that `generate()` does not fill in with a second length, and warn of it."""
@@ -82,9 +90,11 @@ class GenerateEngine:
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
         return settings
 
-    def _search_batch(self, sources: list[Sequence[int]], settings: Any, config: Any) -> Iterator[Hypothesis]:
+    def _search_batch(
+        self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any
+    ) -> Iterator[Hypothesis]:
         inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
-        sequences, scores = self.generate(inputs, settings)
+        sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
         if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)
@@ -105,10 +115,13 @@ class NativeEngine(GenerateEngine):
         """Whether the packed weights are still the model's."""
         return self.decoder.is_current
 
-    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
         encoded = self.decoder.encoded(**inputs)
-        return self.model.generate(**encoded, generation_config=settings, custom_generate=self._decode)
+        own = {"custom_generate": self._decode, "logits_processor": processor}
+        return self.model.generate(**encoded, **own, generation_config=settings)
 
     def _settings(self, config: Any) -> Any:
         settings = super()._settings(config)

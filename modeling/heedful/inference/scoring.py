@@ -1,14 +1,58 @@
-"""What generated sequences are worth: their lengths, whether they ended by themselves, and their log-probabilities."""
+"""What sequences are worth to a model: the log-probabilities of generated ones, and of given pairs."""
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import collate
 from heedful.inference.strategies.beams import length_penalty
 from heedful.inference.strategies.steps import end_tokens
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How probable a model finds the target of a given pair, token by token, in nats.
+
+    Attributes:
+        token_ids: The target as `TokenizerPair.encode_target` gives it, </s> included.
+        tokens: Readable labels of these tokens, in which ▁ is a space.
+        token_scores: The log-probability of each token, given the source and the target's tokens before it.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    token_scores: tuple[float, ...]
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of the whole target: the sum of its tokens'."""
+        return math.fsum(self.token_scores)
+
+    @property
+    def per_token(self) -> float:
+        """The mean of the tokens' log-probabilities, which is the negative cross-entropy."""
+        return self.log_probability / len(self.token_scores)
+
+
+def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
+    """Return the dual conditional cross-entropy of a pair, in nats: the lower, the better a translation it is.
+
+    That is |h1 - h2| + (h1 + h2) / 2, where h1 and h2 are the cross-entropies per token in both directions
+    (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
+
+    Args:
+        forward: What a model makes of the target, given the source.
+        backward: What a model of the other direction makes of the source, given the target.
+    """
+    first, second = -forward.per_token, -backward.per_token
+    return abs(first - second) + (first + second) / 2
 
 
 def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, list[bool]]:
@@ -41,16 +85,44 @@ def score_sequences(
     the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
-    decoder_inputs, labels = sequences[:, :-1], sequences[:, 1:]
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    rows = max(1, LOGITS_BUDGET // (labels.shape[1] * vocabulary))
-    places = torch.arange(labels.shape[1], device=labels.device)
-    totals = []
-    for start in range(0, len(sequences), rows):
+    log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])
+    places = torch.arange(sequences.shape[1] - 1, device=sequences.device)
+    totals = log_probabilities.masked_fill(places >= counts[:, None], 0.0).sum(dim=1)
+    alpha = 1.0 if config.length_penalty is None else config.length_penalty
+    return totals / length_penalty(counts, alpha, getattr(config, "length_penalty_form", None))
+
+
+def token_log_probabilities(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
+    rows = max(1, LOGITS_BUDGET // (labels.shape[1] * model.get_output_embeddings().weight.shape[0]))
+    parts = []
+    for start in range(0, len(labels), rows):
         part = slice(start, start + rows)
         encoder_inputs = {name: tensor[part] for name, tensor in inputs.items()}
         logits = model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels[part], reduction="none")
-        totals.append(-losses.masked_fill(places >= counts[part, None], 0.0).sum(dim=1))
-    alpha = 1.0 if config.length_penalty is None else config.length_penalty
-    return torch.cat(totals) / length_penalty(counts, alpha, getattr(config, "length_penalty_form", None))
+        parts.append(
+            -torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels[part], reduction="none")
+        )
+    return torch.cat(parts)
+
+
+def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget: int) -> list[list[float]]:
+    """Return the log-probabilities of the `labels` of each row, given its `input_ids`.
+
+    The padded tokens of a batch, sources and targets, keep within the budget. The model is one that is evaluating.
+    """
+    lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
+    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
+    results: list[list[float]] = [[] for _ in rows]
+    for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
+        batch = collate([rows[number] for number in numbers], pad)
+        inputs = {name: values.to(model.device) for name, values in batch.items()}
+        labels = inputs.pop("labels")
+        decoder_inputs = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        decoder_inputs = decoder_inputs.masked_fill(decoder_inputs < 0, pad)
+        found = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
+        for number, scores in zip(numbers, found, strict=True):
+            results[number] = scores[: lengths[1][number]]
+    return results

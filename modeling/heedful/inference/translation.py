@@ -19,14 +19,24 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
+from heedful.inference.attention.labels import token_labels
 from heedful.inference.ctranslate2.engine import ComputeType, CTranslate2Engine, ExportedModel, is_exported_folder
 from heedful.inference.ctranslate2.engine import check_settings as check_ctranslate2_settings
 from heedful.inference.ctranslate2.specification import positions_of_table
-from heedful.inference.engines import Engine, GenerateEngine, Hypothesis, NativeEngine
+from heedful.inference.engines import (
+    Engine,
+    GenerateEngine,
+    Hypothesis,
+    NativeEngine,
+    evaluation_mode,
+    rows_per_sentence,
+)
 from heedful.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
 from heedful.inference.native.decoder import settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
+from heedful.inference.scoring import PairScore, score_rows
+from heedful.inference.strategies.sampling import SeededSampling
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -64,6 +74,7 @@ class _Request:
     token_budget: int
     split: bool = False
     keep_going: bool = False
+    sampling: SeededSampling | None = None
     unfinished: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -213,6 +224,7 @@ class Translator:
         chunk_size: int = 4096,
         split: bool = False,
         keep_going: bool = False,
+        sampling: SeededSampling | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.
@@ -224,6 +236,7 @@ class Translator:
                 translations are joined with spaces, n-th best with n-th best; the score is the mean of theirs.
             keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
                 and not an error.
+            sampling: Draws one translation of each line, the same in every batch, in place of a search.
             **settings: The keyword arguments of `translate`.
 
         Returns:
@@ -237,9 +250,51 @@ class Translator:
         for name in settings:
             if name not in defaults:
                 raise ValueError(f"`{name}` must be a keyword of `translate`, but is not.")
+        if sampling is not None:
+            settings["num_beams"] = settings.get("num_beams") or 1
         request = self._request(**defaults | settings)
         request.split, request.keep_going = split, keep_going
+        if sampling is not None:
+            self._draw(request, sampling)
         return self._stream(lines, chunk_size, request)
+
+    def score_pairs(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        target_language: str | None = None,
+        token_budget: int = 8192,
+        chunk_size: int = 4096,
+        keep_going: bool = False,
+    ) -> Iterator[PairScore | None]:
+        """Tell how probable the model finds given translations, of pairs that need not fit in memory.
+
+        Padding and the pairs beside it change the last digits of a score, in float32 by less than 1e-5 a token; with a
+        `token_budget` of 1 each pair runs alone. The target ends in </s>, which is scored as every token. One warning
+        says how many sources were longer than any that the model has learned from.
+
+        Args:
+            pairs: Sources and targets.
+            target_language: The language of the targets, where the tokenizers know several.
+            token_budget: Padded tokens of one batch, sources and targets; a pair of more runs alone.
+            chunk_size: Number of pairs that are read, sorted and batched together.
+            keep_going: Whether a pair that is too long has no score, and a warning, and is no error.
+
+        Returns:
+            An iterator with one score for each pair, in order; `None` for one that is too long.
+
+        Raises:
+            ValueError: If a setting is out of range, a pair is not two texts, one of them is longer than `translate`
+                takes, or the translator computes with CTranslate2 or in another precision than float32.
+        """
+        check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
+        self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
+        if self.engine == "ctranslate2" or self.precision != "float32":
+            raise ValueError(
+                "`engine` and `precision` must be left out to score pairs, which the model itself does, but are "
+                f"{self.engine} and {self.precision} instead."
+            )
+        return self._score_stream(pairs, target_language, token_budget, chunk_size, keep_going)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
@@ -253,6 +308,34 @@ class Translator:
             yield from self._translate(chunk, request, first_number=number)
             number += len(chunk)
         self._warn(request)
+
+    def _score_stream(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        target_language: str | None,
+        token_budget: int,
+        chunk_size: int,
+        keep_going: bool,
+    ) -> Iterator[PairScore | None]:
+        request = _Request(self.model.generation_config, target_language, token_budget, keep_going=keep_going)
+        stream, first_number = iter(pairs), 1
+        while chunk := list(islice(stream, chunk_size)):
+            _check_pairs(chunk, first_number)
+            sources = self.tokenizers.encode_source([source for source, _ in chunk], target_language)
+            targets = self.tokenizers.encode_target([target for _, target in chunk])
+            kept = [
+                index
+                for index, row in enumerate(zip(sources, targets, strict=True))
+                if self._is_kept(first_number + index, row, request)
+            ]
+            rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
+            with evaluation_mode(self.model), torch.inference_mode():
+                found = dict(zip(kept, score_rows(self.model, rows, token_budget), strict=True))
+            for index, ids in enumerate(targets):
+                labels = token_labels(self.tokenizers.target, ids)
+                yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None
+            first_number += len(chunk)
+        self._warn(request, "scored")
 
     def _request(
         self,
@@ -288,6 +371,17 @@ class Translator:
         if self.engine == "ctranslate2":
             check_ctranslate2_settings(config, self.model.config)
         return _Request(config, target_language, token_budget)
+
+    def _draw(self, request: _Request, sampling: SeededSampling) -> None:
+        """Let a request draw translations; greedy search takes the largest of the noisy logits."""
+        request.sampling, config = sampling, request.generation_config
+        if self.engine == "ctranslate2" or request.split or rows_per_sentence(config) > 1:
+            raise ValueError(
+                "`sampling` must come with one beam, one translation of each line, no `split` and another engine than "
+                f"ctranslate2, but comes with {config.num_beams}, {config.num_return_sequences}, {request.split} and "
+                f"{self.engine} instead."
+            )
+        config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def _positions(self) -> int | None:
         """Return how many tokens a sequence may have; None is any number."""
@@ -346,7 +440,11 @@ class Translator:
         rows = self._rows([(first_number + index, texts[index]) for index in filled], request)
         if not rows:
             return results
-        found = self._engine(config).search([row for _, row in rows], config, request.token_budget)
+        engine: Any = self._engine(config)
+        search: dict[str, Any] = {}
+        if (sampling := request.sampling) is not None:
+            search["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
+        found = engine.search([row for _, row in rows], config, request.token_budget, **search)
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
         translated = (
             (number, [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row])
@@ -359,8 +457,7 @@ class Translator:
 
     def _rows(self, texts: list[tuple[int, str]], request: _Request) -> list[tuple[int, list[int]]]:
         """Encode numbered texts; each token row has the number of its text, of which one that is split has several."""
-        positions, trained = self._positions(), self._longest_trained()
-        most = positions or max(MOST_SOURCE_TOKENS, trained or 0)
+        trained = self._longest_trained()
         rows = list(self._encoded(texts, request))
         if request.split and trained is not None:
             sentences = {number: map(str.strip, SENTENCE.findall(text.strip())) for number, text in texts}
@@ -372,18 +469,20 @@ class Translator:
                     for number, row in rows
                 )
             )
-        kept = [(number, row) for number, row in rows if len(row) <= most]
-        for number, row in rows:
-            if len(row) > most and not request.keep_going:
-                whose = "the model's number of positions" if positions else "more than which takes too much memory"
-                raise ValueError(
-                    f"Sentence {number} must have at most {most} tokens, {whose}, but has {len(row)} instead."
-                )
-            if len(row) > most:
-                request.skipped.append((number, len(row)))
-            elif trained is not None and len(row) > trained:
-                request.long.append((number, len(row)))
-        return kept
+        return [(number, row) for number, row in rows if self._is_kept(number, [row], request)]
+
+    def _is_kept(self, number: int, sides: Sequence[Sequence[int]], request: _Request) -> bool:
+        """Return whether a sentence, or a pair, is short enough, and note its number and tokens if they are many."""
+        positions, trained = self._positions(), self._longest_trained()
+        most, tokens = positions or max(MOST_SOURCE_TOKENS, trained or 0), max(map(len, sides))
+        if tokens > most and not request.keep_going:
+            whose = "the model's number of positions" if positions else "more than which takes too much memory"
+            raise ValueError(f"Sentence {number} must have at most {most} tokens, {whose}, but has {tokens} instead.")
+        if tokens > most:
+            request.skipped.append((number, tokens))
+        elif trained is not None and len(sides[0]) > trained:
+            request.long.append((number, len(sides[0])))
+        return tokens <= most
 
     def _encoded(self, texts: list[tuple[int, str]], request: _Request) -> Iterator[tuple[int, list[int]]]:
         rows = self.tokenizers.encode_source([text for _, text in texts], request.target_language)
@@ -394,7 +493,7 @@ class Translator:
         told = getattr(self.model.generation_config, LONGEST_SOURCE, None)
         return told or getattr(self.model.config, "max_position_embeddings", None)
 
-    def _warn(self, request: _Request) -> None:
+    def _warn(self, request: _Request, done: str = "translated") -> None:
         """Warn of what the sentences of a call had in common, once."""
         if request.unfinished:
             config = request.generation_config
@@ -407,14 +506,16 @@ class Translator:
                 stacklevel=3,
             )
         if request.long:
-            advice = "" if request.split else ": `split` (of `translate_lines`, `--split`) takes them apart"
+            result = "scored too low" if done == "scored" else "translated in part or wrongly"
+            if done == "translated" and not request.split:
+                result += ": `split` (of `translate_lines`, `--split`) takes them apart"
             warnings.warn(
                 f"{_counted(request.long)} longer than the {self._longest_trained()} tokens that the model has learned"
-                f" from, and may be translated in part or wrongly{advice}.",
+                f" from, and may be {result}.",
                 stacklevel=3,
             )
         if request.skipped:
-            warnings.warn(f"{_counted(request.skipped)} too long to be translated, and left empty.", stacklevel=3)
+            warnings.warn(f"{_counted(request.skipped)} too long to be {done}, and left empty.", stacklevel=3)
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:
@@ -450,6 +551,13 @@ def _checked_texts(texts: Sequence[str]) -> list[str]:
         except UnicodeEncodeError as error:
             raise ValueError(f"`texts[{index}]` must be Unicode, but is not: {error}.") from error
     return texts
+
+
+def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
+    for number, pair in enumerate(pairs, start=first_number):
+        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
+        _checked_texts(pair)
 
 
 def _is_unfinished(translations: list[Translation]) -> bool:

@@ -62,9 +62,11 @@ class Export:
 class UnscoredEngine(GenerateEngine):
     """`generate()` without the scores, which no comparison reads."""
 
-    def generate(self, inputs: dict[str, torch.Tensor], settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the `(batch, length)` tokens of a batch, and zeros for their scores."""
-        sequences = self.model.generate(**inputs, generation_config=settings)
+        sequences = self.model.generate(**inputs, generation_config=settings, logits_processor=processor)
         return sequences, torch.zeros(len(sequences))
 
 

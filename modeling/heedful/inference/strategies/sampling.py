@@ -1,0 +1,57 @@
+"""Sampling in which every sentence has random numbers of its own, whatever is beside it in the batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from heedful.files import check_at_least
+
+
+@dataclass(frozen=True)
+class SeededSampling:
+    """Draws translations from the model's distribution, the same for a sentence in every batch.
+
+    `generate()` draws for a whole batch at once. Here the n-th sentence has its own numbers, of `seed` and n: to each
+    logit noise of Gumbel's distribution is added, and the largest sum is a draw from the softmax.
+
+    Args:
+        seed: Of all sentences.
+        temperature: Divides the logits; the lower, the more the likely tokens are preferred.
+        top_k: How many of the most likely tokens are drawn from; None is all.
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+
+    seed: int = 1
+    temperature: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self):
+        check_at_least(0, seed=self.seed)
+        check_at_least(1, top_k=self.top_k)
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
+
+    def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
+        """Return what makes greedy search draw, for a batch of the sentences with these numbers."""
+        return LogitsProcessorList([_GumbelNoise(self, numbers)])
+
+
+class _GumbelNoise(LogitsProcessor):
+    def __init__(self, sampling: SeededSampling, numbers: Sequence[int]):
+        self.sampling = sampling
+        seeds = (np.random.SeedSequence([sampling.seed, number]).generate_state(1, np.uint64) for number in numbers)
+        self.generators = [torch.Generator().manual_seed(int(seed[0])) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return `(batch, vocabulary)` logits whose largest is a draw."""
+        scores = scores.float() / self.sampling.temperature
+        if self.sampling.top_k is not None:
+            least = scores.topk(min(self.sampling.top_k, scores.shape[1])).values[:, -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        drawn = [torch.empty(scores.shape[1]).exponential_(generator=generator) for generator in self.generators]
+        return scores - torch.stack(drawn).log().to(scores.device)

@@ -1,0 +1,236 @@
+"""Systems compared: sacrebleu's tests, seeds, sentences won and lost, and `heedful compare`."""
+
+import json
+import os
+import random
+import re
+import sys
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
+
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator, compare_translations
+from heedful.cli import main as cli
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.evaluation.comparison import ComparisonSettings, comparison_table
+
+WORDS = ["the", "cat", "a", "dog", "sees", "runs", "in", "park", "and", "she", "reads", "no", "books", "today"]
+QUICK = ComparisonSettings(resamples=100, trials=200, seed=7)
+SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+
+
+@pytest.fixture(scope="module")
+def references() -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(5, 12))).capitalize() + "." for _ in range(40)]
+
+
+def damaged(references: list[str], share: float, seed: int) -> list[str]:
+    """Return translations in which some words are others."""
+    draw = random.Random(seed)
+    return [
+        " ".join(draw.choice(WORDS) if draw.random() < share else word for word in text.split()) for text in references
+    ]
+
+
+@pytest.fixture(scope="module")
+def systems(references) -> dict[str, list[list[str]]]:
+    shares = {"baseline": 0.3, "alike": 0.27, "better": 0.1}
+    return {name: [damaged(references, share, seed)] for seed, (name, share) in enumerate(shares.items())}
+
+
+def test_scores_intervals_and_p_values_are_those_of_sacrebleu(systems, references, monkeypatch):
+    found = compare_translations(systems, references, references, QUICK)
+    named = [(name, texts) for name, (texts,) in systems.items()]
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    for kind, test, samples in (("bs", "bootstrap", 100), ("ar", "randomization", 200)):
+        metrics = {name: make() for name, make in SACREBLEU.items()}
+        _, theirs = PairedTest(named, metrics, [references], kind, samples)()
+        for name, title in {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}.items():
+            for (system, _), expected in zip(named, theirs[title], strict=True):
+                ours = found["systems"][system][name]
+                assert ours["score"] == pytest.approx(expected.score, rel=1e-6)
+                # sacrebleu counts no trial whose difference is as large as the systems', as TER often has it.
+                if (test, name) == ("randomization", "ter") and expected.p_value:
+                    assert expected.p_value <= ours["randomization_p"] < expected.p_value + 0.1
+                else:
+                    assert ours.get(f"{test}_p") == expected.p_value
+                if expected.ci:
+                    middle, width = sum(ours["interval"]) / 2, ours["interval"][1] - ours["interval"][0]
+                    assert (middle, width) == pytest.approx((expected.mean, 2 * expected.ci), rel=1e-4)
+    better, alike = found["systems"]["better"]["chrf"], found["systems"]["alike"]["chrf"]
+    assert max(better["bootstrap_p"], better["randomization_p"]) < 0.02
+    assert min(alike["bootstrap_p"], alike["randomization_p"]) > 0.05
+    assert better["difference"] == better["score"] - found["systems"]["baseline"]["chrf"]["score"]
+    assert "seed:7" in found["bleu_signature"]
+    assert os.environ["SACREBLEU_SEED"] == "7"
+
+
+def test_what_differs_in_one_sentence_or_in_none_is_not_significant(references):
+    one = [*references[:-1], "Something else."]
+    found = compare_translations(
+        {"a": [references], "b": [one], "c": [list(references)]}, references, references, QUICK
+    )
+    for metric in ("bleu", "chrf", "ter", "exact_match"):
+        values = found["systems"]["b"][metric]
+        assert values["randomization_p"] == 1.0
+        assert values["bootstrap_p"] > 0.05
+        same = found["systems"]["c"][metric]
+        assert (same["difference"], same["bootstrap_p"], same["randomization_p"]) == (0, 1.0, 1.0)
+
+
+def test_exact_matches_are_tested_too(references):
+    none, half = ["?"] * 40, [*references[:20], *["?"] * 20]
+    found = compare_translations({"none": [none], "half": [half]}, references, references, QUICK)
+    values = found["systems"]["half"]["exact_match"]
+    assert (values["score"], values["difference"]) == (50.0, 50.0)
+    assert values["bootstrap_p"] == pytest.approx(1 / 101)
+    assert values["randomization_p"] == pytest.approx(1 / 201)
+    assert values["interval"][0] < 50 < values["interval"][1] < 70
+
+
+def test_several_seeds_are_compared_by_the_mean_of_their_scores(references):
+    seeds = {name: [damaged(references, share, seed) for seed in range(3)] for name, share in (("a", 0.3), ("b", 0.1))}
+    found = compare_translations(seeds, references, references, QUICK)
+    scores = [CHRF().corpus_score(texts, [references]).score for texts in seeds["b"]]
+    values = found["systems"]["b"]["chrf"]
+    assert values["scores"] == pytest.approx(scores)
+    assert values["score"] == pytest.approx(sum(scores) / 3)
+    mean = sum(scores) / 3
+    assert values["deviation"] == pytest.approx((sum((score - mean) ** 2 for score in scores) / 2) ** 0.5)
+    # The tests are about the mean too: of exact matches it is easily drawn anew.
+    matches = np.array(seeds["b"]) == np.array(references)
+    drawn = np.random.default_rng(QUICK.seed).choice(40, size=(QUICK.resamples, 40))
+    scores = np.sort(100 * matches[:, drawn].mean(axis=(0, 2)))
+    middle, width = scores.mean(), scores[-3] - scores[2]
+    assert found["systems"]["b"]["exact_match"]["interval"] == pytest.approx((middle - width / 2, middle + width / 2))
+    # Equal seeds are one; their number need not be the same.
+    alone = compare_translations({"a": seeds["a"][:1], "b": seeds["b"][:1]}, references, references, QUICK)
+    repeated = compare_translations({"a": seeds["a"][:1] * 2, "b": seeds["b"][:1] * 3}, references, references, QUICK)
+    for metric in ("bleu", "chrf", "ter", "exact_match"):
+        one, other = alone["systems"]["b"][metric], repeated["systems"]["b"][metric]
+        assert other["deviation"] == pytest.approx(0)
+        for key in ("score", "difference", "bootstrap_p", "randomization_p"):
+            assert one[key] == pytest.approx(other[key])
+
+
+def test_sentences_won_and_lost_are_counted_and_the_most_telling_are_shown():
+    references = ["The cat sleeps.", "It rains.", "She reads a book.", "Yes."]
+    baseline = ["The cat sleeps.", "It pours.", "She", "Yes."]
+    other = ["A dog runs.", "It rains.", "She reads a look.", "Yes."]
+    sources = ["Eins.", "Zwei.", "Drei.", "Vier."]
+    settings = ComparisonSettings(resamples=40, trials=40, examples=1)
+    found = compare_translations({"old": [baseline], "new": [other]}, references, sources, settings)
+    new = found["systems"]["new"]
+    assert (new["wins"], new["losses"], new["ties"]) == (2, 1, 1)
+    chrf = {text: CHRF().sentence_score(text, ["The cat sleeps."]).score for text in (baseline[0], other[0])}
+    assert [example["number"] for example in new["examples"]] == [2, 1]
+    lost = new["examples"][1]
+    assert (lost["source"], lost["reference"]) == ("Eins.", "The cat sleeps.")
+    assert lost["new"] == {"text": "A dog runs.", "chrf": pytest.approx(chrf["A dog runs."])}
+    assert lost["old"] == {"text": "The cat sleeps.", "chrf": pytest.approx(100)}
+    told = comparison_table(found)
+    assert "new against old, by sentence chrF: 2 better, 1 worse, 1 equal" in told
+    assert "A dog runs." in told
+
+
+def test_comparisons_that_cannot_be_made_are_refused(references):
+    pair = {"a": [references], "b": [references]}
+    for systems, refs, sources, message in (
+        ({"a": [references]}, references, references, "`systems` must be at least two, but are 1"),
+        (
+            pair,
+            references[:-1],
+            references[:-1],
+            r"`systems\['a'\]` must have 39 translations, one for each reference",
+        ),
+        (pair, references, references[:-1], "`references` must be at least two, and as many as `sources`"),
+        ({"a": references, "b": [references]}, references, references, "must be a list with the list of translations"),
+        ({"a": [], "b": [references]}, references, references, "must be a list with the list of translations"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare_translations(systems, refs, sources, QUICK)
+    for settings, message in (
+        ({"resamples": 39}, "`resamples` must be at least 40"),
+        ({"trials": 0}, "`trials` must be at least 40"),
+        ({"seed": 0}, "`seed` must be at least 1"),
+        ({"examples": -1}, "`examples` must be at least 0"),
+        ({"tokenize": "morse"}, "`tokenize` must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ComparisonSettings(**settings)
+
+
+@pytest.fixture
+def place(tmp_path, references, systems, monkeypatch):
+    """A working directory with pairs, predictions and an untrained model."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"source": f"Satz {number}.", "target": text} for number, text in enumerate(references)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, (texts,) in systems.items():
+        (tmp_path / f"{name}.txt").write_text("".join(text + "\n" for text in texts))
+    tokenizers = train_tokenizers(["Satz 0123456789"], references, vocab_size=300)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": len(tokenizers.source)}
+    HeedForConditionalGeneration(HeedConfig(**sizes, **tokenizers.special_ids())).save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.fixture
+def compare(place, monkeypatch, capsys):
+    """Run `heedful compare` on the pairs; return its exit code, output and errors."""
+
+    def run(*arguments):
+        settings = ["--data", "test.jsonl", "--resamples", "40", "--trials", "40"]
+        monkeypatch.setattr(sys, "argv", ["heedful", "compare", *map(str, arguments), *settings])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return run
+
+
+def test_the_command_compares_models_files_and_seeds_and_writes_all_of_it(compare, place, references, systems):
+    arguments = ("baseline.txt", "model", "alike.txt,better.txt", "--max-new-tokens", 5, "-o", "found.json")
+    code, output, errors = compare(*arguments)
+    assert code == 0, errors
+    found = json.loads((place / "found.json").read_text())
+    translator = Translator.from_pretrained(place / "model")
+    sources = [f"Satz {number}." for number in range(len(references))]
+    texts = [best.text.replace("\n", " ") for (best,) in translator.translate(sources, max_new_tokens=5)]
+    both = [*systems["alike"], *systems["better"]]
+    named = {"baseline.txt": systems["baseline"], "model": [texts], "alike.txt,better.txt": both}
+    settings = ComparisonSettings(resamples=40, trials=40)
+    expected = compare_translations(named, references, sources, settings)
+    assert found == json.loads(json.dumps(expected))
+    assert output == comparison_table(expected) + "\n"
+    assert "± " in output
+    assert json.loads(compare(*arguments, "--json")[1]) == found
+
+
+def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeypatch):
+    monkeypatch.setattr(Translator, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
+    (place / "short.txt").write_text("One.\n")
+    (place / "bytes.txt").write_bytes(b"\xff\xfe" * 40)
+    for arguments, message in (
+        (["baseline.txt"], "The systems must be at least two, and all different, but are baseline.txt"),
+        (["baseline.txt", "baseline.txt"], "at least two, and all different"),
+        (["baseline.txt", "alike.txt,alike.txt"], "at least two, and all different"),
+        (["model", "short.txt"], "short.txt must hold translations, one a line, .*: 40 lines for 40 pairs, but has 1"),
+        (["model", "bytes.txt"], "bytes.txt must hold translations, .* but is no UTF-8 text"),
+        (["model", "test.jsonl"], "test.jsonl must hold translations, .* but line 1 is JSON"),
+        (["model", "model/model.safetensors"], "model.safetensors must hold translations"),
+        (["model", "nowhere/at/all"], "must be a folder with a model, or the id of a model on the Hub"),
+        (["baseline.txt", "alike.txt", "--num-beams", 2], "`num_beams` must be left out where no model translates"),
+        (["model", "alike.txt", "--seed", 0], "`seed` must be at least 1"),
+        (["model", "alike.txt", "--target", "text"], "must have the language or column 'text'"),
+        (["model", "alike.txt", "-o", "none/a.json"], "`--output` must lie in an existing folder"),
+    ):
+        code, output, errors = compare(*arguments)
+        assert (code, output) == (2, ""), arguments
+        assert re.search(message, errors), errors
+        assert "Traceback" not in errors

@@ -96,6 +96,7 @@ def tune(
         is_whole = True
         while is_whole and time.monotonic() < end:
             trial, values = _next_trial(study, choices)
+            logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
             is_whole = _try(study, trial, with_values(recipe, values), folder, end)
         trials = _trials(study)
         if trials:
@@ -256,7 +257,8 @@ def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: P
         write_text(place / "recipe.yaml", to_yaml(recipe))
         observe = partial(_observe, trial, _tokens_per_byte(corpus))
         try:
-            for update, loss in read_curves(place).get(LOSS, []) if (place / LOG_FILE).is_file() else []:
+            log = place / LOG_FILE
+            for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
                 observe(update, {"loss": loss})
             loop.observe = lambda values: observe(loop.progress.update, values)
             loop.run()
@@ -267,7 +269,8 @@ def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: P
     losses = study.trials[trial.number].intermediate_values
     if not losses:
         raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
-    study.tell(trial.number, min(losses.values()), state=state)
+    is_pruned = state is optuna.trial.TrialState.PRUNED
+    study.tell(trial.number, None if is_pruned else min(losses.values()), state=state)
     shutil.rmtree(place / "checkpoints", ignore_errors=True)
     return True
 

@@ -84,7 +84,7 @@ def finetune(
     trainer.train()
     print({name: round(value, 3) for name, value in trainer.evaluate().items()})
     trainer.save_model()
-    print(f"model: {output}")
+    print(f"model: {output}\nBefore `heedful push`, `heedful card {output}` writes its card.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Translate with a saved Heed model, as with any encoder-decoder of transformers.
 
-    python scripts/generate.py runs/quickstart/model "고양이가 잔다." "네." --num-beams 4
+    python scripts/generate.py runs/quickstart/model "제 이모는 변호사예요." "여자는 친절했어요." --num-beams 4
 
 `heedful translate` does more: it sorts and batches, reads files, returns scores, and decodes several times as fast.
 """

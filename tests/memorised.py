@@ -16,6 +16,14 @@ PAIRS = {
     "그녀는 책을 읽는다.": "She reads a book.",
     "비가 온다.": "It rains.",
 }
+# What the documents let the quickstart's model translate, and what it says, whatever its seed.
+SHOWN = {
+    "제 이모는 변호사예요.": "My aunt is a lawyer.",
+    "여자는 친절했어요.": "The woman was kind.",
+    "버섯은 뜨겁지 않았다.": "The mushroom was not hot.",
+    "누가 사탕을 맛보고 있었어요?": "Who was tasting the candy?",
+    "용감한 화가는 아픈 호랑이를 천천히 그릴 수 있다.": "The brave painter can draw the sick tiger slowly.",
+}
 # The weights of the models that this process has trained: several test files want the same.
 KNOWN: dict[str, dict[str, torch.Tensor]] = {}
 

@@ -100,7 +100,8 @@ def outcomes(report, tmp_path, **changes) -> dict:
 
 
 def test_a_report_names_failures_and_skips_with_one_line_of_reason(report, tmp_path):
-    text = report.report(outcomes(report, tmp_path), {"transformers": "5.0"})
+    text = report.report(outcomes(report, tmp_path), {"transformers": "5.0"}, "ours")
+    assert "Measured with transformers 5.0. Generation and export tests: ours." in text
     assert "| Heed | 1 | 0 | 1 | 2 |\n| MarianMTModel | 0 | 1 | 1 | 2 |" in text
     assert "- MarianMTModel: `test_a`: first line\n" in text
     assert "| 1 | needs a ‹GPU› / two | yes | `test_b` |" in text
@@ -119,7 +120,7 @@ def test_a_report_names_failures_and_skips_with_one_line_of_reason(report, tmp_p
 def test_a_failure_of_heed_and_a_skip_of_its_own_are_faults(report, tmp_path, changes, fault):
     found = outcomes(report, tmp_path, **changes)
     assert report.faults(found) == [fault]
-    assert f"**Faults:**\n- {fault}" in report.report(found, {})
+    assert f"**Faults:**\n- {fault}" in report.report(found, {}, "ours")
 
 
 def test_a_failure_of_every_tokenizer_of_the_class_is_no_fault_of_heeds(report, tmp_path):
@@ -132,10 +133,55 @@ def test_what_recurrent_models_skip_is_listed_and_no_fault(report, tmp_path):
     skipped = {"outcome": "skipped", "reason": "there is no self-attention"}
     found = outcomes(report, tmp_path, HeedRNNTest__test_a=skipped)
     assert report.faults(found) == []
-    text = report.report(found, {})
+    text = report.report(found, {}, "ours")
     assert "| HeedRNN | 0 | 0 | 1 | 1 |" in text
     assert "### What HeedRNN skips" in text
     assert "| 1 | there is no self-attention | **0** | `test_a` |" in text
+
+
+def test_without_a_yardstick_nothing_is_said_of_one(report, tmp_path):
+    found = outcomes(report, tmp_path)
+    del found["MarianMTModel"]
+    text = report.report(found, {}, "ours")
+    assert "| 1 | needs a ‹GPU› / two | not run | `test_b` |" in text
+    assert f"**{report.PARTIAL}**" in text
+    del found["Heed"]
+    text = report.report(found | {"Heed's tokenizer": {}, "a plain byte-level tokenizer": {}}, {}, "ours")
+    assert f"**{report.PARTIAL}**" in text
+    assert "What Heed skips" not in text
+
+
+@pytest.fixture
+def checkout(run, tmp_path):
+    for name in run.IN_REPOSITORY:
+        (tmp_path / "checkout" / "tests" / name).parent.mkdir(parents=True)
+        (tmp_path / "checkout" / "tests" / name).write_text(f"theirs: {name}")
+    return tmp_path / "checkout"
+
+
+def test_tests_of_the_repository_are_fetched_once_from_the_tag(run, checkout, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "REPOSITORY", f"file://{checkout}/{{release}}/{{name}}")
+    fetched = tmp_path / "fetched"
+    assert run.add_from_repository(fetched, "5.0").startswith("Heedful's own")
+    assert "5.0/generation/test_utils.py cannot be had" in capsys.readouterr().err
+    assert not list(fetched.rglob("*.py"))
+    (checkout / "tests").rename(checkout / "5.0")
+    for printed in (2, 0):
+        assert run.add_from_repository(fetched, "5.0").endswith("tag v5.0")
+        assert capsys.readouterr().err.count("fetched file://") == printed
+    for name in run.IN_REPOSITORY:
+        assert (fetched / "tests" / name).read_text() == f"theirs: {name}"
+
+
+def test_tests_of_a_checkout_are_the_ones_that_run(run, checkout, tmp_path, monkeypatch, capsys):
+    (tmp_path / "fetched" / "tests").mkdir(parents=True)
+    run.lay_out(tmp_path / "fetched", tmp_path / "run", checkout)
+    for name in run.IN_REPOSITORY:
+        assert (tmp_path / "run" / "tests" / name).read_text() == f"theirs: {name}"
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tests", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert f"{tmp_path} lacks tests/generation/test_utils.py" in capsys.readouterr().err
 
 
 def test_stand_ins_fill_gaps_of_the_fetched_tests_and_replace_nothing(run, tmp_path):

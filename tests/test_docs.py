@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_there_are_commands_to_check():
 
 
 def test_every_path_of_the_layout_exists():
-    paths = re.findall(r"^\| `([^`]+)` \|", README, flags=re.MULTILINE)
+    paths = re.findall(r"^\| `([^`]+)` \|", README.split("\n## Layout\n")[1], flags=re.MULTILINE)
     assert len(paths) >= 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
@@ -102,3 +103,19 @@ def test_every_link_to_a_file_leads_somewhere():
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_tells_what_every_extra_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (table,) = re.findall(r"\| Extra \| For \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert [name.strip("`") for name, _ in rows] == list(project["optional-dependencies"])
+    assert all(purpose for _, purpose in rows)
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_documents_install_only_extras_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = re.findall(r"pip install [\"'](?:heedful|\.)\[([\w,]+)\]", "".join(map(Path.read_text, DOCUMENTS)))
+    assert len(named) >= 6
+    assert {extra for names in named for extra in names.split(",")} <= set(extras)

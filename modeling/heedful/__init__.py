@@ -43,6 +43,7 @@ _HOMES = {
     "read_recipe": "heedful.training.recipe_file",
     "train": "heedful.training.run",
     "word_alignment": "heedful.inference.attention.measures",
+    "word_attention": "heedful.inference.attention.measures",
     "write_attention_report": "heedful.inference.attention.report",
     "write_run_card": "heedful.publishing.run_card",
 }

@@ -25,8 +25,8 @@ def save_figure(panels: Sequence[Panel], path: Path) -> None:
     for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(axes)
     kind = path.suffix[1:].lower()
-    settings = {"svg.hashsalt": path.name, "svg.fonttype": "none"}
-    with matplotlib.rc_context(settings), written_whole(path) as written:
+    same_bytes = matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"})
+    with same_bytes, written_whole(path) as written:
         figure.savefig(written, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 

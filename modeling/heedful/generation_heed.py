@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
@@ -19,7 +19,6 @@ from .fast_paths_heed import is_plain, runs_plainly
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
 DEFAULT_MAX_NEW_TOKENS = 256
-TRANSFORMERS_DEFAULT_LENGTH = 20
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
 
@@ -73,6 +72,24 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         )
 
 
+def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
+    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too.
+
+    transformers, which puts the start token before what does not begin with it, would read them once more where no
+    mask is given, and all of them where there is no new one.
+    """
+    prompt: Any = kwargs.get("decoder_input_ids")
+    read = int(kwargs["past_key_values"].get_seq_length())
+    given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
+    if read and given <= read:
+        raise ValueError(
+            f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `past_key_values`, "
+            f"but are {given} tokens instead."
+        )
+    if read and kwargs.get("decoder_attention_mask") is None:
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
+
+
 def warn_of_unread_settings(config: GenerationConfig, strategy: Any) -> None:
     """Warn where a generation config has settings of Heedful's beam search, and transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
@@ -96,6 +113,21 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
             extremes = torch.stack(torch.aminmax(weights))
             if not extremes.isfinite().all():
                 yield name
+
+
+def give_each_row_its_source(cache: Any) -> None:
+    """Repeat keys and values of the source in a cache that `generate()` returns, for the hypotheses that share them.
+
+    Other code expects as many rows of them as of the target's. A cache of the user's own may be filled once more.
+    """
+    if not isinstance(cache, EncoderDecoderCache) or getattr(cache, "_is_user_defined", False):
+        return
+    layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    for own, source in layers:
+        sharing = len(own.keys) // len(source.keys) if own.is_initialized and source.is_initialized else 1
+        if sharing > 1:
+            source.keys = source.keys.repeat_interleave(sharing, dim=0)
+            source.values = source.values.repeat_interleave(sharing, dim=0)
 
 
 class HeedGenerationMixin(GenerationMixin):
@@ -127,10 +159,14 @@ class HeedGenerationMixin(GenerationMixin):
         check_generate_arguments(args, kwargs)
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
+        if isinstance(kwargs.get("past_key_values"), Cache) and not callable(kwargs.get("custom_generate")):
+            prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         with self.config.vocabulary_of_the_target():
-            return GenerationMixin.generate(self, *args, **kwargs)
+            found = GenerationMixin.generate(self, *args, **kwargs)
+        give_each_row_its_source(getattr(found, "past_key_values", None))
+        return found
 
     def compute_transition_scores(
         self,
@@ -203,6 +239,10 @@ class CachedGenerationMixin(HeedGenerationMixin):
         whose output layer is on another device than the tokens.
         """
         is_ordinary = past_key_values is not None and not past_key_values.is_compileable
+        if attention_mask is None and past_key_values is not None and past_key_values.is_compileable:
+            # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
+            source = kwargs["encoder_outputs"][0]
+            attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
         if not is_ordinary or not is_plain(self.lm_head) or input_ids.device != self.lm_head.weight.device:
             return super().prepare_inputs_for_generation(
                 input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs

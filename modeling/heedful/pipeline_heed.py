@@ -29,7 +29,6 @@ from .checksums_heed import TARGET_FOLDER, write_checksums
 from .configuration_base_heed import HEED_TYPES, first_three, position_limit
 from .generation_heed import (
     DEFAULT_MAX_NEW_TOKENS,
-    TRANSFORMERS_DEFAULT_LENGTH,
     check_strategy_arguments,
     weights_that_are_no_numbers,
 )
@@ -411,7 +410,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if {"max_new_tokens", "max_length", "generation_config"} & options.keys():
             return {}
         config = self.model.generation_config
-        if config.max_new_tokens is not None or config.max_length not in (None, TRANSFORMERS_DEFAULT_LENGTH):
+        if config.max_new_tokens is not None or config.max_length is not None:
             return {}
         positions = position_limit(self.model.config)
         return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}

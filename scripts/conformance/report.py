@@ -22,6 +22,8 @@ OUTCOMES = ("passed", "failed", "skipped")
 LONGEST_REASON = 150
 CLEAN = "Heed fails nothing, and skips nothing that Marian runs; its tokenizer fails nothing that a plain one passes."
 
+PARTIAL = "Nothing of Heed's that ran fails; what ran without its yardstick is compared with nothing."
+
 # Subject, test, then `outcome` and `reason`.
 Outcomes = dict[str, dict[str, dict[str, str]]]
 
@@ -89,8 +91,9 @@ def failures_list(outcomes: Outcomes) -> str:
     return "\n".join(lines) or "None."
 
 
-def skips_table(outcomes: Outcomes, subject: str = "Heed") -> str:
+def skips_table(outcomes: Outcomes, subject: str) -> str:
     """Return a subject's skips by their reason, and whether Marian has them."""
+    has_yardstick = "MarianMTModel" in outcomes
     theirs = tests_with("skipped", outcomes.get("MarianMTModel", {}))
     by_reason: dict[str, list[str]] = {}
     for name, reason in tests_with("skipped", outcomes.get(subject, {})).items():
@@ -99,22 +102,25 @@ def skips_table(outcomes: Outcomes, subject: str = "Heed") -> str:
     for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
         too = sum(name in theirs for name in names)
         listed = ", ".join(f"`{name}`" for name in sorted(names))
-        lines.append(f"| {len(names)} | {reason} | {'yes' if too == len(names) else f'**{too}**'} | {listed} |")
+        share = ("yes" if too == len(names) else f"**{too}**") if has_yardstick else "not run"
+        lines.append(f"| {len(names)} | {reason} | {share} | {listed} |")
     return "\n".join(lines)
 
 
-def report(outcomes: Outcomes, versions: dict[str, str]) -> str:
-    """Return the whole report in Markdown."""
+def report(outcomes: Outcomes, versions: dict[str, str], origin: str) -> str:
+    """Return the whole report in Markdown; `origin` says where the tests of generation and export are from."""
     measured = ", ".join(f"{name} {version}" for name, version in versions.items())
     found = faults(outcomes)
-    verdict = CLEAN if not found else "Faults:"
+    is_measured = "Heed" in outcomes and all(
+        theirs in outcomes for ours, theirs in YARDSTICKS.items() if ours in outcomes
+    )
+    verdict = "Faults:" if found else CLEAN if is_measured else PARTIAL
     parts = [
-        f"Measured with {measured}.",
+        f"Measured with {measured}. Generation and export tests: {origin}.",
         counts_table(outcomes),
         "\n".join([f"**{verdict}**", *(f"- {fault}" for fault in found)]),
         f"### Failures\n\n{failures_list(outcomes)}",
-        f"### What Heed skips\n\n{skips_table(outcomes)}",
     ]
-    if RECURRENT in outcomes:
-        parts.append(f"### What {RECURRENT} skips\n\n{skips_table(outcomes, RECURRENT)}")
+    models = [name for name in ("Heed", RECURRENT) if name in outcomes]
+    parts += [f"### What {name} skips\n\n{skips_table(outcomes, name)}" for name in models]
     return "\n\n".join(parts)

@@ -1,10 +1,11 @@
 """Run transformers' own common model tests against Heed: `make conformance`.
 
-The tests are in the source distribution of transformers on PyPI. The one of the installed version is fetched with pip
-into `.cache/conformance/`, what it lacks and what ties it to our models is added from `suite/`, and pytest runs it
-against tiny models: Heed, its recurrent models, and Marian, BART and T5 through the same glue. The report is printed;
-`--write` also puts it into docs/conformance.md. The exit status is 1 if a test of Heedful fails, or is skipped where
-Marian's is not.
+The tests are in the source distribution of transformers on PyPI, but for those of generation and export, which are in
+its repository. Those of the installed version are fetched into `.cache/conformance/`: with pip, and from GitHub where
+it can be reached (or taken from a checkout, `--tests FOLDER`). What they lack and what ties them to our models is
+added from `suite/`, and pytest runs it all against tiny models: Heed, its recurrent models, and Marian, BART and T5
+through the same glue. The report is printed; `--write` also puts it into docs/conformance.md. The exit status is 1 if
+a test of Heedful fails, or is skipped where Marian's is not.
 
     python scripts/conformance/run.py --models heed marian -k "not fsdp"
 """
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.error
+import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +33,9 @@ BEGIN, END = "<!-- begin: written by make conformance -->", "<!-- end -->"
 MODELS = ("heed", "heed_rnn", "marian", "bart", "t5", "tokenizers")
 # What transformers' tests import and Heed does not need.
 TEST_LIBRARY = "parameterized==0.9.0"
+# Generation and export tests: in the repository alone.
+IN_REPOSITORY = ("generation/test_utils.py", "exporters/test_export.py")
+REPOSITORY = "https://raw.githubusercontent.com/huggingface/transformers/v{release}/tests/{name}"
 # These stand in for files that the source distribution lacks; where one is there, it is the one to use.
 STAND_INS = (
     "distributed_testing_utils.py",
@@ -68,14 +74,42 @@ def fetch(release: str) -> Path:
     return folder
 
 
-def lay_out(fetched: Path, folder: Path):
+def add_from_repository(fetched: Path, release: str) -> str:
+    """Add the tests of generation and export to the fetched ones, and return where those that will run are from.
+
+    Args:
+        fetched: Folder of the fetched tests.
+        release: Version of transformers, whose tag is asked for.
+    """
+    missing = [name for name in IN_REPOSITORY if not (fetched / "tests" / name).exists()]
+    texts = {}
+    for name in missing:
+        address = REPOSITORY.format(release=release, name=name)
+        try:
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                texts[name] = answer.read()
+        except (urllib.error.URLError, TimeoutError) as error:
+            print(f"{address} cannot be had ({error}): our own tests stand in", file=sys.stderr)
+            return "Heedful's own, in place of the repository's"
+        print(f"fetched {address}", file=sys.stderr)
+    for name, text in texts.items():
+        (fetched / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (fetched / "tests" / name).write_bytes(text)
+    return f"transformers' repository, tag v{release}"
+
+
+def lay_out(fetched: Path, folder: Path, checkout: Path | None = None):
     """Put the fetched tests and our own files together as the package `tests` in an empty folder.
 
     Args:
         fetched: Folder of the fetched tests.
         folder: Where `tests/` is made.
+        checkout: Folder of transformers' repository, for the tests of generation and export.
     """
     shutil.copytree(fetched / "tests", folder / "tests")
+    for name in IN_REPOSITORY if checkout else ():
+        (folder / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(checkout / "tests" / name, folder / "tests" / name)
     for file in sorted(SUITE.rglob("*.py")):
         name = file.relative_to(SUITE)
         target = folder / "tests" / name
@@ -131,16 +165,23 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="what to test")
     parser.add_argument("-k", dest="expression", default="", help="only tests whose names match, as pytest's -k")
     parser.add_argument("--write", action="store_true", help="put the report into docs/conformance.md")
+    parser.add_argument("--tests", type=Path, metavar="FOLDER", help="checkout of transformers, of the same version")
     options = parser.parse_args()
+    lacking = [name for name in IN_REPOSITORY if options.tests and not (options.tests / "tests" / name).is_file()]
+    if lacking:
+        parser.error(f"`--tests` must be a checkout of transformers, but {options.tests} lacks tests/{lacking[0]}.")
     if options.write and (options.expression or set(options.models) != set(MODELS)):
         parser.error("`--write` must be given without `--models` and `-k`: the document is about the whole suite.")
 
     versions = {name: version(name) for name in ("transformers", "torch", "tokenizers")}
     fetched = fetch(versions["transformers"])
+    origin = f"transformers' repository, {options.tests}"
+    if not options.tests:
+        origin = add_from_repository(fetched, versions["transformers"])
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-        lay_out(fetched, Path(temporary))
+        lay_out(fetched, Path(temporary), options.tests)
         outcomes = read_outcomes(run_tests(fetched, Path(temporary), options.models, options.expression))
-    text = report(outcomes, {**versions, "Python": platform.python_version()})
+    text = report(outcomes, {**versions, "Python": platform.python_version()}, origin)
     print(text)
     if options.write:
         write(text)

@@ -11,11 +11,16 @@ PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "고양이�
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "고양이는 매트에 앉았다."]
 
 
+def whole(*given, **settings):
+    scores = score_translations(*given, **settings)
+    return scores | {"score": scores["bleu"]}  # as sacrebleu's own metric calls it
+
+
 def test_batches_give_the_scores_of_the_whole(tmp_path):
     metric = TranslationMetric(cache_dir=str(tmp_path))
     metric.add_batch(predictions=PREDICTIONS[:2], references=REFERENCES[:2])
     metric.add(prediction=PREDICTIONS[2], reference=REFERENCES[2])
-    assert metric.compute() == score_translations(PREDICTIONS, REFERENCES)
+    assert metric.compute() == whole(PREDICTIONS, REFERENCES)
 
 
 def test_settings_reach_the_scores(tmp_path):
@@ -27,9 +32,7 @@ def test_settings_reach_the_scores(tmp_path):
         bootstrap=40,
         metrics=("bleu",),
     )
-    assert scores == score_translations(
-        PREDICTIONS, REFERENCES, tokenize="char", lowercase=True, bootstrap=40, metrics=("bleu",)
-    )
+    assert scores == whole(PREDICTIONS, REFERENCES, tokenize="char", lowercase=True, bootstrap=40, metrics=("bleu",))
 
 
 def test_references_may_be_nested_and_mixed(tmp_path):
@@ -37,7 +40,14 @@ def test_references_may_be_nested_and_mixed(tmp_path):
     metric = TranslationMetric(cache_dir=str(tmp_path))
     metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
     metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
-    assert metric.compute() == score_translations(PREDICTIONS, nested, several=True)
+    assert metric.compute() == whole(PREDICTIONS, nested, several=True)
+
+
+def test_without_bleu_there_is_no_score_of_its_name(tmp_path):
+    scores = TranslationMetric(cache_dir=str(tmp_path)).compute(
+        predictions=PREDICTIONS, references=REFERENCES, metrics=["chrf"]
+    )
+    assert set(scores) == {"chrf", "chrf_signature", "count"}
 
 
 def test_an_empty_batch_changes_nothing(tmp_path):
@@ -87,4 +97,4 @@ def test_two_processes_give_the_scores_of_one(tmp_path):
     other.join(timeout=60)
     assert other.exitcode == 0
     # The order of sentences differs, the corpus does not.
-    assert scores == score_translations(PREDICTIONS[::2] + PREDICTIONS[1:2], REFERENCES[::2] + REFERENCES[1:2])
+    assert scores == whole(PREDICTIONS[::2] + PREDICTIONS[1:2], REFERENCES[::2] + REFERENCES[1:2])

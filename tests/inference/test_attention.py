@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -17,7 +18,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import drawing
 from heedful.inference.attention.drawing import draw_attention, draw_attention_grid
-from heedful.inference.attention.labels import token_labels
+from heedful.inference.attention.labels import Words, token_labels
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_map, attention_maps_of_ids
 from heedful.inference.translation import Translator
 
@@ -316,7 +317,7 @@ def test_a_grid_of_what_is_not_there_is_an_error(tmp_path):
 def test_letters_that_no_font_has_are_written_as_their_code_points(monkeypatch):
     monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     with pytest.warns(UserWarning, match="code points are drawn instead"):
-        (texts,), style = drawing._writable(["고a", "b"])
+        (texts,), style = drawing.writable(["고a", "b"])
     assert texts == ["⟨ACE0⟩a", "b"]
     assert style["family"] == ["DejaVu Sans"]
 
@@ -338,3 +339,46 @@ def test_a_picture_that_fails_half_way_leaves_the_former_one(small_map, tmp_path
     with pytest.raises(OSError, match="full"):
         draw_attention(small_map, tmp_path / "map.png")
     assert [(place.name, place.read_bytes()) for place in tmp_path.iterdir()] == [("map.png", b"former")]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn; nothing is written."""
+    figures = []
+    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
+    return figures
+
+
+def test_korean_columns_are_never_turned(drawn, tmp_path):
+    words = ["용감한", "화가는", "</s>"]
+    for count in (1, 13):
+        weights = np.full((2, 3 * count), 1 / (3 * count), dtype=np.float32)
+        draw_attention(AttentionMap(words * count, ["a", "b"], weights), tmp_path / "map.png")
+    few, many = (
+        [(label.get_text(), label.get_rotation()) for label in figure.axes[0].get_xticklabels()] for figure in drawn
+    )
+    assert few == [(word, 0) for word in words]
+    assert many == [("용\n감\n한", 0), ("화\n가\n는", 0), ("</s>", 90)] * 13
+    assert drawn[1].get_figwidth() > drawn[0].get_figwidth()
+
+
+def test_a_picture_says_what_it_shows(drawn, tmp_path):
+    weights = np.full((1, 1), 1, dtype=np.float32)
+    for kind, sides in drawing.SIDES.items():
+        draw_attention(AttentionMap(["a"], ["b"], weights, kind), tmp_path / "map.png", "layer 1")
+        axes, bar = drawn[-1].axes
+        assert (axes.get_xlabel(), axes.get_ylabel()) == sides
+        assert (bar.get_ylabel(), drawn[-1].get_suptitle()) == ("attention weight", "layer 1")
+        # The title is wider than this map.
+        assert drawn[-1].get_figwidth() >= drawing._inches(["layer 1"], 12)
+
+
+def test_a_grid_shows_words_or_tokens(drawn, tmp_path):
+    maps = replace(random_maps(1, 2, 2, 3), source_shown=Words(["고양이가", "잔다."], [0, 0, 1]))
+    draw_attention_grid(maps, tmp_path / "grid.png")
+    draw_attention_grid(maps, tmp_path / "grid.png", tokens=True)
+    words, tokens = ([label.get_text() for label in figure.axes[0].get_xticklabels()] for figure in drawn)
+    assert (words, tokens) == (["고\n양\n이\n가", "잔\n다\n."], ["s0", "s1", "s2"])
+    expected = maps.weights["cross"][0, 1]
+    np.testing.assert_allclose(drawn[0].axes[1].images[0].get_array()[:, 0], expected[:, :2].sum(axis=1), atol=1e-6)
+    np.testing.assert_array_equal(drawn[1].axes[1].images[0].get_array(), expected)

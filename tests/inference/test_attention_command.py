@@ -76,6 +76,33 @@ def test_pictures_are_drawn(told, tmp_path, options):
     assert [place.name for place in tmp_path.iterdir()] == ["map.png"]
 
 
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ([], "cross attention, layer 1 (the last), mean of 4 heads"),
+        (["--kind", "decoder", "--layer", 0, "--head", 2], "decoder attention, layer 0 of 0 to 1, head 2"),
+        (["--rollout"], "rollout of cross attention, layer 1 (the last)"),
+    ],
+)
+def test_pictures_show_words_and_say_what_they_are(told, model, tokenizers, tmp_path, monkeypatch, options, title):
+    drawn = []
+    monkeypatch.setattr("heedful.inference.attention.drawing._save", lambda figure, path: drawn.append(figure) or path)
+    told(SOURCE, "--target", TARGET, "-o", tmp_path / "map.png", *options)
+    told(SOURCE, "--target", TARGET, "-o", tmp_path / "map.png", *options, "--tokens")
+    assert [figure.get_suptitle() for figure in drawn] == [title, title]
+    words, tokens = ([label.get_text() for label in figure.axes[0].get_yticklabels()] for figure in drawn)
+    assert words == [*TARGET.split(), "</s>"]
+    assert tokens == attention_maps(model, tokenizers, SOURCE, TARGET).target_tokens
+
+
+def test_a_page_shows_words_unless_tokens_are_asked_for(told, model, tokenizers, tmp_path):
+    tokens = len(attention_maps(model, tokenizers, SOURCE, TARGET).target_tokens)
+    for options, count in ([], len([*TARGET.split(), "</s>"])), (["--tokens"], tokens):
+        told(SOURCE, "--target", TARGET, "-o", tmp_path / "page.html", *options)
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert f'"rows":{count},' in page, options
+
+
 def test_a_page_is_written_and_begins_with_what_was_chosen(told, tmp_path):
     path = tmp_path / "page.html"
     told(SOURCE, "-o", path, "--kind", "encoder", "--layer", 0, "--head", 3)
@@ -151,6 +178,7 @@ IGNORED = [
     ([SOURCE, "-o", "a.html", "--rollout"], "`--rollout` must not come with a report"),
     ([SOURCE, "--alignment", "--kind", "encoder"], "`--kind` must be cross to align words"),
     ([SOURCE, *PICTURE, "--grid", "--alignment"], "`--grid` must not come with --alignment"),
+    ([SOURCE, "--json", "--tokens"], "`--tokens` must come with a picture or page"),
     ([SOURCE, "--entropy", "--layer", 1], "must not come with --entropy alone"),
     ([SOURCE, "--entropy", "--rollout"], "must not come with --entropy alone"),
     ([SOURCE, "--data", "x", "--alignment"], "Either TEXT or --data must be given"),

@@ -11,13 +11,16 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed_rnn import HeedRNNConfig
+from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.attention import recording
-from heedful.inference.attention.labels import token_words
+from heedful.inference.attention.labels import shown_words, token_labels, token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
 from heedful.inference.attention.measures import attention_entropy
 from heedful.inference.attention.request import Request
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
+from pretrained_checkpoints import ENGLISH, KOREAN
+from pretrained_checkpoints import marian as saved_marian
 
 SOURCE, TARGET = "고양이가 잔다.", "The cat sleeps."
 KINDS = ["cross", "encoder", "decoder"]
@@ -320,3 +323,42 @@ def test_empty_sequences_are_named(model, tokenizers):
         attention_maps_of_ids(model, tokenizers, [], [5, 2])
     with pytest.raises(ValueError, match="`source` must be a sentence, but is ' '"):
         attention_maps(model, tokenizers, " ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("고양이가  잔다. a", ["고양이가", "잔다.", "a"]),
+        ("猫が眠る。 cat", ["猫", "が", "眠", "る", "。", "cat"]),
+        ("a\tb … 😀", ["a", "b", "…", "😀"]),
+    ],
+)
+def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokenizers, text, words):
+    ids = tokenizers.encode_source([text])[0]
+    shown = shown_words(tokenizers.source, ids)
+    assert shown.labels == [*words, "</s>"]
+    assert shown.of_tokens == sorted(shown.of_tokens)
+    assert len(shown.of_tokens) == len(ids)
+
+
+def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
+    texts = ["고양이가 잔다.", "개가 달린다."]
+    pair = train_tokenizers(texts, texts, vocab_size=290, algorithm="unigram", languages=["en"])
+    ids = pair.encode_source(["고양이가 zz 달린다."], target_language="en")[0]
+    assert "▁" in "".join(token_labels(pair.source, ids))
+    assert shown_words(pair.source, ids).labels == ["<2en>", "고양이가", "zz", "달린다.", "</s>"]
+    words = train_tokenizers(texts, texts, vocab_size=None, algorithm="word")
+    assert shown_words(words.source, words.encode_source(["고양이가 zz"])[0]).labels == ["고양이가", "<unk>", "</s>"]
+
+
+def test_a_broken_character_is_shown_by_its_bytes(tokenizers):
+    first = tokenizers.source("네").input_ids[0]
+    assert shown_words(tokenizers.source, [first, 2]) == (["‹EB›", "</s>"], [0, 1])
+
+
+def test_marians_own_tokenizer_is_shown_in_words(tmp_path):
+    model = saved_marian(tmp_path / "marian")
+    pair = TokenizerPair.from_pretrained(model)
+    source, target = KOREAN[0], ENGLISH[0]
+    assert shown_words(pair.source, pair.encode_source([source])[0]).labels == [*source.split(), "</s>"]
+    assert shown_words(pair.target, pair.encode_target([target])[0]).labels == [*target.split(), "</s>"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from heedful import attention_maps
+from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps
 from heedful.inference.attention.measures import (
     GoldAlignment,
@@ -18,6 +19,7 @@ from heedful.inference.attention.measures import (
     attention_rollout,
     read_gold_alignments,
     word_alignment,
+    word_attention,
     write_links,
 )
 
@@ -202,3 +204,42 @@ def test_alignments_that_cannot_be_compared_are_named(tmp_path):
         alignment_errors([[]], [GoldAlignment(frozenset(), frozenset())])
     with pytest.raises(FileNotFoundError, match="does not exist"):
         read_gold_alignments(tmp_path / "nothing")
+
+
+WORDS = Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]), Words(["The", "cat", "</s>"], [0, 1, 1, 2])
+
+
+def test_between_words_columns_are_added_and_rows_averaged():
+    weights = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.4, 0], [0.1, 0.1, 0.2, 0.6], [0, 0, 0, 1]]
+    maps = replace(maps_of(range(4), range(4), cross=[[weights]]), source_shown=WORDS[0], target_shown=WORDS[1])
+    found = word_attention(maps)
+    assert (found.source_tokens, found.target_tokens, found.kind) == (WORDS[0].labels, WORDS[1].labels, "cross")
+    np.testing.assert_allclose(found.weights, [[0.3, 0.3, 0.4], [0.4, 0.3, 0.3], [0, 0, 1]], atol=1e-7)
+    np.testing.assert_array_equal(maps.map().weights, np.float32(weights))
+
+
+def test_between_words_the_decoder_looks_at_the_words_that_it_was_fed():
+    # It was fed <s>, The, and the two pieces of cat; each row looks at the last of them alone.
+    maps = replace(maps_of(range(4), range(4), decoder=[[np.eye(4)]]), target_shown=WORDS[1])
+    found = word_attention(maps, maps.map("decoder"))
+    assert (found.source_tokens, found.target_tokens) == (["<s>", "The", "cat"], ["The", "cat", "</s>"])
+    np.testing.assert_allclose(found.weights, [[1, 0, 0], [0, 0.5, 0.5], [0, 0, 1]])
+
+
+def test_what_has_no_words_is_shown_as_it_is():
+    maps = maps_of(encoder=ENCODER)
+    rolled = attention_rollout(maps, "encoder")
+    assert word_attention(maps, rolled).source_tokens == ["s0", "s1"]
+    np.testing.assert_array_equal(word_attention(maps, rolled).weights, rolled.weights)
+
+
+def test_a_models_rows_between_words_sum_to_one_and_its_alignment_is_that_of_the_picture(model, tokenizers):
+    source, target = "고양이가 잔다.", "The cat sleeps."
+    maps = attention_maps(model, tokenizers, source, target)
+    for kind in maps.kinds:
+        found = word_attention(maps, attention_rollout(maps, kind))
+        np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
+    found = word_attention(maps)
+    assert (found.source_tokens, found.target_tokens) == ([*source.split(), "</s>"], [*target.split(), "</s>"])
+    looked_at = found.weights[:-1, :-1].argmax(axis=1)
+    assert [(int(column), row) for row, column in enumerate(looked_at)] == word_alignment(maps)

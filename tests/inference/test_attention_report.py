@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chromium import EXECUTABLE, Chromium
+from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps
 from heedful.inference.attention.measures import attention_rollout
 from heedful.inference.attention.report import write_attention_report
@@ -55,6 +56,20 @@ def test_the_page_holds_all_weights_to_four_digits(maps, tmp_path):
         np.testing.assert_allclose(unpacked(found["weights"], *weights.shape), weights, atol=0.500001e-4)
         rolled = attention_rollout(maps, kind).weights
         np.testing.assert_allclose(unpacked(found["rollout"], *rolled.shape), rolled, atol=0.500001e-4)
+
+
+def test_the_page_shows_words_or_tokens(maps, tmp_path):
+    shown = replace(maps, source_shown=Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]))
+    data = data_of(write_attention_report(shown, tmp_path / "page.html"))
+    assert data["source"]["tokens"] == ["고양이가", "잔다.", "</s>"]
+    found, weights = data["kinds"]["cross"], maps.weights["cross"]
+    assert (found["rows"], found["columns"]) == (5, 3)
+    numbers = unpacked(found["weights"], 2, 3, 5, 3)
+    np.testing.assert_allclose(numbers[..., 0], weights[..., :2].sum(axis=-1), atol=0.500001e-4)
+    rolled = attention_rollout(maps).weights
+    np.testing.assert_allclose(unpacked(found["rollout"], 5, 3)[:, 2], rolled[:, 3], atol=0.500001e-4)
+    data = data_of(write_attention_report(shown, tmp_path / "page.html", tokens=True))
+    assert data == data_of(write_attention_report(maps, tmp_path / "page.html"))
 
 
 def test_hostile_tokens_and_titles_end_no_element(maps, tmp_path):

@@ -126,7 +126,7 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
         monkeypatch.setattr(config, "max_length", max_length)
         monkeypatch.setattr(config, "max_new_tokens", max_new_tokens)
         bounds.append(translator._length_bound(None))
-    assert bounds == [511, 256, 256, 30]
+    assert bounds == [511, 19, 256, 30]
     assert translator._length_bound(7) == 7
 
 

@@ -11,10 +11,12 @@ from transformers import GenerationMixin, StoppingCriteria, WatermarkingConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
+from heedful import BeamSearch
 from helpers import ENDS, POSITIONS, START, VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_model
 from plain_strategies import PlainBeamSearch, without_padding
 
 LENGTHS = (9, 2, 6)
+START_OF_THREE = torch.full((3, 1), START)
 LIMIT = 8
 FULL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 
@@ -264,8 +266,37 @@ def test_a_cache_of_the_users_own(kind, beams):
     plain = model.generate(**batch, do_sample=False, num_beams=beams, use_cache=False)
     source = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=9)
     own = EncoderDecoderCache(CACHES[kind](model), source if kind == "static" else CACHES[kind](model))
-    assert torch.equal(model.generate(**batch, do_sample=False, num_beams=beams, past_key_values=own), plain)
-    assert own.get_seq_length() > 0
+    for _ in range(2):
+        options = {"do_sample": False, "num_beams": beams, "past_key_values": own, "return_dict_in_generate": True}
+        assert torch.equal(model.generate(**batch, **options).sequences, plain)
+        assert own.get_seq_length() > 0
+        own.reset()  # and it may be filled once more
+
+
+FOUR_OF_EACH = {
+    "beams": {"num_beams": 4},
+    "n_best": {"num_beams": 4, "num_return_sequences": 4},
+    "draws": {"do_sample": True, "num_return_sequences": 4},
+    "strategy": {"num_beams": 4, "custom_generate": BeamSearch()},
+    "static": {"num_beams": 4, "cache_implementation": "static"},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FOUR_OF_EACH)
+def test_a_returned_cache_has_keys_of_the_source_for_each_hypothesis(form):
+    model, _, batch = model_and_batch()
+    options = {"do_sample": False, "return_dict_in_generate": True} | FOUR_OF_EACH[form]
+    cache = model.generate(**batch, **options).past_key_values
+    alone = model(**{name: batch[name] for name in ("input_ids", "attention_mask")}, decoder_input_ids=START_OF_THREE)
+    layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+    for (own, source), plain in zip(layers, alone.past_key_values.cross_attention_cache.layers, strict=True):
+        assert len(own.keys) == 12
+        assert_near(source.keys, plain.keys.repeat_interleave(4, dim=0))
+        assert_near(source.values, plain.values.repeat_interleave(4, dim=0))
+    if form != "static":
+        cache.batch_select_indices(torch.tensor([11, 0]))
+        assert {len(layer.keys) for layer in cache.cross_attention_cache.layers} == {2}
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -1,5 +1,6 @@
 """What people write with any encoder-decoder of transformers: it works with both families as it does with Marian."""
 
+import copy
 import functools
 import io
 import warnings
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
-from helpers import FAMILIES, assert_refused, tiny_config, tiny_model
+from helpers import FAMILIES, assert_near, assert_refused, tiny_config, tiny_model
 
 MODELS = ("marian", "transformer", "recurrent")
 HEED = MODELS[1:]
@@ -426,6 +427,25 @@ def test_a_cache_has_as_many_layers_as_the_decoder(name):
     model = make_model(name).eval()
     source = make_batch()["input_ids"]
     assert len(model(source, decoder_input_ids=source, use_cache=True).past_key_values) == 2
+
+
+@pytest.mark.parametrize("name", HEED)
+def test_generation_goes_on_from_a_returned_cache(name):
+    model, source = make_model(name).eval(), make_batch()["input_ids"]
+    options = {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+    whole = model.generate(source, max_new_tokens=5, **options)
+    part = model.generate(source, max_new_tokens=3, **options)
+    # With a mask, as transformers wants it, and without, where it would read all tokens once more; without the start.
+    mask = {"decoder_attention_mask": torch.ones_like(part.sequences)}
+    for prompt, given in ((part.sequences, mask), (part.sequences, {}), (part.sequences[:, 1:], {})):
+        options["past_key_values"] = copy.deepcopy(part.past_key_values)
+        rest = model.generate(source, decoder_input_ids=prompt, max_new_tokens=2, **given, **options)
+        assert torch.equal(rest.sequences, whole.sequences)
+        assert_near(rest.logits[-1], whole.logits[-1])
+    short = part.sequences[:, :3]
+    cases = [(None, "more than the 3 tokens .* are 0 tokens"), (short, "are 3 tokens"), (short[:, 1:], "are 3 tokens")]
+    call = functools.partial(model.generate, source, past_key_values=part.past_key_values, max_new_tokens=2)
+    assert_refused(cases, lambda prompt: call(decoder_input_ids=prompt))
 
 
 def test_fields_of_other_models_are_not_taken_for_misspelt_ones():

@@ -223,12 +223,13 @@ def test_nothing_is_cut_off_silently(translate, tokenizers):
         translate(f"{KOREAN[0]}\n{KOREAN[1]}", max_new_tokens=2)
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_length": 20}, {"max_length": None}])
-def test_without_a_length_a_translation_is_not_cut_off_at_20_tokens(translate, changes, monkeypatch):
-    for name, value in changes.items():
-        monkeypatch.setattr(translate.model.generation_config, name, value)
+@pytest.mark.parametrize(("max_length", "longest"), [(512, 511), (20, 19), (None, 256)])
+def test_the_longest_translation_is_as_the_folder_says_and_256_where_it_says_nothing(
+    translate, max_length, longest, monkeypatch
+):
+    monkeypatch.setattr(translate.model.generation_config, "max_length", max_length)
     monkeypatch.setattr(translate.model.generation_config, "eos_token_id", 99)
-    with pytest.warns(UserWarning, match=r"cut off at (256|511) tokens"):
+    with pytest.warns(UserWarning, match=f"cut off at {longest} tokens"):
         translate("네.")
 
 

@@ -28,7 +28,7 @@ from heedful.publishing.exports import ctranslate2_export as exporter
 from heedful.publishing.exports.comparison import compare, refuse
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from helpers import shake
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, SHOWN, memorised_model
 
 WORDS = ["the", "a", "man", "dog", "runs", "sleeps", "park", "boy", "girl", "two", "red", "blue", "car", "near", "big"]
 DRAW = random.Random(0)
@@ -451,10 +451,12 @@ def test_plain_ctranslate2_with_a_tokenizer_of_transformers_gives_the_same(expor
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == list(PAIRS.values())
 
 
-def test_the_guide_runs_as_it_is_written(memorised_folder, exported, tmp_path, monkeypatch, capsys):
+def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "runs" / "quickstart"
-    shutil.copytree(memorised_folder, folder / "model")
-    shutil.copytree(exported, folder / "ctranslate2")
+    pair = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=270)
+    for part in (memorised_model(pair, SHOWN), pair):
+        part.save_pretrained(folder / "model")
+    export_ctranslate2(folder / "model", folder / "ctranslate2", list(SHOWN))
     monkeypatch.chdir(tmp_path)
     section = GUIDE.read_text(encoding="utf-8").split("\n## CTranslate2\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)

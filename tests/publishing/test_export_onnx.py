@@ -25,7 +25,7 @@ from heedful.publishing.exports.onnx_export import export_onnx
 from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx, write_part
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
-from memorised import PAIRS, memorised_model
+from memorised import PAIRS, SHOWN, memorised_model
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -253,12 +253,15 @@ def test_the_command_tells_what_it_compared(saved, tmp_path, untraced):
     assert (tmp_path / "out" / "encoder_model.onnx").is_file()
 
 
-def test_the_guide_runs_as_it_is_written(folder, tmp_path, monkeypatch, capsys):
+def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     section = re.search(r"^## ONNX\n(.*?)(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[1]
     blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 2
-    shutil.copytree(folder, tmp_path / "runs" / "quickstart" / "onnx")
+    tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=270)
+    for part in (memorised_model(tokenizers, SHOWN, encoder_layers=1, decoder_layers=1), tokenizers):
+        part.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
+    export_onnx(tmp_path / "runs" / "quickstart" / "model", tmp_path / "runs" / "quickstart" / "onnx", list(SHOWN))
     monkeypatch.chdir(tmp_path)
     for code, printed in blocks:
         exec(code, {})

@@ -13,7 +13,7 @@ from test_model_card import FACTS
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import RunFacts, write_model_card
 from hub_stand_in import HubStandIn
-from memorised import PAIRS, memorised_model
+from memorised import SHOWN, memorised_model
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 # A block of Python and, right behind it, what it prints.
@@ -43,15 +43,15 @@ def outputs(tmp_path_factory):
     place = tmp_path_factory.mktemp("guides")
     folder = place / "runs" / "quickstart" / "model"
     folder.mkdir(parents=True)
-    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
-    memorised_model(tokenizers, PAIRS).save_pretrained(folder)
+    tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=272)
+    memorised_model(tokenizers, SHOWN).save_pretrained(folder)
     tokenizers.save_pretrained(folder)
-    write_model_card(folder, RunFacts(**(FACTS | {"example_source": "고양이가 잔다."})))
+    write_model_card(folder, RunFacts(**(FACTS | {"example_source": "제 이모는 변호사예요."})))
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(place / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
         setting = f"import os; os.chdir({json.dumps(str(place))})"
         *published, revision = printed("publish.md", environment, setting)
-        *loaded, _ = printed("load_and_generate.md", environment, f"revision = {revision.strip()!r}")
+        *loaded, _ = printed("load_and_generate.md", environment)
         card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()
         code = "\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL))
         command = [sys.executable, "-c", code]
@@ -62,7 +62,7 @@ def outputs(tmp_path_factory):
 
 def test_the_code_of_a_pushed_card_runs_as_it_stands_there(outputs):
     assert 'repository = "me/model"' in outputs["code"]
-    assert outputs["card"].splitlines() == ["The cat sleeps."] * 3
+    assert outputs["card"].splitlines() == ["My aunt is a lawyer."] * 3
 
 
 @pytest.mark.parametrize("name", ["publish.md", "load_and_generate.md"])

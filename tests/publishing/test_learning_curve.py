@@ -79,8 +79,10 @@ def test_what_cannot_be_drawn_is_named(run, tmp_path):
     empty = run_of(tmp_path / "empty", [])
     with pytest.raises(FileNotFoundError, match=r"`RUN` must be the folder of a run, but .* has no log\.jsonl"):
         draw_learning_curves([run, tmp_path], tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"that has logged something, but .* is empty"):
-        draw_learning_curves([empty], tmp_path / "a.png")
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    for run_without_log in (empty, tmp_path / "begun"):
+        with pytest.raises(ValueError, match=r"`RUN` must have logged something \(`logging.every_updates`\), but"):
+            draw_learning_curves([run_without_log], tmp_path / "a.png")
     message = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
     with pytest.raises(ValueError, match=message):
         draw_learning_curves([run], tmp_path / "a.png", ["ter"])

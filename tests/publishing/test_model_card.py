@@ -104,7 +104,7 @@ def test_every_field_changes_the_card(card):
         "target_tokens": 9, "seconds": 4.0, "hardware": "other", "scores": {"other": {"count": 1, "bleu": 2.0}},
         "validation_loss": 2.0, "versions": {"heedful": "9", "transformers": "9", "torch": "9"},
         "example_source": "other", "example_translation": "other", "example_language": "fr",
-        "intended_use": "Other.", "limits": ["Other."],
+        "intended_use": "Other.", "limits": ["Other."], "learning_curve": "curve.png",
     }
     # fmt: on
     assert set(others) | {"sides"} == {field.name for field in dataclasses.fields(RunFacts)}
@@ -163,6 +163,13 @@ def test_the_metadata_is_what_the_hub_reads():
     assert results["built-in test", "bleu"].metric_args == {"signature": scores["bleu_signature"]}
     assert results["built-in test", "bleu"].dataset_type == "built-in-test"
     assert {result.task_type for result in results.values()} == {"translation"}
+
+
+def test_the_metadata_of_what_is_no_translation_files_it_elsewhere():
+    data = ModelCard(render_model_card(changed(source_language="und", target_language="und"))).data
+    assert data.pipeline_tag == "text-generation"
+    assert "translation" not in data.tags
+    assert {(result.task_type, result.task_name) for result in data.eval_results} == {("text-generation", None)}
 
 
 def test_a_license_that_the_hub_does_not_know_keeps_its_name():

@@ -1,6 +1,8 @@
 """The guide to fine-tuning runs as it is written, and prints what it shows."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,13 @@ from trainer_runs import joint_tokenizers
 from transformers.utils import logging as transformers_logging
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from memorised import PAIRS
+from heedful.cli import main as cli
+from heedful.publishing.hub import check_folder, read_card
+from memorised import SHOWN
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "finetune.md"
-# A block of Python and, right behind it, what it prints.
-BLOCK = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
-
-pytestmark = pytest.mark.slow
+# A block of Python and, right behind it, what it prints, if anything.
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
 
 
 @pytest.fixture
@@ -28,26 +30,36 @@ def place(tmp_path, monkeypatch):
     model = HeedForConditionalGeneration(HeedConfig(vocab_size=len(tokenizers.source), **sizes))
     model.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
     tokenizers.save_pretrained(tmp_path / "runs" / "quickstart" / "model")
-    lines = ["ko\ten", *(f"{source}\t{target}" for source, target in PAIRS.items())]
+    lines = ["ko\ten", *(f"{source}\t{target}" for source, target in SHOWN.items())]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "caches")
     return tmp_path
 
 
-def test_the_guide_prints_what_it_says_it_prints(place, capsys):
+def test_the_guide_prints_what_it_says_it_prints(place, capsys, monkeypatch):
     transformers_logging.disable_progress_bar()
     blocks = BLOCK.findall(GUIDE.read_text(encoding="utf-8"))
-    assert len(blocks) == GUIDE.read_text(encoding="utf-8").count("```python") == 3
+    assert len(blocks) == GUIDE.read_text(encoding="utf-8").count("```python") == 4
     names = {}
     for code, expected in blocks:
         exec(code, names)
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]  # Trainer's log
-        assert "\n".join(lines) + "\n" == expected
+        assert "".join(f"{line}\n" for line in lines) == expected
+    folder = place / "runs" / "finetuned"
+    for command in re.findall(
+        r"^heedful ((?:evaluate|card) .*?)(?: > (.*))?$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    ):
+        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command[0])])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, capsys.readouterr().err
+        if command[1]:
+            Path(command[1]).write_text(capsys.readouterr().out, encoding="utf-8")
+    check_folder(folder)
+    assert read_card(folder / "README.md").data.eval_results[-1].metric_value == 100
     names["trainer"].create_model_card(language=["ko", "en"], license="apache-2.0")
-    from heedful.publishing.hub import check_folder
-
-    check_folder(place / "runs" / "finetuned")
+    check_folder(folder)
 
 
 def test_every_link_of_the_guide_leads_somewhere():

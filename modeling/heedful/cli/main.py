@@ -19,8 +19,8 @@ from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, plot, study, verify, version
-from heedful.cli.publish import convert, export, push
-from heedful.cli.start import init, recipes, tune
+from heedful.cli.publish import card, convert, export, push
+from heedful.cli.start import init, recipes
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
 
@@ -80,8 +80,8 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (recipes, init, tune, train, plot, doctor, evaluate, translate, attention)
-COMMANDS += (verify, study, complexity, push, convert)
+START = (recipes, init, tune, train, plot, doctor)
+COMMANDS = (*START, evaluate, translate, attention, verify, study, complexity, card, push, convert)
 for command in (*COMMANDS, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))

@@ -1,7 +1,7 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
 
@@ -29,6 +29,30 @@ def push(
     options.quieten()
     pushed = push_folder(model, repository, private=private, revision=revision, message=message)
     print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
+
+
+def card(
+    model: options.Model,
+    license: Annotated[str, Option(help="Yours, as the Hub calls it: apache-2.0, mit, cc-by-4.0.")],
+    dataset: Annotated[list[str], Option(help="What it was fine-tuned on: an id on the Hub, a file, a name.")],
+    base_model: Annotated[str, Option(help="What fine-tuning began with: an id on the Hub, or a folder.")],
+    source_language: Annotated[str | None, Option(help="Its code, such as ko.")] = None,
+    target_language: Annotated[str | None, Option(help="Likewise.")] = None,
+    task: Annotated[str | None, Option(help="If it does not translate, what it does: 'answering questions'.")] = None,
+    scores: Annotated[
+        list[Path] | None, Option(help="What `heedful evaluate --json` printed; the file's name is the test set's.")
+    ] = None,
+    name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
+):
+    """Write the card of a fine-tuned model, which `heedful push` asks for; runs of `heedful train` have one."""
+    from heedful.publishing.finetuned_card import write_finetuned_card
+
+    options.quieten()
+    told: dict[str, Any] = {"license": license, "datasets": dataset, "base_model": base_model, "task": task}
+    told |= {"source_language": source_language, "target_language": target_language}
+    told |= {"name": name} if name else {}
+    print(write_finetuned_card(model, overwrite=overwrite, scores=scores or (), **told))
 
 
 def convert(

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
 LOSS = "validation/loss"
+ASKED_AT_MOST = 50  # times for values that were not tried yet
 # What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
@@ -94,8 +95,8 @@ def tune(
     with folder_of_run(folder):
         study = _study(recipe, folder, choices)
         is_whole = True
-        while is_whole and time.monotonic() < end:
-            trial, values = _next_trial(study, choices)
+        while is_whole and time.monotonic() < end and (found := _next_trial(study, choices)) is not None:
+            trial, values = found
             logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
             is_whole = _try(study, trial, with_values(recipe, values), folder, end)
         trials = _trials(study)
@@ -222,22 +223,30 @@ def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[st
     return own
 
 
-def _next_trial(study: "optuna.Study", choices: Mapping[str, Sequence[Any]]) -> "tuple[optuna.Trial, dict[str, Any]]":
-    """Return the trial that was stopped, or a new one, and its values."""
+def _next_trial(
+    study: "optuna.Study", choices: Mapping[str, Sequence[Any]]
+) -> "tuple[optuna.Trial, dict[str, Any]] | None":
+    """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
     import optuna
 
     for stopped in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
         study.tell(stopped.number, state=optuna.trial.TrialState.FAIL)
         study.enqueue_trial(stopped.params)
+    tried = [trial.params for trial in _ended(study)]
     # A sampler of its own for each trial: what is tried does not depend on where a search was stopped.
-    subject = study.user_attrs["subject"]
-    number = sum(
-        trial.state.is_finished() and trial.state.name != "FAIL" for trial in study.get_trials(deepcopy=False)
-    )
-    seed = int(hashlib.sha256(f"{subject} {number}".encode()).hexdigest()[:8], 16)
-    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
-    trial = study.ask()
-    return trial, {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
+    seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
+    study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
+    for _ in range(ASKED_AT_MOST):
+        trial = study.ask()
+        values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
+        if values not in tried:
+            return trial, values
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return None
+
+
+def _ended(study: "optuna.Study") -> "list[optuna.trial.FrozenTrial]":
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
 def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: Path, end: float) -> bool:
@@ -297,7 +306,6 @@ def _tokens_per_byte(corpus: Corpus) -> float:
 
 def _trials(study: "optuna.Study") -> list[Trial]:
     """Return the trials that have come to an end, the best first, those that were given up last."""
-    ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
     trials = [
         Trial(
             number=number,
@@ -306,7 +314,7 @@ def _trials(study: "optuna.Study") -> list[Trial]:
             updates=max(trial.intermediate_values),
             is_pruned=trial.state.name == "PRUNED",
         )
-        for number, trial in enumerate(ended, start=1)
+        for number, trial in enumerate(_ended(study), start=1)
     ]
     return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
 

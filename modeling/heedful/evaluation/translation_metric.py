@@ -25,9 +25,10 @@ CITATION = """\
 class TranslationMetric(evaluate.Metric):
     """The scores of `score_translations` with the interface of Hugging Face's `evaluate`.
 
-    Unlike `evaluate.load("sacrebleu")` it needs no network. Several processes work as with every metric of `evaluate`:
-    each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only process 0 gets the
-    scores.
+    Unlike `evaluate.load("sacrebleu")` it needs no network. Under `score` stands BLEU once more, as sacrebleu's metric
+    names it, so that scripts such as transformers' run_translation.py read it. Several processes work as with every
+    metric of `evaluate`: each makes the metric with `num_process`, `process_id` and a common `experiment_id`, and only
+    process 0 gets the scores.
 
         metric = TranslationMetric()
         metric.add_batch(predictions=["A house."], references=["A house."])
@@ -80,4 +81,5 @@ class TranslationMetric(evaluate.Metric):
     def _compute(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]], **settings: Any
     ) -> dict[str, Any]:
-        return score_translations(predictions, references, several=True, **settings)
+        scores = score_translations(predictions, references, several=True, **settings)
+        return scores | ({"score": scores["bleu"]} if "bleu" in scores else {})

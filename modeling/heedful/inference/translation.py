@@ -18,7 +18,7 @@ import torch
 from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
-from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS, TRANSFORMERS_DEFAULT_LENGTH
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.ctranslate2.engine import ComputeType, CTranslate2Engine, ExportedModel, is_exported_folder
 from heedful.inference.ctranslate2.engine import check_settings as check_ctranslate2_settings
 from heedful.inference.ctranslate2.specification import positions_of_table
@@ -187,7 +187,7 @@ class Translator:
             num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
             target_language: Language to translate into, where the tokenizers know several.
             max_new_tokens: Longest translation in tokens. None takes the generation config's `max_new_tokens` or
-                `max_length`, and 256 where it sets none (or transformers' 20), within what learned positions allow.
+                `max_length`, and 256 where it sets none, within what learned positions allow.
             early_stopping: Whether beam search ends with its `num_beams`-th finished hypothesis; None takes the
                 model's generation config.
             token_budget: Padded source tokens × beams of one batch; a sentence longer than that runs alone.
@@ -306,7 +306,7 @@ class Translator:
         config = self.model.generation_config
         if config.max_new_tokens is not None:
             bound = config.max_new_tokens
-        elif config.max_length is not None and config.max_length != TRANSFORMERS_DEFAULT_LENGTH:
+        elif config.max_length is not None:
             bound = config.max_length - 1  # `max_length` counts the decoder's start token too
         else:
             bound = DEFAULT_MAX_NEW_TOKENS

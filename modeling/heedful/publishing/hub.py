@@ -102,7 +102,7 @@ def check_folder(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
     for name in ("config.json", "README.md"):
         if not (folder / name).is_file():
-            told = " (`heedful.publishing.model_card` writes one)" if name == "README.md" else ""
+            told = " (`heedful card` writes one)" if name == "README.md" else ""
             raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
     check_inside(folder)  # or what a link leads to would be uploaded
     _check_weights(folder)

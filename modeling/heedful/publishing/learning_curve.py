@@ -60,10 +60,10 @@ def leave_learning_curve(run: Path, folder: Path) -> str:
 def read_curves(run: Path) -> dict[str, Curve]:
     """Read all numbers that a run has logged, by their names; lines that a kill or a full disk has cut are skipped."""
     file = run / LOG_FILE
-    if not file.is_file():
+    if not file.is_file() and not (run / "checkpoints").is_dir():
         raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
     curves: dict[str, Curve] = {}
-    for text in file.read_bytes().splitlines():
+    for text in file.read_bytes().splitlines() if file.is_file() else []:
         try:
             line = json.loads(text)
             update = line.pop("update")
@@ -73,7 +73,7 @@ def read_curves(run: Path) -> dict[str, Curve]:
             if name != "seconds" and isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((update, value))
     if not curves:
-        raise ValueError(f"`RUN` must be the folder of a run that has logged something, but {file} is empty.")
+        raise ValueError(f"`RUN` must have logged something (`logging.every_updates`), but {run} has not.")
     return curves
 
 
@@ -106,6 +106,6 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
     if not "".join(drawn).isascii():
         from heedful.inference.attention import drawing  # which takes long to import
 
-        (names,), style = drawing._writable(list(drawn))
+        (names,), style = drawing.writable(list(drawn))
         drawn, families = dict(zip(names, drawn.values(), strict=True)), style["family"]
     return lines(drawn, "update", label, families=families)

@@ -2,7 +2,7 @@
 
 The text is `model_card_template.md` beside this file; `model_card.md` at the top of the repository is what it becomes
 for the quickstart's model. Every number in a card comes from `RunFacts`; nothing is left to be filled in by hand. The
-card of a converted model has a template of its own, and the same renderer.
+cards of fine-tuned and of converted models have templates of their own, and the same renderer.
 """
 
 import json
@@ -17,12 +17,14 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 TEMPLATES = Path(__file__).parent
+CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
 NO_LANGUAGE = "zxx"  # its code for what is no language at all
+OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
 _LICENSE_WORDS = """
@@ -38,28 +40,68 @@ HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """Everything a model card tells about a training run; a value that is empty or impossible is refused by name."""
+class CardFacts:
+    """What every trained model's card tells; a value that is empty or impossible is refused by name."""
 
     name: str  # such as "heed-small-ko-en"
     source_language: str  # a code, such as "ko"
     target_language: str
     license: str  # SPDX or Hub identifier, such as "apache-2.0"
     datasets: Sequence[str]  # each as the recipe names it: a Hub id, a file, "builtin:train:100000"
-    pairs: Mapping[str, int]  # as used, per split, such as {"train": 100000, "validation": 1000}
-    cleaning: Mapping[str, Any]  # `CleaningReport.to_dict()` of the training split: "kept", and "dropped" per reason
     parameters: int  # shared ones counted once
     architecture: str  # a sentence or paragraph
     vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
+    scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
+    versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
+
+    @property
+    def is_translation(self) -> bool:
+        """Whether the model goes from a natural language into another one."""
+        languages = {self.source_language, self.target_language}
+        return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any score comes with the interval in which it lies."""
+        return any(key.endswith("_interval") for scores in self.scores.values() for key in scores)
+
+    def __post_init__(self):
+        """Check every field."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            # A model may translate its example into nothing.
+            empty: list[Any] = [None] if field.name == "example_translation" else [None, "", (), [], {}]
+            if field.default is MISSING and field.default_factory is MISSING and value in empty:
+                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
+        for name in ("source_language", "target_language"):
+            code = getattr(self, name)
+            if not LANGUAGE_CODE.fullmatch(code):
+                raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
+        self._check_numbers("parameters")
+        _check_keys("versions", self.versions, REQUIRED_VERSIONS)
+        for test_set, scores in self.scores.items():
+            _check_keys(f"scores[{test_set!r}]", scores, ("count",))
+
+    def _check_numbers(self, *names: str) -> None:
+        for name in names:
+            number = getattr(self, name)
+            if not isinstance(number, int | float) or not 0 < number < math.inf:
+                raise ValueError(f"`{name}` must be a number above 0, but is {number!r} instead.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts(CardFacts):
+    """Everything a model card tells about a training run."""
+
+    pairs: Mapping[str, int]  # as used, per split, such as {"train": 100000, "validation": 1000}
+    cleaning: Mapping[str, Any]  # `CleaningReport.to_dict()` of the training split: "kept", and "dropped" per reason
     joint_vocabulary: bool  # whether source and target share one tokenizer
     recipe: Mapping[str, Any]  # the settings of the run; nested ones are shown as `outer.inner`
     updates: int  # optimizer steps
     target_tokens: int  # that were trained on, repetitions counted
     seconds: float  # of training
     hardware: str  # such as "1 × NVIDIA H200" or "2 CPU cores"
-    scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
     validation_loss: float  # of the published weights, in nats per target token
-    versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
     example_source: str  # a sentence to try, preferably from a test set
     example_translation: str  # what the model makes of it
     sides: tuple[str, str] = ("source", "target")  # what the data call them, for a task that is no translation
@@ -69,36 +111,15 @@ class RunFacts:
     learning_curve: str = ""  # the picture's file, beside the card
 
     @property
-    def is_translation(self) -> bool:
-        """Whether the model goes from a natural language into another one."""
-        languages = {self.source_language, self.target_language}
-        return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
-
-    @property
     def direction(self) -> tuple[str, str]:
         """What the model goes from and to: languages, or what the data call their sides."""
         return (self.source_language, self.target_language) if self.is_translation else self.sides
 
     def __post_init__(self):
         """Check every field."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            # A model may translate its example into nothing.
-            empty: list[Any] = [None] if field.name == "example_translation" else [None, "", (), [], {}]
-            if field.default is MISSING and value in empty:
-                raise ValueError(f"`{field.name}` must not be empty, but is {value!r} instead.")
-        for name in ("source_language", "target_language"):
-            code = getattr(self, name)
-            if not LANGUAGE_CODE.fullmatch(code):
-                raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
-        for name in ("parameters", "updates", "target_tokens", "seconds", "validation_loss"):
-            number = getattr(self, name)
-            if not isinstance(number, int | float) or not 0 < number < math.inf:
-                raise ValueError(f"`{name}` must be a number above 0, but is {number!r} instead.")
+        super().__post_init__()
+        self._check_numbers("updates", "target_tokens", "seconds", "validation_loss")
         _check_keys("cleaning", self.cleaning, ("kept",))
-        _check_keys("versions", self.versions, REQUIRED_VERSIONS)
-        for test_set, scores in self.scores.items():
-            _check_keys(f"scores[{test_set!r}]", scores, ("count",))
 
 
 def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
@@ -106,7 +127,7 @@ def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} must be the folder of a model, but does not exist.")
-    path = folder / "README.md"
+    path = folder / CARD_FILE
     path.write_text(render_model_card(facts), encoding="utf-8")
     return path
 
@@ -120,12 +141,10 @@ def render_model_card(facts: RunFacts) -> str:
         is_builtin=any(dataset.startswith(BUILTIN) for dataset in facts.datasets),
         recipe=_flat(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
-        has_intervals=any(key.endswith("_interval") for scores in facts.scores.values() for key in scores),
-        metric_names=METRIC_NAMES,
     )
 
 
-def card_metadata(facts: RunFacts) -> ModelCardData:
+def card_metadata(facts: CardFacts, base_model: str | None = None) -> ModelCardData:
     """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
@@ -135,6 +154,8 @@ def card_metadata(facts: RunFacts) -> ModelCardData:
         facts.name,
         [facts.source_language, facts.target_language],
         [],
+        facts.is_translation,
+        base_model=base_model,
         license=license_id if known else "other",
         license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
         datasets=hub_datasets or None,
@@ -155,11 +176,12 @@ def _is_on_the_hub(dataset: str) -> bool:
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_file and not dataset.startswith(BUILTIN)
 
 
-def _evaluation_results(facts: RunFacts) -> list[EvalResult]:
+def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
+    direction = f"Translation {facts.source_language}-{facts.target_language}"
     return [
         EvalResult(
-            task_type="translation",
-            task_name=f"Translation {facts.source_language}-{facts.target_language}",
+            task_type="translation" if facts.is_translation else OTHER_TASK,
+            task_name=direction if facts.is_translation else None,
             # Not a dataset of the Hub, but the Hub demands an identifier.
             dataset_type=re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set),
             dataset_name=test_set,
@@ -182,16 +204,19 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def metadata_of_card(name: str, languages: Sequence[str], tags: Sequence[str], **others: Any) -> ModelCardData:
+def metadata_of_card(
+    name: str, languages: Sequence[str], tags: Sequence[str], is_translation: bool = True, **others: Any
+) -> ModelCardData:
     """Make the metadata by which the Hub files a model, with tags besides those of every Heed model.
 
     Of further fields, such as `license`, None leaves one out.
     """
+    task = "translation" if is_translation else OTHER_TASK
     return ModelCardData(
         language=list(dict.fromkeys(languages)),
         library_name="transformers",
-        pipeline_tag="translation",
-        tags=["heed", "translation", "encoder-decoder", *tags],
+        pipeline_tag=task,
+        tags=["heed", task, "encoder-decoder", *tags],
         model_name=name,
         **others,
     )
@@ -200,11 +225,14 @@ def metadata_of_card(name: str, languages: Sequence[str], tags: Sequence[str], *
 def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
     """Fill in a template beside this file: the metadata between the two `---`, and all names that it has."""
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    source = (TEMPLATES / template).read_text(encoding="utf-8")
-    text = environment.from_string(source).render(metadata=metadata.to_yaml(), **facts)
+    text = environment.get_template(template).render(metadata=metadata.to_yaml(), metric_names=METRIC_NAMES, **facts)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 

@@ -63,7 +63,7 @@ def facts_of(result: RunResult) -> RunFacts:
         },
         cleaning=corpus.report.to_dict(),
         parameters=result.parameters,
-        architecture=_architecture(translator.model.config),
+        architecture=architecture_of(translator.model.config),
         vocabulary=_vocabulary(recipe, translator),
         joint_vocabulary=corpus.tokenizers.is_joint,
         recipe=_without_empty(asdict(recipe)),
@@ -92,7 +92,8 @@ def _named(side: str, column: str) -> str:
     return side if column.isdigit() else f"`{column}`"
 
 
-def _architecture(config) -> str:
+def architecture_of(config) -> str:
+    """Describe a Heed model in one line."""
     if config.model_type == "heed_rnn":
         return _recurrent_architecture(config)
     return (

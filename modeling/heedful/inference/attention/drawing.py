@@ -1,20 +1,31 @@
 """Attention as pictures: one map, or a grid of all heads, with labels in any script."""
 
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import check_matplotlib, check_writable, written_whole
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
+from heedful.inference.attention.measures import between_words
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 # Largest side of a picture in inches: image viewers do not open larger ones.
 LARGEST = 60
+# Up to so many inches, columns are as wide as their labels, which stand upright.
+READABLE = 9
+SIDES = {
+    "cross": ("source (looked at)", "target (looks)"),
+    "encoder": ("source (looked at)", "source (looks)"),
+    "decoder": ("target so far (looked at)", "target (looks)"),
+}
 
 # Tried in this order for letters that matplotlib's own font, DejaVu Sans, lacks; then the other fonts of the system.
 WIDE_FONTS = (
@@ -25,6 +36,9 @@ WIDE_FONTS = (
 
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map: rows look at columns, darker is more.
+
+    To show words and not tokens, draw what `word_attention` returns. Labels of columns stand upright: side by side
+    where there is room, else from top to bottom in Korean, Chinese and Japanese; others are turned.
 
     Neither pyplot nor matplotlib's settings are touched. Letters that matplotlib's own font lacks are taken from the
     system's fonts, or from the Korean font of the extra `heedful[plots]`; a letter that no font has is written as its
@@ -45,22 +59,48 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     rows, columns = attention.weights.shape
-    # 0.3 inches hold one label.
-    figure = _figure(2.5 + 0.3 * columns, 2 + 0.3 * rows)
-    (source, target, (title,)), style = _writable(attention.source_tokens, attention.target_tokens, [title or ""])
+    (source, target, (title,)), style = writable(attention.source_tokens, attention.target_tokens, [title or ""])
+    style["fontsize"] = 11
+    widest, longest = _inches(source), _inches(target)
+    is_wide = columns * widest <= READABLE
+    # 0.34 inches hold one label.
+    width, height = columns * (max(0.6, widest) if is_wide else 0.34), 0.34 * rows
+    across, down = width + longest + 1.2, height + (0.3 if is_wide else widest) + (1.0 if title else 0.6)
+    figure = _figure(max(across, _inches([title], 12)), down)
     axes = figure.add_subplot()
     image = axes.imshow(attention.weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    axes.set_xticks(range(columns), source, rotation=90, **style)
-    axes.set_yticks(range(rows), target, **style)
     axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    if is_wide:
+        axes.set_xticks(range(columns), source, **style)
+    else:
+        _set_upright(axes, source, style)
+    axes.set_yticks(range(rows), target, **style)
+    for number, (axis, side) in enumerate(zip((axes.xaxis, axes.yaxis), SIDES[attention.kind], strict=True)):
+        axis.set_label_text(side, color="dimgray", fontsize=9)
+        # White lines between the cells.
+        axis.set_ticks([place - 0.5 for place in range(1, (columns, rows)[number])], minor=True)
+    axes.tick_params(which="both", length=0)
+    axes.grid(which="minor", color="white", linewidth=1)
+    axes.spines[:].set_visible(False)
     if title:
-        axes.set_title(title, **style)
-    figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+        figure.suptitle(title, **{**style, "fontsize": 12})
+    tall = min(4, height)
+    bar = figure.colorbar(
+        image, ax=axes, shrink=tall / height, aspect=tall / 0.2, anchor=(0, 1), fraction=0.1, pad=0.02
+    )
+    bar.set_label("attention weight", color="dimgray", fontsize=9)
+    bar.outline.set_visible(False)
     return _save(figure, path)
 
 
 def draw_attention_grid(
-    maps: AttentionMaps, path: str | Path, kind: Kind = "cross", layer: int | None = None, title: str | None = None
+    maps: AttentionMaps,
+    path: str | Path,
+    kind: Kind = "cross",
+    layer: int | None = None,
+    title: str | None = None,
+    tokens: bool = False,
 ) -> Path:
     """Draw all heads in one picture: a row for each layer, a column for each head, darker is more.
 
@@ -72,6 +112,7 @@ def draw_attention_grid(
         kind: "cross", "encoder" or "decoder".
         layer: The only layer to draw, from 0, or from -1 for the last; None draws all.
         title: A line above the picture.
+        tokens: Whether to show the tokenizer's tokens, not words, which `word_attention` puts together.
 
     Returns:
         The path of the file.
@@ -83,26 +124,45 @@ def draw_attention_grid(
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
-    first = maps.map(kind, numbers[0], 0)
-    height, width = first.weights.shape
-    (source, target, (title,)), style = _writable(first.source_tokens, first.target_tokens, [title or ""])
-    # 0.13 inches hold one label of 7 points.
+    if tokens:
+        maps = replace(maps, source_shown=None, target_shown=None)
+    rows, columns = maps.shown(kind)
+    height, width = len(rows.labels), len(columns.labels)
+    (source, target, (title,)), style = writable(columns.labels, rows.labels, [title or ""])
+    # 0.15 inches hold one label of 8 points.
     figure = _figure(
-        1 + maps.heads(kind) * max(1.2, 0.13 * width + 0.2), 1.2 + len(numbers) * max(1.2, 0.13 * height + 0.3)
+        1 + maps.heads(kind) * max(1.2, 0.15 * width + 0.2), 1.2 + len(numbers) * max(1.2, 0.15 * height + 0.3)
     )
     grid = figure.subplots(len(numbers), maps.heads(kind), squeeze=False, sharex=True, sharey=True)
     for row, number in enumerate(numbers):
         for head, axes in enumerate(grid[row]):
-            weights = maps.weights[kind][number, head]
+            weights = between_words(maps.weights[kind][number, head], rows, columns)
             axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-            axes.set_title(f"layer {number}, head {head}", fontsize=8, pad=3)
-            axes.tick_params(labelsize=7, length=1.5, pad=1.5)
+            axes.set_title(f"layer {number}, head {head}", fontsize=9, pad=3)
+            axes.tick_params(labelsize=8, length=1.5, pad=1.5)
     grid[-1][0].set_yticks(range(height), target, **style)
     for axes in grid[-1]:
-        axes.set_xticks(range(width), source, rotation=90, **style)
+        _set_upright(axes, source, style)
     if title:
-        figure.suptitle(title, **style)
+        figure.suptitle(title, **style, fontsize=12)
     return _save(figure, path)
+
+
+def _inches(labels: Sequence[str], points: int = 11) -> float:
+    """Estimate how much room the longest label of this size needs: Korean and Chinese letters are as wide as high."""
+    widths = (
+        sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.6 for letter in label) for label in labels
+    )
+    return (max(widths) + 0.8) * points / 72
+
+
+def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
+    """Write labels of narrow columns: wide letters stand one below the other, other labels are turned."""
+    is_stacked = [any(unicodedata.east_asian_width(letter) in "WF" for letter in label) for label in labels]
+    texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
+    axes.set_xticks(range(len(labels)), texts, **style)
+    for text, stacked in zip(axes.get_xticklabels(), is_stacked, strict=True):
+        text.set(rotation=0 if stacked else 90, linespacing=1.1)
 
 
 def _figure(width: float, height: float) -> "Figure":
@@ -121,7 +181,7 @@ def _save(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
+def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """Return texts that the fonts here can write, and matplotlib's arguments for them."""
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     written = [

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import decoders, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -19,6 +19,16 @@ JOINERS = "\u200c\u200d"
 # GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Chinese characters, and their punctuation.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff0f"
+BEGINS_UNSPACED = re.compile(f"▁?[{UNSPACED}]")
+
+
+class Words(NamedTuple):
+    """The words that a sequence is shown in."""
+
+    labels: list[str]
+    of_tokens: list[int]  # for each token the number of its label
 
 
 def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[str]:
@@ -77,6 +87,32 @@ def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         words.append(len(longer) - 1 if is_inside else None)
         before = longer
     return words
+
+
+def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Words:
+    """Put the tokens of a sequence together to the words that people read.
+
+    Words are those of `token_words`; a control token stands for itself, and a token of white space goes with the word
+    after it. Where a script has no spaces, each token that begins a character stands for itself.
+    """
+    pieces, words = token_labels(tokenizer, ids), token_words(tokenizer, ids)
+    control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
+    groups: list[list[int]] = []
+    for index, (id_, word) in enumerate(zip(ids, words, strict=True)):
+        is_continued = groups and id_ not in control and ids[index - 1] not in control
+        if is_continued and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
+            is_continued = not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
+        if is_continued and words[index - 1] in (None, word):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    labels, of_tokens = [], [number for number, group in enumerate(groups) for _ in group]
+    for group in groups:
+        text = cast(str, tokenizer.decode([ids[index] for index in group], clean_up_tokenization_spaces=False)).strip()
+        is_broken = not text or BROKEN_CHARACTER in text or ids[group[0]] in control
+        joined = "".join(pieces[index] for index in group)
+        labels.append(joined if is_broken else "".join(map(_visible, text)))
+    return Words(labels, of_tokens)
 
 
 def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.attention.labels import token_labels, token_words
+from heedful.inference.attention.labels import Words, shown_words, token_labels, token_words
 from heedful.inference.attention.recording import KINDS, Kind, check_number, record_attention
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
@@ -53,6 +53,8 @@ class AttentionMaps:
         target_words: The same of the target tokens.
         weights: For each kind a float32 array (layers, heads, rows, columns), rows and columns as in `AttentionMap`.
         neighbourhoods: How many positions away a row may look, for the kinds that are restricted (section 4).
+        source_shown: The words that pictures show in place of the source's tokens; None shows the tokens.
+        target_shown: The same of the target.
     """
 
     source_tokens: list[str]
@@ -62,6 +64,8 @@ class AttentionMaps:
     target_words: list[int | None]
     weights: dict[Kind, np.ndarray]
     neighbourhoods: dict[Kind, int] = field(default_factory=dict)
+    source_shown: Words | None = None
+    target_shown: Words | None = None
 
     @property
     def kinds(self) -> list[Kind]:
@@ -106,6 +110,15 @@ class AttentionMaps:
         rows = self.source_tokens if kind == "encoder" else self.target_tokens
         columns = self.fed_tokens if kind == "decoder" else self.source_tokens
         return AttentionMap(columns, rows, weights, kind)
+
+    def shown(self, kind: Kind) -> tuple[Words, Words]:
+        """Return the words in which pictures show the rows and the columns of a kind."""
+        source = self.source_shown or _tokens_as_words(self.source_tokens)
+        target = self.target_shown or _tokens_as_words(self.target_tokens)
+        if kind != "decoder":
+            return source if kind == "encoder" else target, source
+        of_tokens = [0, *(number + 1 for number in target.of_tokens[:-1])]
+        return target, Words([self.fed_tokens[0], *target.labels[: of_tokens[-1]]], of_tokens)
 
     def _of_kind(self, kind: Kind) -> np.ndarray:
         if kind not in self.weights:
@@ -178,6 +191,8 @@ def attention_maps_of_ids(
         target_words=token_words(tokenizers.target, target_ids),
         weights={kind: torch.stack(found[kind]).numpy() for kind in KINDS if kind in found},
         neighbourhoods={kind: radius for kind, radius in radii.items() if radius is not None},
+        source_shown=shown_words(tokenizers.source, source_ids),
+        target_shown=shown_words(tokenizers.target, target_ids),
     )
 
 
@@ -209,6 +224,10 @@ def attention_map(
     _checked_kinds([kind])
     model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)
     return attention_maps_of_ids(model, tokenizers, source_ids, target_ids, [kind], layer).map(kind, head=head)
+
+
+def _tokens_as_words(tokens: list[str]) -> Words:
+    return Words(tokens, list(range(len(tokens))))
 
 
 def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):

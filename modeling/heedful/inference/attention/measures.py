@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 
 Link = tuple[int, int]  # source word, target word, from 0
@@ -130,6 +131,31 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
         return []
     by_words = rows.T @ attention.weights @ columns  # (target words, source words), each row times its tokens
     return [(int(column), row) for row, column in enumerate(by_words.argmax(axis=1)) if rows[:, row].any()]
+
+
+def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
+    """Turn attention between tokens into attention between words, as pictures show it.
+
+    The weights of a looked-at word's tokens are added, and the rows of a looking word's tokens are averaged, so that
+    every row still sums to 1. White space separates words; </s> and other control tokens stand for themselves, and so
+    does each token of a script without spaces, such as Chinese or Japanese.
+
+    Args:
+        maps: Attention of one pair.
+        attention: The map or rollout of it to turn; None takes the last layer's mean over heads of cross-attention.
+
+    Returns:
+        The map with words as labels, and a row and a column for each.
+    """
+    attention = maps.map("cross") if attention is None else attention
+    rows, columns = maps.shown(attention.kind)
+    return AttentionMap(columns.labels, rows.labels, between_words(attention.weights, rows, columns), attention.kind)
+
+
+def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
+    """Average the rows and add the columns of the tokens of each word, of weights (…, rows, columns)."""
+    looking = _membership(rows.of_tokens)
+    return (looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens)
 
 
 def _membership(words: Sequence[int | None]) -> np.ndarray:

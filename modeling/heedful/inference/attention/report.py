@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from heedful.files import check_writable, write_text
 from heedful.inference.attention.maps import AttentionMaps
-from heedful.inference.attention.measures import attention_rollout
+from heedful.inference.attention.measures import attention_rollout, between_words, word_attention
 from heedful.inference.attention.recording import Kind, check_number
 
 REPORT_SUFFIXES = (".html",)
@@ -31,10 +32,12 @@ def write_attention_report(
     kind: Kind | None = None,
     layer: int = -1,
     head: int | None = None,
+    tokens: bool = False,
 ) -> Path:
     """Write a page where hovering, focusing or tapping a word shows what it looks at.
 
-    Kind, layer, head, mean and rollout are chosen on the page. It contains style, script and the weights to four
+    Kind, layer, head, mean and rollout are chosen on the page. The weights of a word's tokens are put together as
+    `word_attention` does. The page contains style, script and the weights to four
     digits, follows the system's light or dark setting, and works with a keyboard and a screen reader.
 
     Args:
@@ -44,6 +47,7 @@ def write_attention_report(
         kind: The kind to show first; None takes the first that is there, cross if it is.
         layer: The layer to show first, from 0, or from -1 for the last.
         head: The head to show first, or None for the mean over all heads.
+        tokens: Whether to show the tokenizer's tokens, not words.
 
     Returns:
         The path of the file.
@@ -58,10 +62,13 @@ def write_attention_report(
     if head is not None:
         check_number("head", head, maps.heads(kind))
     title = title or "Attention"
+    if tokens:
+        maps = replace(maps, source_shown=None, target_shown=None)
+    (target, source), (_, fed) = maps.shown("cross"), maps.shown("decoder")
     data = {
-        "source": _sequence(maps.source_tokens),
-        "target": _sequence(maps.target_tokens),
-        "fed": _sequence(maps.fed_tokens),
+        "source": _sequence(source.labels),
+        "target": _sequence(target.labels),
+        "fed": _sequence(fed.labels),
         "kinds": {name: _kind(maps, name) for name in maps.kinds},
         "start": {"kind": kind, "layer": number, "head": head},
     }
@@ -81,15 +88,16 @@ def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
-    layers, heads, rows, columns = maps.weights[kind].shape
+    weights = between_words(maps.weights[kind], *maps.shown(kind))
+    layers, heads, rows, columns = weights.shape
     can_roll = kind != "cross" or "encoder" in maps.weights
     return {
         "layers": layers,
         "heads": heads,
         "rows": rows,
         "columns": columns,
-        "weights": _packed(maps.weights[kind]),
-        "rollout": _packed(attention_rollout(maps, kind).weights) if can_roll else None,
+        "weights": _packed(weights),
+        "rollout": _packed(word_attention(maps, attention_rollout(maps, kind)).weights) if can_roll else None,
     }
 
 

@@ -16,6 +16,7 @@ from heedful.inference.attention.measures import (
     attention_rollout,
     read_gold_alignments,
     word_alignment,
+    word_attention,
     write_links,
 )
 from heedful.inference.attention.recording import Kind
@@ -55,6 +56,7 @@ class Request:
     head: int | None = None
     grid: bool = False
     rollout: bool = False
+    tokens: bool = False
     # What to print.
     alignment: bool = False
     gold: Path | None = None
@@ -70,6 +72,8 @@ class Request:
             given.add("page" if self.is_page else "picture")
         if self.grid and "picture" not in given:
             raise ValueError(f"`--grid` must come with a picture to draw (-o FILE, {', '.join(PICTURE_SUFFIXES)}).")
+        if self.tokens and self.output is None:
+            raise ValueError("`--tokens` must come with a picture or page (-o FILE): nothing else shows words.")
         for one, other, reason in CONFLICTS:
             if {one, other} <= given:
                 raise ValueError(f"`--{one}` must not come with {NAMES.get(other, f'--{other}')}, {reason}.")
@@ -145,10 +149,23 @@ class Request:
     def _write(self, maps: AttentionMaps, path: Path) -> Path:
         if self.is_page:
             layer = -1 if self.layer is None else self.layer
-            return write_attention_report(maps, path, self.pairs[0][0], kind=self.kind, layer=layer, head=self.head)
+            chosen: dict[str, Any] = {"kind": self.kind, "layer": layer, "head": self.head, "tokens": self.tokens}
+            return write_attention_report(maps, path, self.pairs[0][0], **chosen)
+        kind = self.kind or "cross"
         if self.grid:
-            return draw_attention_grid(maps, path, self.kind or "cross", self.layer)
-        return draw_attention(self._map(maps), path)
+            return draw_attention_grid(maps, path, kind, self.layer, f"{kind} attention of each head", self.tokens)
+        attention = self._map(maps)
+        return draw_attention(attention if self.tokens else word_attention(maps, attention), path, self._title(maps))
+
+    def _title(self, maps: AttentionMaps) -> str:
+        """Say which layer and head a picture shows."""
+        kind = self.kind or "cross"
+        last, heads = maps.layers(kind) - 1, maps.heads(kind)
+        number = maps.layer_number(kind, -1 if self.layer is None else self.layer)
+        layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
+        if self.rollout:
+            return f"rollout of {kind} attention, {layer}"
+        return f"{kind} attention, {layer}, {f'mean of {heads} heads' if self.head is None else f'head {self.head}'}"
 
 
 def pairs_of(

@@ -25,7 +25,6 @@ from heedful.publishing.model_card import LANGUAGE_CODE, UNDETERMINED, metadata_
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
-TRANSFORMERS_DEFAULT_LENGTH = 20
 # For each kind the class whose weights are read, and the options that make Heed compute what it does.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
@@ -280,7 +279,7 @@ def _training_notes(config: PreTrainedConfig) -> list[str]:
 def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:
     """Return their generation config, with a length if it sets none: transformers' default is 20 tokens."""
     settings = GenerationConfig.from_dict(theirs.to_dict())
-    if settings.max_new_tokens is None and settings.max_length in (None, TRANSFORMERS_DEFAULT_LENGTH):
+    if settings.max_new_tokens is None and settings.max_length is None:
         settings.max_length = config.max_position_embeddings
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         if getattr(settings, name) is None:

@@ -2,6 +2,7 @@
 
 import unittest
 
+import torch
 from tests.models.adapters import HeedRNNContinuesATarget, HeedRNNDecodesItsInputs
 from tests.models.common import SIZES, EncoderDecoderTests
 
@@ -23,7 +24,21 @@ class HeedRNNTest(EncoderDecoderTests, unittest.TestCase):
     # There are no heads, and no attention but the decoder's to the source.
     common_properties = ("hidden_size", "num_hidden_layers")
     has_attentions = False
+    exports_any_length = False
     # After 1,000 steps, the others' number, the gradient has fallen by 88 % instead of 90.
     training_overfit_steps = 1500
     decodes_its_inputs = HeedRNNDecodesItsInputs
     continues_a_target = HeedRNNContinuesATarget
+
+    def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
+        """Check a recurrent cache: a state of each layer, however long the target is."""
+        assert past_key_values.get_seq_length() == seq_length
+        assert len(past_key_values) == config.decoder_layers
+        for part in (part for state in past_key_values.states for part in state):
+            assert tuple(part.shape) == (batch_size, config.hidden_size)
+
+    def _check_caches_are_equal(self, cache1, cache2):
+        """Compare all that is kept."""
+        assert cache1.get_seq_length() == cache2.get_seq_length()
+        for kept in ("states", "fed", "keys"):
+            torch.testing.assert_close(getattr(cache1, kept), getattr(cache2, kept))

@@ -1,0 +1,130 @@
+"""The card of a fine-tuned model: what its maker says, what its folder tells, and nothing of anybody else's."""
+
+import json
+import sys
+
+import pytest
+from test_model_card import FACTS
+
+from heedful.cli import main as cli
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.finetuned_card import write_finetuned_card
+from heedful.publishing.hub import check_folder, read_card
+from heedful.publishing.model_card import RunFacts, write_model_card
+from memorised import PAIRS, memorised_model
+
+TOLD = ["--license", "MIT", "--dataset", "pairs.tsv", "--dataset", "me/more", "--base-model", "someone/base"]
+LANGUAGES = ["--source-language", "ko", "--target-language", "en"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model as a trainer saves it: without a card."""
+    folder = tmp_path / "finetuned"
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=272)
+    memorised_model(tokenizers, PAIRS).save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def card(monkeypatch, capsys, folder):
+    """Run the command in this process; return its exit code, output and errors."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["heedful", "card", str(folder), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return run
+
+
+def test_a_folder_with_its_card_can_be_pushed(card, folder):
+    with pytest.raises(FileNotFoundError, match=r"must hold README.md, but does not \(`heedful card` writes one\)"):
+        check_folder(folder)
+    assert card(*TOLD, *LANGUAGES) == (0, f"{folder / 'README.md'}\n", "")
+    check_folder(folder)
+    data = read_card(folder / "README.md").data
+    assert (data.language, data.license, data.base_model) == (["ko", "en"], "mit", "someone/base")
+    assert (data.datasets, data.pipeline_tag, data.eval_results) == (["me/more"], "translation", None)
+    text = (folder / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)[1]
+    # fmt: off
+    told = (
+        "translates ko into en, fine-tuned with a Trainer from [someone/base](https://huggingface.co/someone/base).",
+        "- `pairs.tsv`\n- `me/more`", "| Direction | ko → en |", "272 tokens for both sides", "| License | MIT |",
+        "No scores were measured", 'repository = "finetuned"',
+    )
+    # fmt: on
+    assert [each for each in told if each not in text] == []
+    assert "None" not in text
+    assert "\n\n\n" not in text
+
+
+def test_what_does_not_translate_says_what_it_does(card, folder):
+    assert card(*TOLD, "--task", "answering questions", "--source-language", "ko", "--name", "answers")[0] == 0
+    data = read_card(folder / "README.md").data
+    assert (data.language, data.pipeline_tag, data.model_name) == (["ko"], "text-generation", "answers")
+    assert "translation" not in data.tags
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "An encoder-decoder for answering questions, fine-tuned" in text
+    assert "| Task | answering questions |" in text
+    for told in ("translates", "Translating", "Direction", "und"):
+        assert told not in text.split("## How to use")[0].replace("understand", ""), told
+
+
+def test_scores_are_those_that_were_measured(card, folder, tmp_path):
+    (tmp_path / "news.json").write_text(json.dumps(FACTS["scores"]["built-in test"]), encoding="utf-8")
+    assert card(*TOLD, *LANGUAGES, "--scores", tmp_path / "news.json")[0] == 0
+    results = {result.metric_type: result for result in read_card(folder / "README.md").data.eval_results}
+    bleu = FACTS["scores"]["built-in test"]["bleu"]
+    assert (results["bleu"].metric_value, results["bleu"].dataset_name) == (round(bleu, 2), "news")
+    assert f"| news | 12 | {bleu:.2f} [" in (folder / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    code, _, errors = card(*TOLD, *LANGUAGES, "--scores", tmp_path / "other.json", "--overwrite")
+    assert (code, "`scores['other']` must have `count`" in errors) == (2, True)
+
+
+def test_a_card_that_is_there_is_replaced_only_when_asked(card, folder):
+    (folder / "README.md").write_text("Mine.", encoding="utf-8")
+    code, output, errors = card(*TOLD, *LANGUAGES)
+    assert (code, output) == (2, "")
+    assert "has README.md; `--overwrite` replaces it." in errors
+    assert (folder / "README.md").read_text(encoding="utf-8") == "Mine."
+    assert card(*TOLD, *LANGUAGES, "--overwrite")[0] == 0
+    assert "Mine." not in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_nothing_of_the_base_models_card_is_taken_over(folder, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    write_model_card(base, RunFacts(**(FACTS | {"license": "cc-by-nc-4.0"})))
+    told = {"license": "mit", "datasets": ["mine.tsv"], "source_language": "ko", "target_language": "en"}
+    path = write_finetuned_card(folder, base_model=str(base), **told)
+    text = path.read_text(encoding="utf-8")
+    assert "cc-by-nc" not in text
+    assert str(tmp_path) not in text
+    assert "from `base`." in text
+    assert read_card(path).data.base_model is None  # which must be an id on the Hub
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--license", "mit", "--dataset", "x"], "Missing option '--base-model'"),
+        (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`license` must not be empty"),
+        (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
+        (TOLD, "must be two languages, but are und and und instead; for what is no translation, `task`"),
+        ([*TOLD, "--source-language", "ko"], "must be two languages, but are ko and und instead"),
+        ([*TOLD, "--source-language", "Korean", "--target-language", "en"], "such as ko, but is 'Korean' instead"),
+        ([*TOLD, *LANGUAGES, "--scores", "nowhere.json"], "`scores` must be files"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(card, folder, arguments, message):
+    code, output, errors = card(*arguments)
+    assert (code, output) == (2, "")
+    assert message in " ".join(errors.split())
+    assert "Traceback" not in errors
+    assert not (folder / "README.md").exists()

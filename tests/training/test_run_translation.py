@@ -1,0 +1,159 @@
+"""What transformers' own examples/pytorch/translation/run_translation.py does with a folder, with folders of Heed's.
+
+The script is in no distribution. Where the environment variable RUN_TRANSLATION names one, it is run too.
+"""
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from datasets import load_dataset
+from trainer_runs import joint_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    default_data_collator,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from heedful import Translator
+from heedful.evaluation import translation_metric
+from helpers import FAMILIES, tiny_model
+from memorised import PAIRS
+
+LONGEST = 32
+# How rows become batches. Smoothing needs the `decoder_input_ids` that only the collator makes.
+FORMS = {
+    "batches_padded": {"pads_rows": False, "smoothing": 0.1},
+    "rows_padded": {"pads_rows": True, "smoothing": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Return a folder with the pairs as the script reads them, and with a model and a tokenizer of each family."""
+    place = tmp_path_factory.mktemp("translation")
+    lines = [json.dumps({"translation": {"ko": one, "en": other}}) for one, other in PAIRS.items()]
+    (place / "pairs.json").write_text("\n".join(lines), encoding="utf-8")
+    for family in FAMILIES:
+        tokenizers = joint_tokenizers()
+        sizes = {"vocab_size": len(tokenizers.source), "encoder_layers": 1, "decoder_layers": 1}
+        lengths = {"max_position_embeddings": LONGEST} if family == "transformer" else {}
+        tiny_model(family=family, **sizes, **lengths, **tokenizers.special_ids()).save_pretrained(place / family)
+        tokenizers.save_pretrained(place / family)
+    return place
+
+
+def rows_of(place: Path, tokenizer, padding: bool):
+    """Return the pairs as rows of `input_ids`, `attention_mask` and `labels`, with a prefix before every source."""
+
+    def encode(examples):
+        sources = ["번역: " + pair["ko"] for pair in examples["translation"]]
+        targets = [pair["en"] for pair in examples["translation"]]
+        options = {"max_length": LONGEST, "padding": "max_length" if padding else False, "truncation": True}
+        rows = tokenizer(sources, **options)
+        labels = tokenizer(text_target=targets, **options)["input_ids"]
+        pad = tokenizer.pad_token_id
+        rows["labels"] = [[-100 if padding and token == pad else token for token in row] for row in labels]
+        return rows
+
+    pairs = load_dataset("json", data_files={"train": str(place / "pairs.json")}, cache_dir=str(place / "cache"))
+    return pairs["train"].map(encode, batched=True, remove_columns=pairs["train"].column_names)
+
+
+def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, smoothing: float, **arguments):
+    """Return a trainer of what the script would make of the folder, and its rows."""
+    folder = str(place / family)
+    options = {"trust_remote_code": True, "cache_dir": None, "revision": "main", "token": None}
+    config = AutoConfig.from_pretrained(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, **options)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, from_tf=False, config=config, **options)
+    tokenizer.add_tokens(["번역:"])
+    assert len(tokenizer) > model.get_input_embeddings().weight.shape[0]
+    model.resize_token_embeddings(len(tokenizer))
+    assert model.config.decoder_start_token_id is not None
+    metric = evaluate.load(translation_metric.__file__, cache_dir=str(place / "cache"))
+
+    def scores(predicted):
+        texts = [
+            tokenizer.batch_decode(np.where(ids != -100, ids, tokenizer.pad_token_id), skip_special_tokens=True)
+            for ids in (predicted.predictions, predicted.label_ids)
+        ]
+        references = [[text.strip()] for text in texts[1]]
+        found = metric.compute(predictions=[text.strip() for text in texts[0]], references=references)
+        lengths = [np.count_nonzero(row != tokenizer.pad_token_id) for row in predicted.predictions]
+        return {"bleu": round(found["score"], 4), "gen_len": np.mean(lengths)}
+
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=-100, pad_to_multiple_of=8)
+    rows = rows_of(place, tokenizer, pads_rows)
+    settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 4, "learning_rate": 1e-3, **arguments}
+    settings |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_steps": 2}
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(
+            str(output), predict_with_generate=True, label_smoothing_factor=smoothing, **settings
+        ),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer,
+        data_collator=default_data_collator if pads_rows else collator,
+        compute_metrics=scores,
+    )
+    return trainer, rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_is_trained_evaluated_and_saved_as_the_script_does_it(place, tmp_path, family, form):
+    trainer, rows = trainer_of(place, family, tmp_path, **FORMS[form], max_steps=2)
+    trained = trainer.train()
+    trainer.save_model()
+    trainer.save_metrics("train", {**trained.metrics, "train_samples": len(rows)})
+    trainer.save_state()
+
+    metrics = trainer.evaluate(max_length=LONGEST, num_beams=2, metric_key_prefix="eval")
+    assert {"eval_loss", "eval_bleu", "eval_gen_len"} <= set(metrics)
+    trainer.save_metrics("eval", metrics)
+    predicted = trainer.predict(rows, metric_key_prefix="predict", max_length=LONGEST, num_beams=1)
+    ids = np.where(predicted.predictions != -100, predicted.predictions, trainer.processing_class.pad_token_id)
+    texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    assert len(texts) == len(PAIRS)
+    assert 0 <= predicted.metrics["predict_bleu"] <= 100
+
+    about = {"finetuned_from": str(place / family), "tasks": "translation", "language": ["ko", "en"]}
+    trainer.create_model_card(**about, dataset_tags="pairs", dataset="pairs", dataset_args="all")
+    assert "pairs" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    translator = Translator.from_pretrained(str(tmp_path))
+    assert len(translator.translate(["번역: 네."])) == 1
+    # The output folder is there now, and the script goes on from what it finds in it.
+    trainer, _ = trainer_of(place, family, tmp_path, **FORMS[form], max_steps=3)
+    assert trainer.train(resume_from_checkpoint=get_last_checkpoint(str(tmp_path))).global_step == 3
+
+
+@pytest.mark.skipif("RUN_TRANSLATION" not in os.environ, reason="RUN_TRANSLATION does not name the script")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_script_itself_trains_a_folder(place, tmp_path, monkeypatch, family):
+    load = evaluate.load
+    monkeypatch.setattr(evaluate, "load", lambda name, **options: load(translation_metric.__file__, **options))
+    pairs = str(place / "pairs.json")
+    options = {
+        **{"model_name_or_path": str(place / family), "trust_remote_code": True, "output_dir": str(tmp_path / "run")},
+        **{"source_lang": "ko", "target_lang": "en", "source_prefix": "번역: ", "num_beams": 2, "max_steps": 2},
+        **{"train_file": pairs, "validation_file": pairs, "test_file": pairs, "cache_dir": str(tmp_path / "cache")},
+        **{"max_source_length": LONGEST, "max_target_length": LONGEST, "predict_with_generate": True},
+        **{"do_train": True, "do_eval": True, "do_predict": True, "report_to": "none", "use_cpu": True},
+    }
+    given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", [os.environ["RUN_TRANSLATION"], *given])
+    runpy.run_path(os.environ["RUN_TRANSLATION"], run_name="__main__")
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert {"train_loss", "eval_bleu", "predict_bleu"} <= set(results)

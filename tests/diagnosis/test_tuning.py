@@ -6,7 +6,7 @@ from heedful.diagnosis import tuning
 from heedful.diagnosis.tuning import knobs_of, tune, with_values
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.recipe_file import read_recipe
-from tests.tiny_runs import tiny_recipe
+from tiny_runs import tiny_recipe
 
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
 
@@ -27,7 +27,10 @@ def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, rec
     assert not found.has_unfinished
     best = found.trials[0]
     assert best.loss == min(trial.loss for trial in found.trials)
-    assert next(trial for trial in found.trials if trial.number == 1).values == {"dropout": 0.1, "learning_rate": 0.003}
+    assert next(trial for trial in found.trials if trial.number == 1).values == {
+        "dropout": 0.1,
+        "learning_rate": 0.003,
+    }
     written = read_recipe(found.recipe)
     assert written == with_values(recipe, best.values)
     assert b"learning_rate" in (found.recipe.parent / tuning.PICTURE).read_bytes()

@@ -20,7 +20,7 @@ from typer import Exit, Option, Typer
 from heedful.cli import options
 from heedful.cli.check import complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, push
-from heedful.cli.start import init, recipes
+from heedful.cli.start import init, recipes, tune
 from heedful.cli.use import attention, evaluate, translate
 from heedful.training.processes.launcher import rank
 

@@ -20,7 +20,7 @@ from typer import Exit, Option, Typer
 from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, push
-from heedful.cli.start import init, recipes
+from heedful.cli.start import init, recipes, tune
 from heedful.cli.use import attention, backtranslate, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
@@ -80,7 +80,7 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-START = (recipes, init, train, plot, doctor)
+START = (recipes, init, tune, train, plot, doctor)
 USE = (evaluate, translate, score, attention, backtranslate)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, push, convert, version):

@@ -1,5 +1,6 @@
 """For those who start: the recipes and sizes that come with the package, and a first one of their own."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,3 +44,35 @@ def init(
     written = write_first_recipe(data, output or Path(f"{data.name.split('.')[0]}.yaml"), source, target)
     print("\n".join(written.told))
     print(f"recipe: {written.path}\nNow: heedful train {written.path}")
+
+
+def tune(
+    recipe: options.RecipeFile,
+    overrides: options.Overrides = None,
+    minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
+    output: Annotated[
+        Path | None, Option("-o", "--output", help="Folder of the search. Default: runs/NAME-tune.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        Option(help="What to try: vocabulary, width, depth, dropout, learning_rate, or KEY=VALUE,VALUE,…"),
+    ] = None,
+):
+    """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
+    from heedful.diagnosis import tuning
+    from heedful.training.recipe_file import read_recipe, read_values
+
+    options.quieten()
+    wanted = read_recipe(recipe, overrides)
+    folder = output or Path(f"runs/{wanted.name}-tune")
+    knobs = [entry.partition("=") for entry in vary or []]
+    chosen = {knob: read_values(values) if equals else None for knob, equals, values in knobs}
+    search = tuning.tune(wanted, folder, minutes, None if vary is None else chosen)
+    for trial in search.trials:
+        values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())
+        told = f"given up after {trial.updates} updates" if trial.is_pruned else ""
+        print(f"{trial.loss:.4f}  {values}  {told}".rstrip())
+    if search.has_unfinished:
+        print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
+    if search.trials:
+        print(f"picture: {folder / tuning.PICTURE}\nrecipe: {search.recipe}\nNow: heedful train {search.recipe}")

@@ -96,6 +96,17 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     return make_recipe(tree)
 
 
+def read_values(text: str) -> list[Any]:
+    """Read several values of a key, such as "0.1,0.2": YAML with commas between."""
+    try:
+        values = _read_yaml(f"[{text}]")
+    except yaml.YAMLError:
+        values = None
+    if not isinstance(values, list):
+        raise ValueError(f"Values must be YAML with commas between, but are {text!r} instead.")
+    return values
+
+
 def recipes() -> dict[str, str]:
     """Return the first line of each recipe that comes with the package, by its name."""
     files = sorted(RECIPES.glob("*.yaml"))

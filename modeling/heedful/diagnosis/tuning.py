@@ -1,0 +1,349 @@
+"""A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
+
+Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
+Translation"), and which ones depends on the data. Optuna chooses what to try and what to give up; each trial is a run
+of the training loop, so that the search can be stopped at any time and goes on where it was.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.figures import save_figure
+from heedful.files import listed, write_text
+from heedful.publishing.learning_curve import LOG_FILE, read_curves
+from heedful.training.checkpoints.checkpoints import load_progress, newest_whole_checkpoint
+from heedful.training.folder import folder_of_run
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import make_recipe, read_config, to_yaml
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+
+TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
+LOSS = "validation/loss"
+ASKED_AT_MOST = 50  # times for values that were not tried yet
+# What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
+FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
+VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
+KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate")
+SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of values, and what came of it."""
+
+    number: int
+    values: dict[str, Any]  # by knob
+    loss: float  # the lowest validated one, in nats per byte of the target
+    updates: int
+    is_pruned: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found so far."""
+
+    trials: list[Trial]  # the best first
+    recipe: Path  # with the best values
+    has_unfinished: bool  # whether time ran out in a trial, which a search that is resumed takes up
+
+
+def tune(
+    recipe: Recipe, folder: Path, minutes: float, vary: Mapping[str, Sequence[Any] | None] | None = None
+) -> Search:
+    """Try values of a recipe's settings until the time is over, and write a recipe with the best ones.
+
+    Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
+    vocabulary. The first trial is the recipe itself. One that is worse than the median of the others after as many
+    updates is given up. What is tried follows from the recipe's seed and the results before it.
+
+    Args:
+        recipe: Trained in every trial, with its own number of updates; its `output` is not used.
+        folder: Of the search; one that has been stopped goes on in its folder.
+        minutes: After which no update is begun; an unfinished trial is taken up by the next search in the folder.
+        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
+            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own.
+
+    Raises:
+        ValueError: If there is no knob, one has fewer than two values or is no setting of the recipe, or the folder
+            holds another search.
+        ImportError: If Optuna is not installed.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    end = time.monotonic() + 60 * minutes
+    choices = knobs_of(recipe)
+    if vary is not None:
+        choices = {knob: choices.get(knob, ()) if values is None else tuple(values) for knob, values in vary.items()}
+    _check(recipe, choices)
+    with folder_of_run(folder):
+        study = _study(recipe, folder, choices)
+        is_whole = True
+        while is_whole and time.monotonic() < end and (found := _next_trial(study, choices)) is not None:
+            trial, values = found
+            logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
+            is_whole = _try(study, trial, with_values(recipe, values), folder, end)
+        trials = _trials(study)
+        if trials:
+            write_text(folder / TUNED_RECIPE, _tuned(recipe, trials))
+            _draw(trials, folder / PICTURE)
+    return Search(trials, folder / TUNED_RECIPE, not is_whole)
+
+
+def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
+    """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
+    fields = _model_fields(recipe)
+    choices: dict[str, tuple[Any, ...]] = {}
+    size, width = recipe.tokenizer.vocab_size, _width(fields)
+    if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm != "word":
+        choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
+    if recipe.model.start_from is None:
+        # Heads of one width: their number changes with the model's.
+        choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
+        choices["depth"] = tuple(sorted({*VALUES["depth"], _depth(fields)}))
+        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(fields.get("dropout", 0.1))}))
+    rate = recipe.optimization.learning_rate
+    choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
+    return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
+
+
+def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with other values of its knobs."""
+    tree, fields = asdict(recipe), _model_fields(recipe)
+    options = tree["model"]["options"]
+    for knob, value in values.items():
+        if knob == "vocabulary":
+            tree["tokenizer"]["vocab_size"] = value
+        elif knob == "width":
+            options |= _widened(fields, value)
+        elif knob == "depth":
+            options |= {"encoder_layers": value, "decoder_layers": value}
+        elif knob == "dropout":
+            options["dropout"] = value
+        elif knob == "learning_rate":
+            tree["optimization"]["learning_rate"] = value
+        else:
+            section = tree
+            *sections, last = knob.split(".")
+            for name in sections:
+                section = section.get(name) if isinstance(section, dict) else None
+            if not isinstance(section, dict) or (last not in section and section is not options):
+                raise ValueError(
+                    f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
+                )
+            section[last] = value
+    return make_recipe(tree)
+
+
+def _model_fields(recipe: Recipe) -> dict[str, Any]:
+    given = read_config(recipe.model.config) if recipe.model.config else {}
+    return given | recipe.model.options
+
+
+def _is_recurrent(fields: Mapping[str, Any]) -> bool:
+    return fields.get("model_type") == "heed_rnn"
+
+
+def _width(fields: Mapping[str, Any]) -> int:
+    return fields.get("hidden_size", 1024) if _is_recurrent(fields) else fields.get("d_model", 512)
+
+
+def _depth(fields: Mapping[str, Any]) -> int:
+    return fields.get("encoder_layers", 1 if _is_recurrent(fields) else 6)
+
+
+def _widened(fields: Mapping[str, Any], width: int) -> dict[str, int]:
+    """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
+    if _is_recurrent(fields):
+        return {"hidden_size": width, "embedding_size": width}
+    options, before = {"d_model": width}, _width(fields)
+    for side in ("encoder", "decoder"):
+        of_head = before // fields.get(f"{side}_attention_heads", 8)
+        options[f"{side}_attention_heads"] = max(1, width // of_head)
+        options[f"{side}_ffn_dim"] = fields.get(f"{side}_ffn_dim", 2048) * width // before
+        if width % options[f"{side}_attention_heads"]:
+            options[f"{side}_attention_heads"] = 1
+    return options
+
+
+def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
+    if not choices:
+        raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
+    for knob, values in choices.items():
+        if len(set(values)) < 2:
+            raise ValueError(
+                f"`--vary {knob}` must have two values or more, but has {listed(map(str, values))} alone."
+            )
+        for value in values:
+            with_values(recipe, {knob: value})
+
+
+def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> "optuna.Study":
+    """Open the search of a folder, or begin one, whose first trial is the recipe as it is where its values may be."""
+    import optuna
+
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / TRIALS_FILE)))
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
+    study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
+    subject = json.dumps([asdict(replace(recipe, output="")), {knob: list(choices[knob]) for knob in choices}])
+    known = study.user_attrs.get("subject")
+    if known is None:
+        study.set_user_attr("subject", subject)
+        own = _own_values(recipe, choices)
+        study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
+    elif known != subject:
+        raise ValueError(f"`--output` must be a new folder or that of this search, but {folder} holds another search.")
+    return study
+
+
+def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the value that a recipe has for each knob."""
+    fields, tree = _model_fields(recipe), asdict(recipe)
+    own = {"vocabulary": recipe.tokenizer.vocab_size, "width": _width(fields), "depth": _depth(fields)}
+    own |= {"dropout": fields.get("dropout", 0.1), "learning_rate": recipe.optimization.learning_rate}
+    for knob in choices:
+        if knob not in own:
+            own[knob] = reduce(lambda section, name: section.get(name), knob.split("."), tree)
+    return own
+
+
+def _next_trial(
+    study: "optuna.Study", choices: Mapping[str, Sequence[Any]]
+) -> "tuple[optuna.Trial, dict[str, Any]] | None":
+    """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
+    import optuna
+
+    for stopped in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
+        study.tell(stopped.number, state=optuna.trial.TrialState.FAIL)
+        study.enqueue_trial(stopped.params)
+    tried = [trial.params for trial in _ended(study)]
+    # A sampler of its own for each trial: what is tried does not depend on where a search was stopped.
+    seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
+    study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
+    for _ in range(ASKED_AT_MOST):
+        trial = study.ask()
+        values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
+        if values not in tried:
+            return trial, values
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return None
+
+
+def _ended(study: "optuna.Study") -> "list[optuna.trial.FrozenTrial]":
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+
+
+def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: Path, end: float) -> bool:
+    """Train a trial until it ends or is given up, and return True; False if the time is over before."""
+    import optuna
+
+    place = folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
+    own_minutes = recipe.optimization.max_minutes or math.inf
+    minutes = _minutes_of(place) + max(0.0, end - time.monotonic()) / 60
+    optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
+    recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
+    accelerator = make_accelerator(recipe.optimization, [], place / "trackers")
+    state = optuna.trial.TrialState.COMPLETE
+    with folder_of_run(place):
+        corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
+        loop = TrainingLoop(recipe, corpus, accelerator)
+        write_text(place / "recipe.yaml", to_yaml(recipe))
+        observe = partial(_observe, trial, _tokens_per_byte(corpus))
+        try:
+            log = place / LOG_FILE
+            for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
+                observe(update, {"loss": loss})
+            loop.observe = lambda values: observe(loop.progress.update, values)
+            loop.run()
+        except optuna.TrialPruned:
+            state = optuna.trial.TrialState.PRUNED
+    if loop.time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+        return False
+    losses = study.trials[trial.number].intermediate_values
+    if not losses:
+        raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
+    is_pruned = state is optuna.trial.TrialState.PRUNED
+    study.tell(trial.number, None if is_pruned else min(losses.values()), state=state)
+    shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    return True
+
+
+def _observe(trial: "optuna.Trial", tokens_per_byte: float, update: int, values: Mapping[str, float]) -> None:
+    """Tell Optuna of a validation, and give the trial up if it says so."""
+    import optuna
+
+    trial.report(values["loss"] * tokens_per_byte, update)
+    if trial.should_prune():
+        raise optuna.TrialPruned
+
+
+def _minutes_of(place: Path) -> float:
+    checkpoint = newest_whole_checkpoint(place / "checkpoints")
+    return 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
+
+
+def _tokens_per_byte(corpus: Corpus) -> float:
+    """Return how many tokens a byte of the validation targets has."""
+    size = sum(len(pair["target"].encode()) for pair in corpus.validation_pairs)
+    return float(corpus.validation.target_lengths.sum()) / max(1, size)
+
+
+def _trials(study: "optuna.Study") -> list[Trial]:
+    """Return the trials that have come to an end, the best first, those that were given up last."""
+    trials = [
+        Trial(
+            number=number,
+            values=dict(trial.params),
+            loss=min(trial.intermediate_values.values()),
+            updates=max(trial.intermediate_values),
+            is_pruned=trial.state.name == "PRUNED",
+        )
+        for number, trial in enumerate(_ended(study), start=1)
+    ]
+    return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
+
+
+def _tuned(recipe: Recipe, trials: Sequence[Trial]) -> str:
+    """Write a recipe with the best values, and say above it what they are worth."""
+    best = trials[0]
+    first = next(trial for trial in trials if trial.number == 1)
+    values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
+    return (
+        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target,\n"
+        f"# where the recipe as it was gave {first.loss:.4f}.\n{values}{to_yaml(with_values(recipe, best.values))}"
+    )
+
+
+def _draw(trials: Sequence[Trial], path: Path) -> None:
+    """Draw the loss of each trial over the values of each knob; hollow circles are trials that were given up."""
+    save_figure([partial(_draw_knob, trials, knob) for knob in trials[0].values], path)
+
+
+def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
+    places = {value: place for place, value in enumerate(sorted({trial.values[knob] for trial in trials}, key=_order))}
+    for trial in trials:
+        fill = "none" if trial.is_pruned else "tab:blue"
+        axes.plot(places[trial.values[knob]], trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
+    axes.set_xticks(list(places.values()), list(map(str, places)))
+    axes.set(xlabel=knob, ylabel="nats per byte")
+    axes.grid(alpha=0.3)
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value

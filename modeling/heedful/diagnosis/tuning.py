@@ -11,11 +11,11 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
@@ -23,13 +23,11 @@ from heedful.publishing.learning_curve import LOG_FILE, read_curves
 from heedful.training.checkpoints.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.folder import folder_of_run
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, read_config, to_yaml
-
-if TYPE_CHECKING:
-    import optuna
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +137,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         elif knob == "learning_rate":
             tree["optimization"]["learning_rate"] = value
         else:
-            section = tree
+            section: Any = tree
             *sections, last = knob.split(".")
             for name in sections:
                 section = section.get(name) if isinstance(section, dict) else None
@@ -188,17 +186,18 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
     for knob, values in choices.items():
         if len(set(values)) < 2:
             raise ValueError(
-                f"`--vary {knob}` must have two values or more, but has {listed(map(str, values))} alone."
+                f"`--vary {knob}` must have two values or more, but has {listed(list(map(str, values)))} alone."
             )
         for value in values:
-            with_values(recipe, {knob: value})
+            check_model(with_values(recipe, {knob: value}), None)
 
 
-def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> "optuna.Study":
+def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> Any:
     """Open the search of a folder, or begin one, whose first trial is the recipe as it is where its values may be."""
     import optuna
+    from optuna.storages.journal import JournalFileBackend
 
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / TRIALS_FILE)))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / TRIALS_FILE)))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
     study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
     subject = json.dumps([asdict(replace(recipe, output="")), {knob: list(choices[knob]) for knob in choices}])
@@ -215,17 +214,17 @@ def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -
 def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the value that a recipe has for each knob."""
     fields, tree = _model_fields(recipe), asdict(recipe)
-    own = {"vocabulary": recipe.tokenizer.vocab_size, "width": _width(fields), "depth": _depth(fields)}
+    own: dict[str, Any] = {"vocabulary": recipe.tokenizer.vocab_size, "width": _width(fields), "depth": _depth(fields)}
     own |= {"dropout": fields.get("dropout", 0.1), "learning_rate": recipe.optimization.learning_rate}
     for knob in choices:
         if knob not in own:
-            own[knob] = reduce(lambda section, name: section.get(name), knob.split("."), tree)
+            own[knob] = tree
+            for name in knob.split("."):
+                own[knob] = own[knob].get(name)
     return own
 
 
-def _next_trial(
-    study: "optuna.Study", choices: Mapping[str, Sequence[Any]]
-) -> "tuple[optuna.Trial, dict[str, Any]] | None":
+def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
     """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
     import optuna
 
@@ -245,11 +244,11 @@ def _next_trial(
     return None
 
 
-def _ended(study: "optuna.Study") -> "list[optuna.trial.FrozenTrial]":
+def _ended(study: Any) -> list[Any]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
-def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: Path, end: float) -> bool:
+def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:
     """Train a trial until it ends or is given up, and return True; False if the time is over before."""
     import optuna
 
@@ -262,18 +261,18 @@ def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: P
     state = optuna.trial.TrialState.COMPLETE
     with folder_of_run(place):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
-        loop = TrainingLoop(recipe, corpus, accelerator)
+        loop = _TrialLoop(recipe, corpus, accelerator)
         write_text(place / "recipe.yaml", to_yaml(recipe))
         observe = partial(_observe, trial, _tokens_per_byte(corpus))
         try:
             log = place / LOG_FILE
             for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
-                observe(update, {"loss": loss})
-            loop.observe = lambda values: observe(loop.progress.update, values)
+                observe(int(update), loss)
+            loop.observe = observe
             loop.run()
         except optuna.TrialPruned:
             state = optuna.trial.TrialState.PRUNED
-    if loop.time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+    if loop.is_out_of_time and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
         return False
     losses = study.trials[trial.number].intermediate_values
     if not losses:
@@ -284,11 +283,26 @@ def _try(study: "optuna.Study", trial: "optuna.Trial", recipe: Recipe, folder: P
     return True
 
 
-def _observe(trial: "optuna.Trial", tokens_per_byte: float, update: int, values: Mapping[str, float]) -> None:
+class _TrialLoop(TrainingLoop):
+    """A training loop that somebody follows."""
+
+    observe: Callable[[int, float], None]
+
+    @property
+    def is_out_of_time(self) -> bool:
+        return self._time_is_up
+
+    def _validate(self) -> None:
+        super()._validate()
+        update, loss = read_curves(self.recipe.folder)[LOSS][-1]
+        self.observe(int(update), loss)
+
+
+def _observe(trial: Any, tokens_per_byte: float, update: int, loss: float) -> None:
     """Tell Optuna of a validation, and give the trial up if it says so."""
     import optuna
 
-    trial.report(values["loss"] * tokens_per_byte, update)
+    trial.report(loss * tokens_per_byte, update)
     if trial.should_prune():
         raise optuna.TrialPruned
 
@@ -304,7 +318,7 @@ def _tokens_per_byte(corpus: Corpus) -> float:
     return float(corpus.validation.target_lengths.sum()) / max(1, size)
 
 
-def _trials(study: "optuna.Study") -> list[Trial]:
+def _trials(study: Any) -> list[Trial]:
     """Return the trials that have come to an end, the best first, those that were given up last."""
     trials = [
         Trial(

@@ -8,7 +8,7 @@ from the seed, the update and the rank, so that a resumed run goes on as if it h
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import numpy as np
@@ -64,8 +64,7 @@ class TrainingLoop:
         self.log.rewind(self.progress)
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
-        self._is_stopping, self.time_is_up = False, self._is_late()
-        self.observe: Callable[[dict[str, float]], None] | None = None  # called with the values of each validation
+        self._is_stopping, self._time_is_up = False, self._is_late()
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal, and return how far the run came.
@@ -92,8 +91,7 @@ class TrainingLoop:
         if self.progress.awaits_validation:
             self._validate()  # the run was stopped between saving and validating
         if self._is_finished():
-            message = "nothing is left to train: the run has come to its end, after %s updates"
-            logger.info(message, self.progress.update)
+            logger.info("nothing is left to train: the run has ended, after %s updates", self.progress.update)
         self.engine.build_buckets(MicroBatch(collate([self.corpus.validation[0]], self.pad_token_id)))
         updates = self._updates()
         while not self._is_finished():
@@ -137,7 +135,7 @@ class TrainingLoop:
         # One all-reduce also decides, for all ranks alike, whether to stop.
         sums = all_reduce(self.accelerator, *gradients, self.signals.received is not None, self._is_late())
         loss, r_drop, padded_tokens, stopping_ranks, late_ranks = sums
-        self._is_stopping, self.time_is_up = stopping_ranks > 0, late_ranks > 0
+        self._is_stopping, self._time_is_up = stopping_ranks > 0, late_ranks > 0
         if is_finite:
             all_tokens = tokens + sum(len(row["input_ids"]) for bucket in update for row in bucket)
             self.progress.count(loss=loss, r_drop=r_drop, gradient_norm=norm, updates=1)
@@ -248,7 +246,7 @@ class TrainingLoop:
             logger.info("no improvement in %s validations: stopping early", patience)
             return True
         last = self.settings.max_updates
-        return self.time_is_up or (last is not None and progress.update >= last)
+        return self._time_is_up or (last is not None and progress.update >= last)
 
     def _validate(self) -> None:
         """Measure loss and scores on the validation pairs, and note how good they are."""
@@ -260,8 +258,6 @@ class TrainingLoop:
         self.log.write_validation(self.progress, values)
         select, keep_best = self.recipe.validation.select, self.recipe.checkpoints.keep_best
         self.progress.note_validation(values[select], select != "loss", keep_best, is_saved)
-        if self.observe is not None:
-            self.observe(values)
 
     def _interruption(self) -> TrainingInterrupted:
         return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")

@@ -412,7 +412,7 @@ def test_a_finished_run_says_that_nothing_is_left(make_loop, caplog):
     make_loop().run()
     with caplog.at_level(logging.INFO, logger="heedful"):
         make_loop({"resume": True}).run()
-    assert "nothing is left to train: the run has come to its end, after 6 updates" in caplog.text
+    assert "nothing is left to train: the run has ended, after 6 updates" in caplog.text
 
 
 def test_allowed_changes_are_not_refused(make_loop, tmp_path):

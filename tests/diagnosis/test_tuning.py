@@ -80,6 +80,13 @@ def test_values_are_chosen_around_the_recipe_s_own(tmp_path):
     assert "vocabulary" not in knobs_of(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
 
 
+def test_any_key_may_be_varied_and_empty_is_a_value(recipe, tmp_path):
+    search = tune(recipe, tmp_path / "search", minutes=5, vary={"optimization.r_drop": [None, 2, 0.5]})
+    assert {trial.values["optimization.r_drop"] for trial in search.trials} == {None, 2, 0.5}
+    ticks = (search.recipe.parent / tuning.PICTURE).read_text()
+    assert ticks.index(">0.5<") < ticks.index(">2<") < ticks.index(">None<")
+
+
 def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
     options = with_values(tiny_recipe(tmp_path), {"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)

@@ -359,5 +359,7 @@ def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
     axes.grid(alpha=0.3)
 
 
-def _order(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, str), value
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Return what values are sorted by: numbers by size, before others by their letters."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0, str(value)

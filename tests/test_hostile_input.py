@@ -485,6 +485,11 @@ def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
     for number, path in enumerate(sorted(whole.iterdir())):
         shutil.copy(path, tmp_path / "models--a--b" / "blobs" / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    target = snapshot / "target_tokenizer"  # one folder deeper
+    target.mkdir()
+    for path in snapshot.glob("tokenizer*.json"):
+        (target / path.name).symlink_to(f"../{path.readlink()}")
+    (snapshot / CHECKSUMS_FILE).unlink()
     assert Translator.from_pretrained(snapshot).translate(["네."])
     (tmp_path / "latest").symlink_to(snapshot)
     assert load_model(tmp_path / "latest")

@@ -89,12 +89,13 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_inside(folder: Path) -> None:
     """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
 
-    The links of the Hub's cache may: there a folder `models--…/snapshots/…` has its files in `models--…/blobs`.
+    The links of the Hub's cache may: there `models--…/snapshots/…` and the folders in it have their files in
+    `models--…/blobs`.
     """
-    root = folder.resolve()
-    repository = root.parent.parent
-    is_cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
-    roots = [root, repository / "blobs"] if is_cached else [root]
+    roots = [folder.resolve()]
+    for place in folder.resolve().parents:
+        if place.name == "snapshots" and place.parent.name.startswith("models--"):
+            roots.append(place.parent / "blobs")
     for path in folder.rglob("*"):
         if path.is_symlink():
             target = Path(os.path.realpath(path))

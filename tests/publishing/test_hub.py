@@ -192,8 +192,8 @@ def test_one_push_is_one_commit_with_model_code_tokenizers_and_card(pushed, fold
         "POST /api/models/me/tiny/commit/main"
     ]
     files = files_at(pushed, pushed.revisions[0])
-    others = {".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert set(files) == CODE | others | {"tokenizer.json", "tokenizer_config.json"}
+    others = {".gitattributes", "README.md", "config.json", "generation_config.json", "heed_checksums.json"}
+    assert set(files) == CODE | others | {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     for name in set(files) - {".gitattributes"}:
         assert files[name] == (folders[0] / "joint" / name).read_bytes()
 

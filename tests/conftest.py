@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,6 +35,22 @@ def _quick_collections_of_garbage():
     """Leave all modules and caches out of later collections: accelerate makes one for each file that it loads."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def heedful_command(monkeypatch, capsys):
+    """Run the command `heedful` in this process; return its exit code, output and errors."""
+    from heedful.cli import main as cli
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,12 @@
 """`heedful doctor` on recipes that are sound, and on recipes with one thing wrong."""
 
 import json
-import sys
 
 import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
 
-from heedful.cli import main as cli
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
@@ -46,21 +44,6 @@ def severe(tmp_path):
         return [(f.level, f.check, f.where) for f in diagnosis.findings if f.level != "note"]
 
     return check
-
-
-@pytest.fixture
-def heedful(monkeypatch, capsys):
-    """Run the command in this process; return its exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
 
 
 def corpus(folder, pairs, name="pairs"):
@@ -251,34 +234,34 @@ def recipe_file(folder, changes=None):
     return path
 
 
-def test_the_command_ends_with_0_without_and_with_1_with_errors(heedful, tmp_path):
+def test_the_command_ends_with_0_without_and_with_1_with_errors(heedful_command, tmp_path):
     path = recipe_file(tmp_path)
-    code, output, _ = heedful("doctor", path)
+    code, output, _ = heedful_command("doctor", path)
     assert code == 0
     assert output.splitlines()[-1].startswith("0 errors, ")
-    code, output, errors = heedful("doctor", path, "optimization.warmup_updates=4000")
+    code, output, errors = heedful_command("doctor", path, "optimization.warmup_updates=4000")
     assert code == 1
     assert output.splitlines()[0] == "error    optimization.warmup_updates  [schedule]"
     assert "Traceback" not in errors
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_prints_json(heedful, tmp_path):
-    code, output, _ = heedful("doctor", recipe_file(tmp_path), "optimization.warmup_updates=4000", "--json")
+def test_the_command_prints_json(heedful_command, tmp_path):
+    code, output, _ = heedful_command("doctor", recipe_file(tmp_path), "optimization.warmup_updates=4000", "--json")
     answer = json.loads(output)
     assert (code, answer["has_errors"], answer["looked_at"]) == (1, True, 300)
     assert answer["findings"][0]["where"] == "optimization.warmup_updates"
 
 
 @pytest.mark.parametrize("override", ["optimisation.seed=1", "data.train=nowhere.jsonl", "tokenizer.path=/nowhere"])
-def test_an_unusable_recipe_ends_with_2_and_one_line(heedful, tmp_path, override):
-    code, output, errors = heedful("doctor", recipe_file(tmp_path), override)
+def test_an_unusable_recipe_ends_with_2_and_one_line(heedful_command, tmp_path, override):
+    code, output, errors = heedful_command("doctor", recipe_file(tmp_path), override)
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
 
 
-def test_pairs_must_be_a_number_of_pairs(heedful, tmp_path):
-    code, _, errors = heedful("doctor", recipe_file(tmp_path), "--pairs", "0")
+def test_pairs_must_be_a_number_of_pairs(heedful_command, tmp_path):
+    code, _, errors = heedful_command("doctor", recipe_file(tmp_path), "--pairs", "0")
     assert code == 2
     assert "`--pairs` must be at least 1, but is 0 instead." in errors
 

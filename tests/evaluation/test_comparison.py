@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, compare_translations
-from heedful.cli import main as cli
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
 
@@ -179,19 +177,10 @@ def place(tmp_path, references, systems, monkeypatch):
 
 
 @pytest.fixture
-def compare(place, monkeypatch, capsys):
+def compare(place, heedful_command):
     """Run `heedful compare` on the pairs; return its exit code, output and errors."""
-
-    def run(*arguments):
-        settings = ["--data", "test.jsonl", "--resamples", "40", "--trials", "40"]
-        monkeypatch.setattr(sys, "argv", ["heedful", "compare", *map(str, arguments), *settings])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
+    settings = ["--data", "test.jsonl", "--resamples", "40", "--trials", "40"]
+    return lambda *arguments: heedful_command("compare", *arguments, *settings)
 
 
 def test_the_command_compares_models_files_and_seeds_and_writes_all_of_it(compare, place, references, systems):

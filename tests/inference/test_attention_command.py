@@ -2,12 +2,12 @@
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
 from heedful import attention_entropy, attention_map, attention_maps, attention_rollout, word_alignment
-from heedful.cli import main as cli
 from heedful.inference.attention.measures import write_links
 
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
@@ -22,18 +22,9 @@ def folder(model, tokenizers, tmp_path_factory):
 
 
 @pytest.fixture
-def attention(monkeypatch, capsys, folder):
+def attention(heedful_command, folder):
     """Run the command in this process; return its exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", "attention", str(folder), *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
+    return partial(heedful_command, "attention", folder)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,20 +139,11 @@ def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers
 
 
 @pytest.fixture
-def backtranslate(model, tokenizers, tmp_path, monkeypatch, capsys):
+def backtranslate(model, tokenizers, tmp_path, heedful_command):
     """Run `heedful backtranslate` on the model; return its exit code, output and errors."""
     model.save_pretrained(tmp_path / "model")
     tokenizers.save_pretrained(tmp_path / "model")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", "backtranslate", f"{tmp_path}/model", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
+    return partial(heedful_command, "backtranslate", tmp_path / "model")
 
 
 def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, tmp_path):

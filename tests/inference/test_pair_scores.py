@@ -3,7 +3,7 @@
 import gzip
 import json
 import math
-import sys
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from heedful import (
     Translator,
     dual_cross_entropy,
 )
-from heedful.cli import main as cli
 from heedful.data.encoding import EncodedPairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.scoring import PairScore
@@ -158,18 +157,9 @@ def folder(model, tokenizers, tmp_path):
 
 
 @pytest.fixture
-def score(monkeypatch, capsys, folder):
+def score(heedful_command, folder):
     """Run `heedful score` on the model; return its exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", "score", str(folder), *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
+    return partial(heedful_command, "score", folder)
 
 
 def table(text: str) -> list[dict[str, str]]:

@@ -1,12 +1,11 @@
 """The card of a fine-tuned model: what its maker says, what its folder tells, and nothing of anybody else's."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 from test_model_card import FACTS
 
-from heedful.cli import main as cli
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.finetuned_card import write_finetuned_card
 from heedful.publishing.hub import check_folder, read_card
@@ -28,18 +27,9 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def card(monkeypatch, capsys, folder):
+def card(heedful_command, folder):
     """Run the command in this process; return its exit code, output and errors."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["heedful", "card", str(folder), *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
+    return partial(heedful_command, "card", folder)
 
 
 def test_a_folder_with_its_card_can_be_pushed(card, folder):

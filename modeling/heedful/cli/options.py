@@ -17,6 +17,11 @@ from typer.core import TyperCommand
 from heedful.files import written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
+Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
+Source = Annotated[str, Option(help="Source language or column.")]
+Target = Annotated[str, Option(help="Target language or column.")]
+BleuTokenizer = Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")]
+Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case.")]
 Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
 MaxNewTokens = Annotated[int | None, Option(help="Longest translation in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]

@@ -99,14 +99,14 @@ def _lines(path: Path | None) -> Iterator[str]:
 
 def evaluate(
     model: options.AnyModel,
-    data: Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")],
-    source: Annotated[str, Option(help="Source language or column.")] = "source",
-    target: Annotated[str, Option(help="Target language or column.")] = "target",
+    data: options.Data,
+    source: options.Source = "source",
+    target: options.Target = "target",
     num_beams: options.Beams = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
-    tokenize: Annotated[str, Option(help="sacreBLEU's tokenizer for BLEU.")] = "13a",
-    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
+    tokenize: options.BleuTokenizer = "13a",
+    lowercase: options.Lowercase = False,
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
     token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="Write the translations here, one a line.")] = None,
@@ -167,8 +167,8 @@ def score(
     pairs: Annotated[
         list[str], Argument(metavar="PAIRS", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")
     ],
-    source: Annotated[str, Option(help="Source language or column.")] = "source",
-    target: Annotated[str, Option(help="Target language or column.")] = "target",
+    source: options.Source = "source",
+    target: options.Target = "target",
     output: Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")] = None,
     tokens: Annotated[bool, Option("--tokens", help="Write each token with its score, too.")] = False,
     backward: Annotated[str | None, Option(help="A model of the other direction, to combine both.")] = None,

@@ -254,7 +254,7 @@ def test_a_path_of_the_wrong_kind_is_named_by_its_option(refused, tmp_path):
     arguments = ["--data", tmp_path / "pairs.tsv", "--output", tmp_path / "pairs.tsv"]
     assert "`--output` must be a file that does not exist yet" in refused("init", *arguments)
     assert "The recipe must be a YAML file, but" in refused("train", tmp_path)
-    assert "`--data` must be a file of sentences" in refused("verify", "none", "--data", tmp_path)
+    assert "`--data` must be a text file" in refused("verify", "none", "--data", tmp_path)
     for engine in ("onnx", "ctranslate2"):
         message = refused("export", engine, "none", tmp_path / "out", "--sentences", tmp_path / "none.txt")
         assert "`sentences` must be a text file, but" in message

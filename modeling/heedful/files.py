@@ -86,6 +86,16 @@ def read_object(path: Path) -> dict[str, Any]:
     return read
 
 
+def read_lines(path: str | Path, name: str) -> list[str]:
+    """Read a text file in UTF-8, whose lines end in line feeds alone; errors call it `name`."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"`{name}` must be a text file, but {path} is none.")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {error}.") from error
+
+
 def check_inside(folder: Path) -> None:
     """Raise a `ValueError` if a link in a model's folder, or a name in its JSON files, leads out of it.
 
@@ -135,6 +145,11 @@ def listed(names: Sequence[str]) -> str:
     """Name the first three of some names in alphabetical order, and say how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(sorted(names)[:3]) + more
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Quote a text with its invisible characters made visible, and cut a long one."""
+    return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
 def check_at_least(minimum: int, **numbers: float | None) -> None:

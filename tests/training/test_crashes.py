@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import crash_run
-import forked
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+import forked
 from full_disk import FileTooLarge
 from heedful.training.checkpoints import store
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage

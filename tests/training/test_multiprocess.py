@@ -3,7 +3,6 @@
 import json
 from unittest.mock import patch
 
-import forked
 import process_run
 import pytest
 import torch
@@ -11,6 +10,7 @@ from accelerate.state import AcceleratorState
 from process_checks import NO_DROPOUT, R_DROP, REGULAR, STREAM, make_loop, with_stand_in_for_dropout
 from safetensors.torch import load_file
 
+import forked
 from heedful.training.loop.loop import seed_of_update
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator

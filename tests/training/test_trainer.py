@@ -5,7 +5,6 @@ from itertools import product
 from pathlib import Path
 
 import contract_measures as contract
-import forked
 import pytest
 import torch
 import trainer_process
@@ -21,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+import forked
 from heedful.training.trainer.batches import without_padding
 from helpers import tiny_model
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from heedful.cli import options
-from heedful.files import write_text
+from heedful.files import read_lines, write_text
 
 
 def doctor(
@@ -58,10 +58,7 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
-        if not data.is_file():
-            raise FileNotFoundError(f"`--data` must be a file of sentences, but {data} is none.")
-        lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
-        texts += [line for line in lines if line.strip()]
+        texts += [line for line in read_lines(data, "--data") if line.strip()]
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")
     options.quieten()

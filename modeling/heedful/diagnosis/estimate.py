@@ -22,9 +22,10 @@ from accelerate.utils import set_seed
 from heedful.data.batching import Row
 from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import percent, shortened
+from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import MIB, HeldBytes, available_memory, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
+from heedful.files import shortened
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model

@@ -46,16 +46,7 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
-        """Add one prediction and its reference or references.
-
-        Args:
-            prediction: A detokenized translation.
-            reference: Its reference, or a list of them.
-            kwargs: No other inputs exist.
-
-        Raises:
-            ValueError: If there is another input, or one of another form.
-        """
+        """Add one prediction and its reference or references, as `add_batch` does with several."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def add_batch(

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,18 +124,23 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
-        names = sorted(report[kind])
-        if names:
-            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
-    if shapes:
-        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
+    check_report(folder, report)
     broken = list(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
     check_unchanged(folder, changed.result())  # last, because the errors above say more
     return model.eval()
+
+
+def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = "") -> None:
+    """Raise a `ValueError` that names weights which are missing, unknown or of other shapes by a loading report."""
+    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
+        names = sorted(name for name in report[kind] if name != may_lack)
+        if names:
+            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
 
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.training.folder import leaves
+
 TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
@@ -139,7 +141,7 @@ def render_model_card(facts: RunFacts) -> str:
         card_metadata(facts),
         facts=facts,
         is_builtin=any(dataset.startswith(BUILTIN) for dataset in facts.datasets),
-        recipe=_flat(facts.recipe),
+        recipe=leaves(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
     )
 
@@ -194,14 +196,6 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
         for metric in METRIC_NAMES
         if metric in scores
     ]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, with names like `outer.inner`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def metadata_of_card(

@@ -68,31 +68,22 @@ class MinimumBayesRisk:
         self,
         model: Any,
         input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
         generation_config: Any,
         inputs_tensor: torch.Tensor | None = None,
-        **model_kwargs: Any,
+        **given: Any,
     ) -> Any:
         """Find N = `num_return_sequences` candidates as `Strategy` says, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
         # Another strategy checks these itself.
         unread = BEAM_MODES | {"penalty_alpha": UNSET} if self.candidates is None else {}
-        check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
+        check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
             search: Callable[..., Any] = partial(self.candidates, inputs_tensor=inputs_tensor)
         else:
             search = type(model)._beam_search if (generation_config.num_beams or 1) > 1 else type(model)._sample
-        found = search(
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            **model_kwargs,
-        )
+        found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
         texts = self._decode(sequences[:, prompt_length:])

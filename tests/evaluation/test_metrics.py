@@ -119,8 +119,12 @@ def test_the_number_of_references_may_differ_between_predictions():
     [
         (["a", "b", "c"], ["a", "b"], "3 predictions and 2 references"),
         ([], [], "empty"),
-        (["a"], [["a"]], r"`references\[0\]` is list.*TranslationMetric"),
-        (["a", "b"], ["a", None], r"`references\[1\]` is NoneType"),
+        (
+            ["a"],
+            [["a"]],
+            r"`references\[0\]` must be text, or with `several` .* holds \[\[\'a\'\]\]",
+        ),
+        (["a", "b"], ["a", None], r"`references\[1\]` must be text"),
         (["a", None], ["a", "b"], r"`predictions\[1\]` must be a string"),
         ("a sentence", ["a"], "`predictions` must be a list"),
         (["a"], "a", "`references` must be a list"),

@@ -57,11 +57,7 @@ class TranslationMetric(evaluate.Metric):
         Args:
             predictions: Detokenized translations.
             references: For each prediction its reference, or the list of its references.
-            kwargs: No other inputs exist.
-
-        Raises:
-            ValueError: If the numbers of predictions and references differ, or if an input is unknown or has another
-                form.
+            kwargs: No other inputs exist: they are refused.
         """
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")

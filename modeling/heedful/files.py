@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -58,16 +59,16 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder") -> No
         raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does.")
 
 
-def check_writable(path: str | Path, suffixes: Sequence[str], name: str = "path") -> Path:
+def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
     """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists.
 
     Else an error names the argument.
     """
     path = Path(path)
-    if path.suffix.lower() not in suffixes:
+    if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
-    if path.is_dir():
-        raise ValueError(f"`{name}` must be a file to write, but {path} is a folder.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {path.parent} does not exist.")
     return path
@@ -89,7 +90,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_lines(path: str | Path, name: str) -> list[str]:
     """Read a text file in UTF-8, whose lines end in line feeds alone; errors call it `name`."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"`{name}` must be a text file, but {path} is none.")
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")
     try:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -152,6 +154,15 @@ def shortened(text: str, width: int = 60) -> str:
     return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
+def duration(seconds: float) -> str:
+    """Write a time in hours and minutes, or in minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def check_at_least(minimum: int, **numbers: float | None) -> None:
     """Raise a `ValueError` that names the first of some numbers below a minimum; `None` is none."""
     for name, number in numbers.items():
@@ -159,12 +170,17 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
             raise ValueError(f"`{name}` must be at least {minimum}, but is {number} instead.")
 
 
+def import_extra(name: str, extra: str) -> Any:
+    """Import a module that one of the package's extras installs, or raise an `ImportError` that names the extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name.partition('.')[0]} must be installed: pip install 'heedful[{extra}]'") from error
+
+
 def check_matplotlib() -> None:
     """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Drawing needs matplotlib: pip install 'heedful[plots]'") from error
+    import_extra("matplotlib.figure", "plots")
 
 
 def remove(path: Path) -> None:

@@ -160,12 +160,6 @@ def test_a_missing_korean_tokenizer_is_named_with_its_package(monkeypatch):
         score_translations(["네"], ["네"], tokenize="ko-mecab")
 
 
-def test_missing_sacrebleu_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(ImportError, match="sacrebleu: pip install sacrebleu"):
-        score_translations(["a"], ["a"])
-
-
 @given(st.integers(1, 10_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
 def test_wilsons_interval_holds_the_share_and_stays_within_bounds(numbers):
     successes, count = numbers

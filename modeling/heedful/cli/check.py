@@ -93,8 +93,7 @@ def compare(
     from heedful.data.sources import read_pairs
     from heedful.evaluation import comparison
 
-    if output is not None:
-        options.check_output(output, "--output")
+    options.check_output(output, "--output")
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}

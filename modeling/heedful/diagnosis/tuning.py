@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
@@ -23,11 +23,14 @@ from heedful.publishing.learning_curve import LOG_FILE, read_curves
 from heedful.training.checkpoints.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.folder import folder_of_run
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.model_of_recipe import check_model
+from heedful.training.model_of_recipe import check_model, config_of
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import make_recipe, read_config, to_yaml
+from heedful.training.recipe_file import make_recipe, to_yaml
+
+if TYPE_CHECKING:
+    from heedful.configuration_base_heed import HeedBaseConfig
 
 logger = logging.getLogger(__name__)
 
@@ -108,16 +111,16 @@ def tune(
 
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
-    fields = _model_fields(recipe)
+    config = config_of(recipe.model, {}, recipe.tokenizer.joint)
     choices: dict[str, tuple[Any, ...]] = {}
-    size, width = recipe.tokenizer.vocab_size, _width(fields)
+    size, width = recipe.tokenizer.vocab_size, config.hidden_size
     if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm != "word":
         choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
     if recipe.model.start_from is None:
         # Heads of one width: their number changes with the model's.
         choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
-        choices["depth"] = tuple(sorted({*VALUES["depth"], _depth(fields)}))
-        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(fields.get("dropout", 0.1))}))
+        choices["depth"] = tuple(sorted({*VALUES["depth"], config.encoder_layers}))
+        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(config.dropout)}))
     rate = recipe.optimization.learning_rate
     choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
     return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
@@ -125,11 +128,11 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """Return a recipe with other values of its knobs."""
-    tree, fields = asdict(recipe), _model_fields(recipe)
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
     options = tree["model"]["options"]
     for knob, value in values.items():
         if knob == "width":
-            options |= _widened(fields, value)
+            options |= _widened(config, value)
         elif knob == "depth":
             options |= {"encoder_layers": value, "decoder_layers": value}
         else:
@@ -151,34 +154,17 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
     return section, key
 
 
-def _model_fields(recipe: Recipe) -> dict[str, Any]:
-    given = read_config(recipe.model.config) if recipe.model.config else {}
-    return given | recipe.model.options
-
-
-def _is_recurrent(fields: Mapping[str, Any]) -> bool:
-    return fields.get("model_type") == "heed_rnn"
-
-
-def _width(fields: Mapping[str, Any]) -> int:
-    return fields.get("hidden_size", 1024) if _is_recurrent(fields) else fields.get("d_model", 512)
-
-
-def _depth(fields: Mapping[str, Any]) -> int:
-    return fields.get("encoder_layers", 1 if _is_recurrent(fields) else 6)
-
-
-def _widened(fields: Mapping[str, Any], width: int) -> dict[str, int]:
+def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
     """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
-    if _is_recurrent(fields):
+    if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}
-    options, before = {"d_model": width}, _width(fields)
+    options, before = {"d_model": width}, config.hidden_size
     for side in ("encoder", "decoder"):
-        of_head = before // fields.get(f"{side}_attention_heads", 8)
-        options[f"{side}_attention_heads"] = max(1, width // of_head)
-        options[f"{side}_ffn_dim"] = fields.get(f"{side}_ffn_dim", 2048) * width // before
-        if width % options[f"{side}_attention_heads"]:
-            options[f"{side}_attention_heads"] = 1
+        heads, inner = (f"{side}_{part}" for part in ("attention_heads", "ffn_dim"))
+        options[heads] = max(1, width * getattr(config, heads) // before)
+        options[inner] = getattr(config, inner) * width // before
+        if width % options[heads]:
+            options[heads] = 1
     return options
 
 
@@ -215,8 +201,8 @@ def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -
 
 def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the value that a recipe has for each knob."""
-    fields, tree = _model_fields(recipe), asdict(recipe)
-    own = {"width": _width(fields), "depth": _depth(fields), "dropout": fields.get("dropout", 0.1)}
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
+    own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
     for knob in choices.keys() - own.keys():
         section, key = _place(tree, knob)
         own[knob] = section.get(key)

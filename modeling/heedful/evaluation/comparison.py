@@ -14,6 +14,8 @@ import numpy as np
 from heedful.evaluation.metrics import (
     METRICS,
     SMALLEST_BOOTSTRAP,
+    TITLES,
+    check_equally_many,
     is_exact_match,
     sacrebleu_metric,
     score_translations,
@@ -21,7 +23,6 @@ from heedful.evaluation.metrics import (
 from heedful.files import check_at_least
 
 TIE = 1e-7  # up to which two differences of scores are the same
-TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 HEADING = (
     "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
     "and by approximate randomization ({trials:,} trials), seed {seed}."
@@ -231,8 +232,4 @@ def _check_systems(systems: Mapping[str, Any], references: Sequence[str], source
         if isinstance(seeds, str) or not len(seeds) or any(isinstance(texts, str) for texts in seeds):
             raise ValueError(f"`systems[{name!r}]` must be a list with the list of translations of each seed.")
         for texts in seeds:
-            if len(texts) != len(references):
-                raise ValueError(
-                    f"`systems[{name!r}]` must have {len(references)} translations, one for each reference, but has "
-                    f"{len(texts)} instead."
-                )
+            check_equally_many(texts, references)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-METRICS = ("bleu", "chrf", "ter", "exact_match")
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
+METRICS = tuple(TITLES)
 
 # A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
 SMALLEST_BOOTSTRAP = 40
@@ -58,7 +59,7 @@ def score_translations(
 
     Raises:
         ValueError: If sentences are missing or of another form, or a setting is out of range.
-        ImportError: If sacrebleu, or a package that its tokenizer needs, is not installed.
+        ImportError: If a package that the tokenizer needs is not installed.
     """
     predictions = _as_list(predictions, "predictions")
     alternatives = _as_list(references, "references")
@@ -141,10 +142,8 @@ def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> No
 
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
-    try:
-        from sacrebleu.metrics import BLEU, CHRF, TER
-    except ImportError as error:
-        raise ImportError("Scoring needs sacrebleu: pip install sacrebleu") from error
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
     if name == "chrf":
         return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if name == "ter":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
-from heedful.files import check_inside, listed, read_object
+from heedful.files import check_inside, import_extra, listed, read_object
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -36,18 +36,17 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
     # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if resolved.type not in counts:
-        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.")
-    if (resolved.index or 0) >= counts[resolved.type]:
+    try:
+        resolved = torch.device(device)
+        count = counts[resolved.type]
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
+    if (resolved.index or 0) >= count:
         raise ValueError(
             f"`device` must be one that this machine has, but is {str(device)!r} instead"
-            f" (there are {counts[resolved.type]} {resolved.type} devices here)."
+            f" (there are {count} {resolved.type} devices here)."
         )
     return resolved
 
@@ -176,16 +175,13 @@ def adapted_model(folder: Path) -> Path:
 
 def _merged(folder: Path) -> "PreTrainedModel":
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
-    try:
-        from peft import PeftConfig, PeftModel
-    except ImportError as error:
-        raise ImportError(f"The adapter in {folder} needs peft: pip install 'heedful[adapters]'") from error
+    peft = import_extra("peft", "adapters")
     check_inside(folder)
     model = load_model(adapted_model(folder))
     try:
-        settings = PeftConfig.from_pretrained(str(folder))
+        settings = peft.PeftConfig.from_pretrained(str(folder))
         is_part_of_the_weights = not settings.is_prompt_learning
-        adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
+        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
         raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.files import duration
 from heedful.training.folder import leaves
 
 TEMPLATES = Path(__file__).parent
@@ -230,14 +231,6 @@ def _keyword(value: str | None, name: str) -> str:
     return "" if value is None else f", {name}={python_string(value)}"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def _score(scores: Mapping[str, Any], metric: str) -> str:
     if metric not in scores:
         return "–"
@@ -260,7 +253,7 @@ def _quoted(text: str) -> str:
 FILTERS = {
     "cell": _cell,
     "count": "{:,}".format,
-    "duration": _duration,
+    "duration": duration,
     "keyword": _keyword,
     "quoted": _quoted,
     "score": _score,

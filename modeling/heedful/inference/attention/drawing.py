@@ -118,9 +118,7 @@ def draw_attention_grid(
         The path of the file.
 
     Raises:
-        ValueError: If the path has another suffix, or there is no such kind or layer.
-        FileNotFoundError: If the folder of `path` does not exist.
-        ImportError: If matplotlib is not installed.
+        ValueError: If there is no such kind or layer; further errors are those of `draw_attention`.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]

@@ -50,13 +50,12 @@ class MinimumBayesRisk:
         candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own
             sampling or beam search.
         utility: What a hypothesis is worth if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from
-            0 to 100), as Eikema and Aziz (2022) use, which needs sacrebleu.
+            0 to 100), as Eikema and Aziz (2022) use.
         keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
 
     Raises:
         ValueError: If, when it is called, there are fewer than two candidates for a sentence or fewer than `keep`, or
             a setting would not be read.
-        ImportError: If sacrebleu is needed and missing.
     """
 
     tokenizer: Any = field(repr=False)
@@ -121,10 +120,8 @@ def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
 
 def character_f_score() -> Utility:
     """Return sacrebleu's sentence chrF as a utility."""
-    try:
-        from sacrebleu.metrics import CHRF
-    except ImportError as error:
-        raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install sacrebleu") from error
+    from sacrebleu.metrics import CHRF
+
     metric = CHRF()
     return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
 

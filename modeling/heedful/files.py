@@ -88,7 +88,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: str | Path, name: str) -> list[str]:
-    """Read a text file in UTF-8, whose lines end in line feeds alone; errors call it `name`."""
+    """Read a text file in UTF-8, split at line ends and at nothing else of Unicode; errors call it `name`."""
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")

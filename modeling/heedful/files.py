@@ -171,16 +171,16 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import a module that one of the package's extras installs, or raise an `ImportError` that names the extra."""
+    """Import a package that one of our extras installs, or raise an `ImportError` that names the extra."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise ImportError(f"{name.partition('.')[0]} must be installed: pip install 'heedful[{extra}]'") from error
+        raise ImportError(f"{name} must be installed: pip install 'heedful[{extra}]'") from error
 
 
 def check_matplotlib() -> None:
     """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    import_extra("matplotlib.figure", "plots")
+    import_extra("matplotlib", "plots")
 
 
 def remove(path: Path) -> None:

@@ -29,10 +29,11 @@ LEARNING = {
     "model.options": {**SIZES, "dropout": 0.0, "label_smoothing": 0.0},
     "optimization.schedule": "linear",
     "optimization.learning_rate": 0.006,
-    "optimization.warmup_updates": 30,
+    "optimization.warmup_updates": 20,
     "optimization.max_updates": 1,  # until the command line says more
     "optimization.tokens_per_update": 3000,
-    "validation.every_updates": 20,
+    "validation.every_updates": 50,
+    "checkpoints.every_updates": 170,
     "decoding.max_length": 40,
 }
 
@@ -54,7 +55,7 @@ def write_recipe(folder, changes=None):
 def trained(tmp_path_factory):
     """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
-    finished = process("train", write_recipe(folder, LEARNING), "optimization.max_updates=260", "seed=3")
+    finished = process("train", write_recipe(folder, LEARNING), "optimization.max_updates=210", "seed=3")
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished, folder / "run"
 
@@ -119,7 +120,7 @@ def test_training_tells_what_it_made(trained):
     lines = finished.stdout.splitlines()
     told = ["validation", "unseen", lines[2], "model", "card", "learning curve"]
     assert [line.split(":")[0] for line in lines] == told
-    assert lines[2].startswith("260 updates")
+    assert lines[2].startswith("210 updates")
     assert str(run / "model") in lines[3]
     assert Path(lines[4].removeprefix("card: ")) == run / "model" / "README.md"
     assert "3000 training pairs" in finished.stderr
@@ -152,7 +153,7 @@ def test_what_cannot_be_plotted_is_refused(trained, model, refused, tmp_path):
 
 def test_the_overrides_are_in_the_published_recipe(trained):
     written = yaml.safe_load((trained[1] / "model" / "recipe.yaml").read_text())
-    assert (written["optimization"]["max_updates"], written["seed"]) == (260, 3)
+    assert (written["optimization"]["max_updates"], written["seed"]) == (210, 3)
 
 
 def test_the_published_folder_is_complete(model):
@@ -253,7 +254,7 @@ def test_a_path_of_the_wrong_kind_is_named_by_its_option(refused, tmp_path):
     arguments = ["--data", tmp_path / "pairs.tsv", "--output", tmp_path / "pairs.tsv"]
     assert "`--output` must be a file that does not exist yet" in refused("init", *arguments)
     assert "The recipe must be a YAML file, but" in refused("train", tmp_path)
-    assert "`--data` must be a file of sentences" in refused("verify", "none", "--data", tmp_path)
+    assert "`--data` must be a text file" in refused("verify", "none", "--data", tmp_path)
     for engine in ("onnx", "ctranslate2"):
         message = refused("export", engine, "none", tmp_path / "out", "--sentences", tmp_path / "none.txt")
         assert "`sentences` must be a text file, but" in message

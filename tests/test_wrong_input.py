@@ -254,9 +254,9 @@ def test_a_broken_generation_config_is_not_passed_over(folder, road):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "must have a `weight_map`, but cannot be read: JSONDecodeError"),
-        ("{}", "must have a `weight_map`, but cannot be read: KeyError"),
-        ('{"weight_map": {"a": "elsewhere.safetensors"}}', r"must hold elsewhere\.safetensors, which"),
+        ("{", "cannot be loaded: JSONDecodeError"),
+        ("{}", "cannot be loaded: KeyError"),
+        ('{"metadata": {}, "weight_map": {"a": "elsewhere.safetensors"}}', r"elsewhere\.safetensors"),
     ],
 )
 def test_an_index_that_cannot_be_followed_is_not_pushed(folder, index, message):

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -58,16 +59,16 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder") -> No
         raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does.")
 
 
-def check_writable(path: str | Path, suffixes: Sequence[str], name: str = "path") -> Path:
+def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
     """Return the path of a file to be written, if it ends in one of the suffixes and its folder exists.
 
     Else an error names the argument.
     """
     path = Path(path)
-    if path.suffix.lower() not in suffixes:
+    if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
-    if path.is_dir():
-        raise ValueError(f"`{name}` must be a file to write, but {path} is a folder.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {path.parent} does not exist.")
     return path
@@ -84,6 +85,17 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"{path} must be a JSON object, but is {type(read).__name__} instead.")
     return read
+
+
+def read_lines(path: str | Path, name: str) -> list[str]:
+    """Read a text file in UTF-8, split at line ends and at nothing else of Unicode; errors call it `name`."""
+    if not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {error}.") from error
 
 
 def check_inside(folder: Path) -> None:
@@ -137,6 +149,20 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(sorted(names)[:3]) + more
 
 
+def shortened(text: str, width: int = 60) -> str:
+    """Quote a text with its invisible characters made visible, and cut a long one."""
+    return repr(text if len(text) <= width else text[: width - 1] + "…")
+
+
+def duration(seconds: float) -> str:
+    """Write a time in hours and minutes, or in minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def check_at_least(minimum: int, **numbers: float | None) -> None:
     """Raise a `ValueError` that names the first of some numbers below a minimum; `None` is none."""
     for name, number in numbers.items():
@@ -144,12 +170,17 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
             raise ValueError(f"`{name}` must be at least {minimum}, but is {number} instead.")
 
 
+def import_extra(name: str, extra: str) -> Any:
+    """Import a package that one of our extras installs, or raise an `ImportError` that names the extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} must be installed: pip install 'heedful[{extra}]'") from error
+
+
 def check_matplotlib() -> None:
     """Raise an `ImportError` that names the extra if matplotlib is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Drawing needs matplotlib: pip install 'heedful[plots]'") from error
+    import_extra("matplotlib", "plots")
 
 
 def remove(path: Path) -> None:

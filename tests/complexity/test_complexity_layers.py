@@ -54,14 +54,6 @@ def test_a_causal_convolution_may_have_an_even_width():
     assert_near(layer(given)[0, 3], now[:WIDTH] * now[WIDTH:].sigmoid(), 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("kernel_width", (4,)), ("kernel_width", (0,)), ("dilation", (3, 0))], ids=str
-)
-def test_a_convolution_of_impossible_sizes_is_an_error(name, arguments):
-    with pytest.raises(ValueError, match=rf"`{name}` must be .* but is {arguments[-1]} instead"):
-        GatedConvolution(WIDTH, *arguments)
-
-
 @torch.no_grad()
 def test_fresh_weights_keep_the_variance():
     layer = GatedConvolution(64, 5)

@@ -142,7 +142,7 @@ def test_comparisons_that_cannot_be_made_are_refused(references):
             pair,
             references[:-1],
             references[:-1],
-            r"`systems\['a'\]` must have 39 translations, one for each reference",
+            "must be equally many, but are 40 predictions and 39 references",
         ),
         (pair, references, references[:-1], "`references` must be at least two, and as many as `sources`"),
         ({"a": references, "b": [references]}, references, references, "must be a list with the list of translations"),

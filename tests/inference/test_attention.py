@@ -268,7 +268,7 @@ def test_wrong_paths_are_named(small_map, tmp_path):
 
 
 def test_missing_matplotlib_names_the_extra(small_map, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"heedful\[plots\]"):
         draw_attention(small_map, tmp_path / "map.png")
 

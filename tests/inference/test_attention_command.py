@@ -223,7 +223,7 @@ def test_links_of_words_that_there_are_not_are_refused(refused, tmp_path, target
 
 
 def test_a_picture_without_matplotlib_is_refused_before_the_model_is_loaded(refused, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("heedful.inference.translation.Translator.from_pretrained", None)
     assert "pip install 'heedful[plots]'" in refused(SOURCE, "-o", tmp_path / "map.png")
 

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli import main as cli
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.evaluation import comparison
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "score_and_compare.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^heedful (\w+ .*)$", GUIDE, flags=re.MULTILINE)
@@ -41,7 +43,8 @@ def test_every_command_of_the_guide_runs(place, monkeypatch, capsys, pairs):
     assert len(COMMANDS) >= 9
     printed = {}
     for command in COMMANDS:
-        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command)])
+        quick = ["--resamples", "40", "--trials", "40"] if command.startswith("compare ") else []
+        monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command), *quick])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         told = capsys.readouterr()
@@ -56,7 +59,9 @@ def test_every_command_of_the_guide_runs(place, monkeypatch, capsys, pairs):
     assert "± " in printed[COMMANDS[-1]]
 
 
-def test_the_python_of_the_guide_runs(place, capsys):
+def test_the_python_of_the_guide_runs(place, capsys, monkeypatch):
+    quick = partial(comparison.ComparisonSettings, resamples=40, trials=40)
+    monkeypatch.setattr(comparison, "ComparisonSettings", quick)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
     for code in blocks:
         exec(code, {})

@@ -416,5 +416,5 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
     with pytest.raises(ValueError, match=r"must be one that can be merged .*, but is PROMPT_TUNING instead"):
         load_model(tmp_path / "prompt")
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ImportError, match=r"needs peft: pip install 'heedful\[adapters\]'"):
+    with pytest.raises(ImportError, match=r"peft must be installed: pip install 'heedful\[adapters\]'"):
         load_model(folders / "adapter")

@@ -261,7 +261,7 @@ def test_a_folder_without_a_file_that_it_takes_is_not_pushed(folder, name):
     check_folder(folder)
     (path,) = folder.glob(name)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=path.name):
+    with pytest.raises((FileNotFoundError, ValueError), match=path.name):  # a shard is missed by whoever loads it
         push(folder, "me/tiny")
 
 

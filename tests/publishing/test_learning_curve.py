@@ -96,5 +96,5 @@ def test_a_picture_that_cannot_be_drawn_is_told_and_fails_nothing(run, tmp_path,
     assert "no learning curve is drawn: `RUN` must be" in caplog.text
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert leave_learning_curve(run, tmp_path) == ""
-    assert "no learning curve is drawn: Drawing needs matplotlib: pip install 'heedful[plots]'" in caplog.text
+    assert "no learning curve is drawn: matplotlib must be installed: pip install 'heedful[plots]'" in caplog.text
     assert not (tmp_path / "learning_curve.png").exists()

@@ -125,8 +125,8 @@ def test_a_table_has_a_line_for_every_row_and_the_same_after_json(rows):
 
 
 def test_a_table_with_a_row_too_short_is_an_error():
-    with pytest.raises(ValueError, match="2 cells"):
-        Table("t", "T", ("n", "x"), [(1,)])
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        Table("t", "T", ("n", "x"), [(1,)]).markdown()
 
 
 def test_a_header_tells_columns_and_their_formats_apart():

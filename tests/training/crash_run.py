@@ -1,10 +1,8 @@
-"""Train a recipe, ended again and again by signals at random moments: python crash_run.py FOLDER KILLS SEED.
+"""Train a recipe, ended again and again by signals at random moments.
 
-Every attempt is a process of its own, forked from this one, which has imported everything and prepared nothing. Writes
-FOLDER/result.json.
+Every attempt is a process of its own, forked from this one, which has imported everything and prepared nothing.
 """
 
-import json
 import os
 import random
 import signal
@@ -12,10 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import torch
+from accelerate.state import AcceleratorState
 
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.signals import TrainingInterrupted
@@ -49,6 +45,7 @@ def attempt(folder: Path) -> tuple[int, int]:
         torch.set_num_threads(1)
         TrainingLoop.run = run_and_tell
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+        AcceleratorState._reset_state(reset_partial_state=True)
         train(tiny_recipe(folder, {**CHANGES, "resume": True}))
         code = 0
     except TrainingInterrupted:
@@ -97,7 +94,8 @@ def end_at_a_random_moment(folder: Path, number: int, seconds: float, draw: rand
     }
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def end_again_and_again(folder: Path, kills: int, seed: int) -> list[dict]:
+    """Train one run undisturbed, and one that is ended that many times; return what it was doing each time."""
     code, seconds = finish(folder / "undisturbed")
     assert code == 0
     draw, ends = random.Random(seed), []
@@ -106,8 +104,5 @@ def main(folder: Path, kills: int, seed: int) -> None:
         # Short enough that the run is still going on at the last kill.
         ends.append(end_at_a_random_moment(folder / "killed", number, 1.5 * seconds / kills, draw))
     code, _ = finish(folder / "killed")
-    (folder / "result.json").write_text(json.dumps({"code": code, "seconds": seconds, "ends": ends}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    assert code == 0
+    return ends

@@ -1,15 +1,12 @@
-"""What every process of test_multiprocess.py does: python process_run.py FOLDER; the main one writes result.json."""
+"""What every process of test_multiprocess.py does; each writes result-RANK.json."""
 
 import json
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_checks import NO_DROPOUT, all_checks, make_loop
 
 from heedful.inference.translation import Translator
@@ -72,13 +69,10 @@ def measure(folder: Path) -> dict:
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    where = Path(sys.argv[1])
-    measured = measure(where)
-    recipe = tiny_recipe(where / "plain", PLAIN)
+def main(folder: Path) -> None:
+    measured = measure(folder)
+    recipe = tiny_recipe(folder / "plain", PLAIN)
     accelerator = make_accelerator(recipe.optimization)
-    corpus = prepare_corpus(recipe, where / "plain" / "tokenizer", accelerator)
-    measured["checks"] = all_checks(where, corpus, accelerator)
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    (where / f"result-{rank}.json").write_text(json.dumps(measured))
+    corpus = prepare_corpus(recipe, folder / "plain" / "tokenizer", accelerator)
+    measured["checks"] = all_checks(folder, corpus, accelerator)
+    (folder / f"result-{torch.distributed.get_rank()}.json").write_text(json.dumps(measured))

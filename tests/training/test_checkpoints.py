@@ -330,8 +330,3 @@ def test_checkpoints_of_different_models_are_not_averaged(saved, tokenizers, tmp
     other = save(tmp_path, tokenizers, 9, **sizes)
     with pytest.raises(ValueError, match=r"update-00000009 is of another model than .*update-00000003"):
         average_weights([checkpoint_path(saved, 3), other])
-
-
-def test_an_average_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="`paths` must name at least one checkpoint"):
-        average_weights([])

@@ -4,19 +4,21 @@ import json
 import logging
 import os
 import resource
+import runpy
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import crash_run
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
+import forked
 from full_disk import FileTooLarge
 from heedful.training.checkpoints import store
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage
@@ -25,17 +27,13 @@ from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe_file import to_yaml
 from tiny_runs import logged, tiny_recipe
 
-HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
 
 
 def assert_ends_like_the_undisturbed(folder: Path, kills: int, seed: int) -> list[dict]:
     """End a run by signals at random moments, and compare what becomes of it with a run that nobody disturbed."""
-    command = [sys.executable, HERE / "crash_run.py", folder, str(kills), str(seed)]
-    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60 + 15 * kills, capture_output=True)
-    result = json.loads((folder / "result.json").read_text())
-    assert result["code"] == 0
+    ends = crash_run.end_again_and_again(folder, kills, seed)
     ours, theirs = (load_file(folder / name / "model/model.safetensors") for name in ("killed", "undisturbed"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -43,13 +41,13 @@ def assert_ends_like_the_undisturbed(folder: Path, kills: int, seed: int) -> lis
         assert logged(folder / "killed", name) == logged(folder / "undisturbed", name), name
     metrics = [(folder / name / "model/metrics.json").read_text() for name in ("killed", "undisturbed")]
     assert metrics[0] == metrics[1]
-    for end in result["ends"]:
+    for end in ends:
         # A signal that finds the run in training ends it politely, long before a cluster would lose its patience; one
         # that comes after its end finds a process that has exited.
         codes = (-signal.SIGKILL,) if end["signal"] == signal.SIGKILL else (130, -signal.SIGTERM, 0)
         assert end["code"] in codes or (end["finished"] and end["code"] == 0)
         assert end["seconds"] < 30
-    return result["ends"]
+    return ends
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.slow)])
@@ -274,30 +272,28 @@ def test_other_errors_are_not_taken_for_memory(make_loop, monkeypatch):
         loop.run()
 
 
-def start_two(*command) -> list[subprocess.Popen]:
-    """Start two processes of a run by hand, without a launcher that looks after them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**ENVIRONMENT, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "HF_HUB_OFFLINE": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+def train_by_script(recipe: Path) -> None:
+    sys.argv = ["train.py", str(recipe)]
+    runpy.run_path(str(ROOT / "scripts" / "train.py"), run_name="__main__")
 
 
-def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
+def wait_for_nobody(folder: Path) -> None:
+    """Work for a while, and wait for another process that never comes."""
+    accelerator = Accelerator(cpu=True)
+    with Heartbeat(accelerator, period=0.2, patience=3.0) as heartbeat:
+        with heartbeat.paused():  # longer than the patience, and nobody minds
+            time.sleep(4.0)
+        accelerator.wait_for_everyone()
+        (folder / f"waiting-{accelerator.process_index}").touch()
+        time.sleep(120)
+
+
+def wait_for(path: Path, processes: list) -> None:
     """Wait until a file is there, while all processes live."""
     deadline = time.monotonic() + 100
     while not path.exists():
         assert time.monotonic() < deadline
-        assert [process.poll() for process in processes] == [None, None]
+        assert [process.exitcode for process in processes] == [None, None]
         time.sleep(0.1)
 
 
@@ -306,15 +302,16 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
     changes = {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5}
     recipe = tiny_recipe(tmp_path / "run", changes)
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
-    processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
+    processes = forked.start(2, tmp_path, train_by_script, tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
         processes[1].kill()
-        told = processes[0].communicate(timeout=60)[1]
+        processes[0].join(60)
     finally:
         for process in processes:
             process.kill()
-    assert processes[0].returncode == 1
+    assert processes[0].exitcode == 1
+    told = forked.told(tmp_path, 0).read_text()
     assert "heedful: Another process of this run has ended, so this one ends too" in told
     assert "Traceback" not in told
     # Another number of processes goes on from the same place.
@@ -329,16 +326,17 @@ def test_when_one_process_dies_the_other_ends_with_a_message_and_one_can_go_on(t
     [(1, signal.SIGSTOP), pytest.param(0, signal.SIGSTOP, marks=pytest.mark.slow), (0, signal.SIGKILL)],
 )
 def test_a_process_that_gives_no_sign_of_life_is_noticed_by_the_other(tmp_path, lost, kind):
-    processes = start_two(HERE / "heartbeat_run.py", tmp_path)
+    processes = forked.start(2, tmp_path, wait_for_nobody, tmp_path)
     try:
         for rank in (0, 1):
             wait_for(tmp_path / f"waiting-{rank}", processes)
-        processes[lost].send_signal(kind)
-        told = processes[1 - lost].communicate(timeout=60)[1]
+        os.kill(processes[lost].pid, kind)
+        processes[1 - lost].join(60)
     finally:
         for process in processes:
             process.kill()
-    assert processes[1 - lost].returncode == 1
+    assert processes[1 - lost].exitcode == 1
+    told = forked.told(tmp_path, 1 - lost).read_text()
     what = "has ended" if kind == signal.SIGKILL else "has given no sign of life for 3 seconds"
     assert f"heedful: Process {lost} of this run {what}, so process {1 - lost} ends too" in told
 
@@ -357,13 +355,14 @@ def test_a_process_that_stops_right_after_work_does_not_seem_paused_for_ever():
 def test_a_run_whose_other_process_hangs_ends_within_a_minute(tmp_path):
     recipe = tiny_recipe(tmp_path / "run", {"optimization.max_updates": 100_000, "checkpoints.every_updates": 5})
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
-    processes = start_two(HERE.parents[1] / "scripts" / "train.py", tmp_path / "recipe.yaml")
+    processes = forked.start(2, tmp_path, train_by_script, tmp_path / "recipe.yaml")
     try:
         wait_for(tmp_path / "run/checkpoints/update-00000005", processes)
-        processes[1].send_signal(signal.SIGSTOP)
-        told = processes[0].communicate(timeout=60)[1]
+        os.kill(processes[1].pid, signal.SIGSTOP)
+        processes[0].join(60)
     finally:
         for process in processes:
             process.kill()
-    assert processes[0].returncode == 1
+    assert processes[0].exitcode == 1
+    told = forked.told(tmp_path, 0).read_text()
     assert "heedful: Process 1 of this run has given no sign of life for 30 seconds" in told

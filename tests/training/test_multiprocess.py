@@ -1,19 +1,16 @@
 """Two real processes give what one gives."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest.mock import patch
 
+import process_run
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from process_checks import NO_DROPOUT, R_DROP, REGULAR, STREAM, make_loop, with_stand_in_for_dropout
-from process_run import measure
 from safetensors.torch import load_file
 
+import forked
 from heedful.training.loop.loop import seed_of_update
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -31,11 +28,7 @@ def two(tmp_path_factory, corpus):
     make_loop(
         folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun).optimization)
     ).run()
-    script = Path(__file__).with_name("process_run.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert finished.returncode == 0, finished.stderr[-5000:]
+    forked.run(2, folder, process_run.main, folder)
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -50,7 +43,7 @@ def one(tmp_path_factory):
     AcceleratorState._reset_state(reset_partial_state=True)
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
-    return folder, measure(folder)
+    return folder, process_run.measure(folder)
 
 
 def test_there_are_two_processes(two, one):

@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+import forked
 from heedful.training.trainer.batches import without_padding
 from helpers import tiny_model
 
@@ -48,7 +49,7 @@ def one(folder):
 def several(request, folder, one):
     """What every process of two measured, and of three."""
     world = request.param
-    contract.launch(Path(trainer_process.__file__), world, folder)
+    forked.run(world, folder, trainer_process.main, folder)
     found = [torch.load(folder / f"found-{world}-{rank}.pt", weights_only=False) for rank in range(world)]
     assert [run["world"] for run in found] == [world] * world
     return found

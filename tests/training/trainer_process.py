@@ -1,7 +1,6 @@
-"""What every process of test_trainer.py measures: python trainer_process.py FOLDER; each writes a file there."""
+"""What every process of test_trainer.py measures; each writes a file."""
 
 import os
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -156,8 +155,6 @@ def measure(folder: Path) -> dict:
     return found
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    where = Path(sys.argv[1])
-    measured = measure(where)
-    torch.save(measured, where / f"found-{measured['world']}-{torch.distributed.get_rank()}.pt")
+def main(folder: Path) -> None:
+    measured = measure(folder)
+    torch.save(measured, folder / f"found-{measured['world']}-{torch.distributed.get_rank()}.pt")

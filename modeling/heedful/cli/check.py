@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 from heedful.cli import options
-from heedful.files import write_text
+from heedful.files import read_lines, write_text
 
 
 def doctor(
@@ -58,10 +58,7 @@ def verify(
 
     texts = list(text or [])
     if data is not None:
-        if not data.is_file():
-            raise FileNotFoundError(f"`--data` must be a file of sentences, but {data} is none.")
-        lines = data.read_text(encoding="utf-8-sig").split("\n")  # and at nothing else that Unicode calls a line's end
-        texts += [line for line in lines if line.strip()]
+        texts += [line for line in read_lines(data, "--data") if line.strip()]
         if not texts:
             raise ValueError(f"`--data` must hold sentences, but {data} has none.")
     options.quieten()
@@ -96,8 +93,7 @@ def compare(
     from heedful.data.sources import read_pairs
     from heedful.evaluation import comparison
 
-    if output is not None:
-        options.check_output(output, "--output")
+    options.check_output(output, "--output")
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}

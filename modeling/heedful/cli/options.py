@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TextIO, TypeVar
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from heedful.files import written_whole
+from heedful.files import check_writable, written_whole
 
 Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
 Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
@@ -106,20 +106,18 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
+def check_output(path: Path | None, option: str) -> None:
+    """Raise an error that names the option if a file cannot be written there; `None` is standard output."""
+    if path is not None:
+        check_writable(path, name=option)
+
+
 def quieten() -> None:
     """Leave the terminal to this program: no progress bars of transformers, no warnings about its own insides."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-def check_output(path: Path, option: str) -> None:
-    """Raise an error that names the option if a file cannot be written there."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"`{option}` must be a file to write, but {path} is something else.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"`{option}` must lie in an existing folder, but {path.parent} is none.")
 
 
 @contextmanager

@@ -52,8 +52,7 @@ def translate(
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
     if source is not None and not source.is_file():
         raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
-    if output is not None:
-        options.check_output(output, "--output")
+    options.check_output(output, "--output")
     with options.quick_start(model):
         from heedful.inference.translation import Translator
 
@@ -119,10 +118,9 @@ def evaluate(
     Started by torchrun or accelerate launch, the processes share the sentences.
     """
     from heedful.data.sources import read_pairs
-    from heedful.evaluation.metrics import score_translations
+    from heedful.evaluation.metrics import TITLES, score_translations
 
-    if predictions is not None:
-        options.check_output(predictions, "--predictions")
+    options.check_output(predictions, "--predictions")
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap}
     score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
     pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
@@ -136,7 +134,7 @@ def evaluate(
         write_text(predictions, "".join(text.replace("\n", " ") + "\n" for text in texts))
     scores = score_translations(texts, references, **scoring)
     lines = [f"{scores['count']} pairs"]
-    for name, title in {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}.items():
+    for name, title in TITLES.items():
         interval = scores.get(f"{name}_interval")
         spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
         unit = " %" if name == "exact_match" else ""
@@ -185,8 +183,7 @@ def score(
     """
     from heedful.data.sources import read_pairs
 
-    if output is not None:
-        options.check_output(output, "--output")
+    options.check_output(output, "--output")
     rows = read_pairs(pairs[0] if len(pairs) == 1 else pairs, source=source, target=target, streaming=True)
     from heedful.inference.translation import Translator
 

@@ -18,7 +18,6 @@ from transformers.masking_utils import create_bidirectional_mask
 from heedful.attention_heed import HeedAttention
 from heedful.complexity.settings import Cell, ComplexitySettings
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_at_least
 from heedful.masks_heed import neighbourhood_mask, windowed_mask
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
@@ -97,9 +96,6 @@ class GatedConvolution(nn.Module):
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False):
         super().__init__()
-        check_at_least(1, kernel_width=kernel_width, dilation=dilation)
-        if kernel_width % 2 == 0 and not is_causal:
-            raise ValueError(f"`kernel_width` must be odd to look to both sides, but is {kernel_width} instead.")
         reach = dilation * (kernel_width - 1)
         self.padding = (reach, 0) if is_causal else (reach // 2, reach // 2)
         self.convolution = nn.Conv1d(d_model, 2 * d_model, kernel_width, dilation=dilation)

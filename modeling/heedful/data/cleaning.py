@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.files import check_at_least
+from heedful.files import check_at_least, shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -79,7 +79,7 @@ class CleaningReport:
         for name, count, note in counts:
             lines.append(f"{name:<10} {count:>12,}  {note}")
             for source, target in self.examples.get(name, ()):
-                lines.append(f"{'':<25}{_shortened(source)} → {_shortened(target)}")
+                lines.append(f"{'':<25}{shortened(source)} → {shortened(target)}")
         return "\n".join(lines)
 
 
@@ -177,7 +177,3 @@ class _Judge:
     def check_that_some_are_left(self) -> None:
         if not self.report.kept:
             raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:59] + "…")

@@ -22,9 +22,10 @@ from accelerate.utils import set_seed
 from heedful.data.batching import Row
 from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import percent, shortened
+from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import MIB, HeldBytes, available_memory, count_parameters, process_memory, state_memory
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
+from heedful.files import duration, shortened
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -140,8 +141,8 @@ class DryRun:
         hardware = hardware_in_words(self.accelerator)
         yield f"{self.seconds_per_update:.3g} s an update on {hardware}, measured on a few updates"
         if self.end is not None:
-            duration = _duration(self.seconds_per_update * self.end.updates)
-            yield f"{duration} of training, validation, saving and tests not counted"
+            estimated = duration(self.seconds_per_update * self.end.updates)
+            yield f"{estimated} of training, validation, saving and tests not counted"
 
 
 def dry_run(recipe: Recipe) -> DryRun:
@@ -323,10 +324,3 @@ class Rehearsal:
 
 def _count(number: int | None) -> str:
     return "unknown, because the data are streamed" if number is None else f"{number:,}"
-
-
-def _duration(seconds: float) -> str:
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:.3g} days"

@@ -12,7 +12,6 @@ Settings = ParamSpec("Settings")
 Measured = tuple[float, float, str]
 Level = Literal["error", "warning", "note", "pass", "FAIL", "skipped"]
 EXAMPLES = 3  # shown for each finding
-SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,6 @@ def graded(share: float, warning: float, error: float | None = None) -> Level:
     if error is not None and share >= error:
         return "error"
     return "warning" if share >= warning else "note"
-
-
-def shortened(text: str, width: int = SHOWN_CHARACTERS) -> str:
-    """Quote a text with its invisible characters made visible, and cut a long one."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
 
 
 def percent(share: float) -> str:

@@ -11,11 +11,11 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
@@ -23,11 +23,14 @@ from heedful.publishing.learning_curve import LOG_FILE, read_curves
 from heedful.training.checkpoints.checkpoints import load_progress, newest_whole_checkpoint
 from heedful.training.folder import folder_of_run
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.model_of_recipe import check_model
-from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.model_of_recipe import check_model, config_of
+from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import make_recipe, read_config, to_yaml
+from heedful.training.recipe_file import make_recipe, to_yaml
+
+if TYPE_CHECKING:
+    from heedful.configuration_base_heed import HeedBaseConfig
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ ASKED_AT_MOST = 50  # times for values that were not tried yet
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
 KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate")
+KEYS = {"vocabulary": "tokenizer.vocab_size", "dropout": "model.options.dropout"}
+KEYS["learning_rate"] = "optimization.learning_rate"
 SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
 
 
@@ -100,22 +105,22 @@ def tune(
         trials = _trials(study)
         if trials:
             write_text(folder / TUNED_RECIPE, _tuned(recipe, trials))
-            _draw(trials, folder / PICTURE)
+            save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
     return Search(trials, folder / TUNED_RECIPE, not is_whole)
 
 
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
-    fields = _model_fields(recipe)
+    config = config_of(recipe.model, {}, recipe.tokenizer.joint)
     choices: dict[str, tuple[Any, ...]] = {}
-    size, width = recipe.tokenizer.vocab_size, _width(fields)
+    size, width = recipe.tokenizer.vocab_size, config.hidden_size
     if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm != "word":
         choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
     if recipe.model.start_from is None:
         # Heads of one width: their number changes with the model's.
         choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
-        choices["depth"] = tuple(sorted({*VALUES["depth"], _depth(fields)}))
-        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(fields.get("dropout", 0.1))}))
+        choices["depth"] = tuple(sorted({*VALUES["depth"], config.encoder_layers}))
+        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(config.dropout)}))
     rate = recipe.optimization.learning_rate
     choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
     return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
@@ -123,60 +128,43 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """Return a recipe with other values of its knobs."""
-    tree, fields = asdict(recipe), _model_fields(recipe)
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
     options = tree["model"]["options"]
     for knob, value in values.items():
-        if knob == "vocabulary":
-            tree["tokenizer"]["vocab_size"] = value
-        elif knob == "width":
-            options |= _widened(fields, value)
+        if knob == "width":
+            options |= _widened(config, value)
         elif knob == "depth":
             options |= {"encoder_layers": value, "decoder_layers": value}
-        elif knob == "dropout":
-            options["dropout"] = value
-        elif knob == "learning_rate":
-            tree["optimization"]["learning_rate"] = value
         else:
-            section: Any = tree
-            *sections, last = knob.split(".")
-            for name in sections:
-                section = section.get(name) if isinstance(section, dict) else None
-            if not isinstance(section, dict) or (last not in section and section is not options):
-                raise ValueError(
-                    f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
-                )
-            section[last] = value
+            section, key = _place(tree, knob)
+            section[key] = value
     return make_recipe(tree)
 
 
-def _model_fields(recipe: Recipe) -> dict[str, Any]:
-    given = read_config(recipe.model.config) if recipe.model.config else {}
-    return given | recipe.model.options
+def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
+    """Return the section of a recipe's tree that a knob is in, and its key there."""
+    section: Any = tree
+    *sections, key = KEYS.get(knob, knob).split(".")
+    for name in sections:
+        section = section.get(name) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
+        raise ValueError(
+            f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
+        )
+    return section, key
 
 
-def _is_recurrent(fields: Mapping[str, Any]) -> bool:
-    return fields.get("model_type") == "heed_rnn"
-
-
-def _width(fields: Mapping[str, Any]) -> int:
-    return fields.get("hidden_size", 1024) if _is_recurrent(fields) else fields.get("d_model", 512)
-
-
-def _depth(fields: Mapping[str, Any]) -> int:
-    return fields.get("encoder_layers", 1 if _is_recurrent(fields) else 6)
-
-
-def _widened(fields: Mapping[str, Any], width: int) -> dict[str, int]:
+def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
     """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
-    if _is_recurrent(fields):
+    if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}
-    options, before = {"d_model": width}, _width(fields)
+    options, before = {"d_model": width}, config.hidden_size
     for side in ("encoder", "decoder"):
-        of_head = before // fields.get(f"{side}_attention_heads", 8)
-        options[f"{side}_attention_heads"] = max(1, width // of_head)
-        options[f"{side}_ffn_dim"] = fields.get(f"{side}_ffn_dim", 2048) * width // before
-        if width % options[f"{side}_attention_heads"]:
-            options[f"{side}_attention_heads"] = 1
+        heads, inner = (f"{side}_{part}" for part in ("attention_heads", "ffn_dim"))
+        options[heads] = max(1, width * getattr(config, heads) // before)
+        options[inner] = getattr(config, inner) * width // before
+        if width % options[heads]:
+            options[heads] = 1
     return options
 
 
@@ -213,14 +201,11 @@ def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -
 
 def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the value that a recipe has for each knob."""
-    fields, tree = _model_fields(recipe), asdict(recipe)
-    own: dict[str, Any] = {"vocabulary": recipe.tokenizer.vocab_size, "width": _width(fields), "depth": _depth(fields)}
-    own |= {"dropout": fields.get("dropout", 0.1), "learning_rate": recipe.optimization.learning_rate}
-    for knob in choices:
-        if knob not in own:
-            own[knob] = tree
-            for name in knob.split("."):
-                own[knob] = own[knob].get(name)
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
+    own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
+    for knob in choices.keys() - own.keys():
+        section, key = _place(tree, knob)
+        own[knob] = section.get(key)
     return own
 
 
@@ -254,7 +239,9 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
 
     place = folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
     own_minutes = recipe.optimization.max_minutes or math.inf
-    minutes = _minutes_of(place) + max(0.0, end - time.monotonic()) / 60
+    checkpoint = newest_whole_checkpoint(place / "checkpoints")
+    trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
+    minutes = trained + max(0.0, end - time.monotonic()) / 60
     optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
     recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
     accelerator = make_accelerator(recipe.optimization, [], place / "trackers")
@@ -262,17 +249,16 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     with folder_of_run(place):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
         loop = _TrialLoop(recipe, corpus, accelerator)
+        loop.trial = trial
         write_text(place / "recipe.yaml", to_yaml(recipe))
-        observe = partial(_observe, trial, _tokens_per_byte(corpus))
         try:
             log = place / LOG_FILE
             for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
-                observe(int(update), loss)
-            loop.observe = observe
+                loop.observe(update, loss)
             loop.run()
         except optuna.TrialPruned:
             state = optuna.trial.TrialState.PRUNED
-    if loop.is_out_of_time and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+    if loop._time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
         return False
     losses = study.trials[trial.number].intermediate_values
     if not losses:
@@ -284,38 +270,23 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
 
 
 class _TrialLoop(TrainingLoop):
-    """A training loop that somebody follows."""
+    """A training loop whose validations Optuna is told of."""
 
-    observe: Callable[[int, float], None]
-
-    @property
-    def is_out_of_time(self) -> bool:
-        return self._time_is_up
+    trial: Any
 
     def _validate(self) -> None:
         super()._validate()
-        update, loss = read_curves(self.recipe.folder)[LOSS][-1]
-        self.observe(int(update), loss)
+        self.observe(*read_curves(self.recipe.folder)[LOSS][-1])
 
+    def observe(self, update: float, loss: float) -> None:
+        """Tell Optuna of a validation's loss per token, and give the trial up if it says so."""
+        import optuna
 
-def _observe(trial: Any, tokens_per_byte: float, update: int, loss: float) -> None:
-    """Tell Optuna of a validation, and give the trial up if it says so."""
-    import optuna
-
-    trial.report(loss * tokens_per_byte, update)
-    if trial.should_prune():
-        raise optuna.TrialPruned
-
-
-def _minutes_of(place: Path) -> float:
-    checkpoint = newest_whole_checkpoint(place / "checkpoints")
-    return 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
-
-
-def _tokens_per_byte(corpus: Corpus) -> float:
-    """Return how many tokens a byte of the validation targets has."""
-    size = sum(len(pair["target"].encode()) for pair in corpus.validation_pairs)
-    return float(corpus.validation.target_lengths.sum()) / max(1, size)
+        size = sum(len(pair["target"].encode()) for pair in self.corpus.validation_pairs)
+        tokens_per_byte = float(self.corpus.validation.target_lengths.sum()) / max(1, size)
+        self.trial.report(loss * tokens_per_byte, int(update))
+        if self.trial.should_prune():
+            raise optuna.TrialPruned
 
 
 def _trials(study: Any) -> list[Trial]:
@@ -344,17 +315,11 @@ def _tuned(recipe: Recipe, trials: Sequence[Trial]) -> str:
     )
 
 
-def _draw(trials: Sequence[Trial], path: Path) -> None:
-    """Draw the loss of each trial over the values of each knob; hollow circles are trials that were given up."""
-    save_figure([partial(_draw_knob, trials, knob) for knob in trials[0].values], path)
-
-
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
-    places = {value: place for place, value in enumerate(sorted({trial.values[knob] for trial in trials}, key=_order))}
-    for trial in trials:
+    """Draw the loss of each trial over the values of a knob; hollow circles are trials that were given up."""
+    for trial in sorted(trials, key=lambda trial: _order(trial.values[knob])):
         fill = "none" if trial.is_pruned else "tab:blue"
-        axes.plot(places[trial.values[knob]], trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
-    axes.set_xticks(list(places.values()), list(map(str, places)))
+        axes.plot(str(trial.values[knob]), trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
     axes.set(xlabel=knob, ylabel="nats per byte")
     axes.grid(alpha=0.3)
 

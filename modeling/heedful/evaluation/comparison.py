@@ -2,14 +2,11 @@
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +14,15 @@ import numpy as np
 from heedful.evaluation.metrics import (
     METRICS,
     SMALLEST_BOOTSTRAP,
+    TITLES,
+    check_equally_many,
     is_exact_match,
     sacrebleu_metric,
     score_translations,
 )
 from heedful.files import check_at_least
 
-SEED_VARIABLE = "SACREBLEU_SEED"
-TESTS = {"bootstrap": "bs", "randomization": "ar"}  # sacrebleu's names
 TIE = 1e-7  # up to which two differences of scores are the same
-TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 HEADING = (
     "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
     "and by approximate randomization ({trials:,} trials), seed {seed}."
@@ -64,8 +60,7 @@ def compare_translations(
     their scores: each resample has the same sentences for all seeds, and a trial swaps the translations of a sentence
     by all of them. So the tests ask whether these very seeds would differ on other sentences, and not whether other
     seeds would; that is what the standard deviation over the seeds tells of. Unlike sacrebleu's, a trial counts whose
-    difference is as large as the systems' own, and without a difference p is 1. It keeps resamples × sentences × seeds
-    × about 20 numbers in memory.
+    difference is as large as the systems' own, and without a difference p is 1.
 
     Args:
         systems: By name, the translations of each seed, one list of sentences per seed.
@@ -86,18 +81,22 @@ def compare_translations(
     _check_systems(systems, references, sources)
     # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
     width = math.lcm(*map(len, systems.values()))
-    named = [(name, list(zip(*islice(cycle(seeds), width), strict=True))) for name, seeds in systems.items()]
-    metrics = {name: _SeedMean(name, references, settings) for name in METRICS}
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
-    for name, seeds in systems.items():
-        for metric, measure in metrics.items():
-            scores = [measure.score(texts) for texts in seeds]
+    signatures, chrf = {}, {}
+    for metric in METRICS:
+        measure = _Metric(metric, references, settings)
+        counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
+        wide = [np.stack(list(islice(cycle(seeds), width)), axis=1) for seeds in counts.values()]
+        for (name, seeds), tested in zip(counts.items(), _tests(measure, wide, settings), strict=True):
+            scores = [measure.score(texts.sum(axis=0)) for texts in seeds]
             compared[name][metric] = {"score": statistics.fmean(scores), "scores": scores}
             if len(scores) > 1:
                 compared[name][metric]["deviation"] = statistics.stdev(scores)
-    signatures = _test(named, metrics, settings, compared)
+            compared[name][metric] |= tested
+        signatures[f"{metric}_signature"] = measure.signature(settings)
+        if metric == "chrf":
+            chrf = {name: np.mean([list(map(measure.score, texts)) for texts in counts[name]], 0) for name in counts}
     baseline, *others = systems
-    chrf = {name: metrics["chrf"].sentence_scores(seeds) for name, seeds in systems.items()}
     for name in others:
         differences = chrf[name] - chrf[baseline]
         compared[name] |= {"wins": int((differences > 0).sum()), "losses": int((differences < 0).sum())}
@@ -123,8 +122,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
             spread = f" ± {values['deviation']:.2f}" if "deviation" in values else ""
             tested = ""
             if "difference" in values:
-                p = (f"{values[f'{test}_p']:.4f}" for test in TESTS)
-                tested = f"  {values['difference']:+.2f}  p {'  '.join(p)}"
+                tested = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}".format(**values)
             lines.append(f"{title:<12}{values['score']:6.2f}{spread}  {name}{tested}")
             title = ""
     baseline, *others = systems
@@ -158,102 +156,68 @@ def read_predictions(path: Path, count: int) -> list[str]:
     return lines
 
 
-class _SeedMean:
-    """A metric as sacrebleu's tests call it, for tuples of a sentence's translations: the mean over their places."""
+class _Metric:
+    """A score that is made of sums over sentences: BLEU, chrF or TER as sacrebleu counts them, or exact match."""
 
     def __init__(self, name: str, references: Sequence[str], settings: ComparisonSettings):
-        self.name, self.references, self.lowercase = name, [list(references)], settings.lowercase
+        self.references, self.lowercase = list(references), settings.lowercase
+        self.highest = math.inf if name == "ter" else 100.0
         self.metric = None if name == "exact_match" else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
-        self._known: dict[tuple[str, ...], list[list[float]]] = {}
 
-    def score(self, texts: Sequence[str]) -> float:
-        """Return the score of one seed."""
-        return self._score(np.sum(self._statistics(texts), axis=0))
+    def counts(self, texts: Sequence[str]) -> np.ndarray:
+        """Return what each sentence adds to the sums, `(sentences, counts)`."""
+        if self.metric is not None:
+            return np.array(self.metric._extract_corpus_statistics(list(texts), [self.references]))
+        pairs = zip(texts, self.references, strict=True)
+        return np.array([(is_exact_match(text, [reference], self.lowercase), 1) for text, reference in pairs])
 
-    def sentence_scores(self, seeds: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the mean over the seeds of each sentence's score, `(sentences,)`."""
-        return np.mean([[self._score(row) for row in self._statistics(texts)] for texts in seeds], axis=0)
-
-    def _statistics(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the counts that a score is made of, `(sentences, counts)`; they take long, and are kept."""
-        texts = tuple(texts)
-        if texts not in self._known:
-            if self.metric is None:
-                pairs = zip(texts, self.references[0], strict=True)
-                found = [[float(is_exact_match(text, [other], self.lowercase)), 1.0] for text, other in pairs]
-            else:
-                found = self.metric._extract_corpus_statistics(texts, self.references)
-            self._known[texts] = found
-        return self._known[texts]
-
-    def _score(self, counts: Any) -> float:
+    def score(self, sums: np.ndarray) -> float:
+        """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""
+        if sums.ndim > 1:
+            return statistics.fmean(map(self.score, sums))
         if self.metric is None:
-            return float(100 * counts[0] / counts[1])
-        return float(self.metric._compute_score_from_stats(counts).score)
+            return float(100 * sums[0] / sums[1])
+        return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
-    def _extract_corpus_statistics(self, hypotheses: Sequence[tuple[str, ...]], _: Any) -> list[list[float]]:
-        seeds = [self._statistics(texts) for texts in zip(*hypotheses, strict=True)]
-        return [list(chain.from_iterable(rows)) for rows in zip(*seeds, strict=True)]
-
-    def _compute_score_from_stats(self, counts: Any) -> Any:
-        places = len(counts) // len(next(iter(self._known.values()))[0])
-        return SimpleNamespace(name=self.name, score=np.mean([self._score(each) for each in np.split(counts, places)]))
-
-    def _aggregate_and_compute(self, rows: Any) -> Any:
-        found = self._compute_score_from_stats(np.sum(rows, axis=0))
-        if len(rows) > 1:
-            # The systems' own scores, not a trial's. sacrebleu counts trials whose difference is larger than theirs.
-            # Those with the same belong to them: else what differs in one sentence would differ significantly.
-            found.score *= 1 - TIE
-        return found
-
-    def get_signature(self) -> Any:
-        """Return sacrebleu's signature, of which exact match has none but what the tests add."""
+    def signature(self, settings: ComparisonSettings) -> str:
+        """Return sacrebleu's signature of a paired bootstrap."""
         from sacrebleu.metrics.base import Signature
 
-        return Signature({"num_refs": 1}) if self.metric is None else self.metric.get_signature()
+        signature = Signature({"num_refs": 1}) if self.metric is None else self.metric.get_signature()
+        signature.update("seed", settings.seed)
+        signature.update("bs", settings.resamples)
+        return str(signature)
 
 
-def _test(
-    named: list[tuple[str, list[tuple[str, ...]]]],
-    metrics: dict[str, _SeedMean],
-    settings: ComparisonSettings,
-    compared: dict[str, dict[str, Any]],
-) -> dict[str, str]:
-    """Add intervals, differences and p-values to the metrics of each system, and return the signatures."""
-    from sacrebleu import significance
+def _tests(metric: _Metric, systems: list[np.ndarray], settings: ComparisonSettings) -> Iterator[dict[str, Any]]:
+    """Yield the interval of each system, and its difference from the first one with p-values.
 
-    paired: Any = significance.PairedTest
-    signatures: dict[str, str] = {}
-    samples = {"bootstrap": settings.resamples, "randomization": settings.trials}
-    for test, kind in TESTS.items():
-        with _seeded(settings.seed):
-            signed, results = paired(named, metrics, None, kind, samples[test])()
-        for name in metrics:
-            signatures.setdefault(f"{name}_signature", str(signed[name]))
-            for (system, _), result in zip(named, results[name], strict=True):
-                values = compared[system][name]
-                if result.ci is not None:
-                    highest = math.inf if name == "ter" else 100.0
-                    low, high = float(result.mean - result.ci), float(result.mean + result.ci)
-                    values["interval"] = max(0.0, low), min(highest, high)
-                if result.p_value is not None:
-                    values["difference"] = values["score"] - compared[named[0][0]][name]["score"]
-                    values[f"{test}_p"] = result.p_value if abs(values["difference"]) > TIE else 1.0
-    return signatures
+    The draws are those of sacrebleu's paired tests. Systems are `(sentences, seeds, counts)`.
+    """
+    from sacrebleu.significance import estimate_ci
+
+    count = len(systems[0])
+    drawn = np.random.default_rng(settings.seed).choice(count, (settings.resamples, count))
+    kept = np.random.default_rng(settings.seed).integers(2, size=(settings.trials, count), dtype=bool)
+    resampled = [np.array([metric.score(counts[rows].sum(axis=0)) for rows in drawn]) for counts in systems]
+    for counts, scores in zip(systems, resampled, strict=True):
+        mean, half = map(float, estimate_ci(scores))
+        found: dict[str, Any] = {"interval": (max(0.0, mean - half), min(metric.highest, mean + half))}
+        if counts is not systems[0]:
+            difference = metric.score(counts.sum(axis=0)) - metric.score(systems[0].sum(axis=0))
+            moved = np.abs(scores - resampled[0])
+            ones = np.tensordot(kept, systems[0], 1) + np.tensordot(~kept, counts, 1)  # (trials, seeds, counts)
+            others = (systems[0] + counts).sum(axis=0) - ones
+            swapped = [abs(metric.score(one) - metric.score(other)) for one, other in zip(ones, others, strict=True)]
+            found |= {"difference": difference, "bootstrap_p": _p_value(moved - moved.mean(), difference)}
+            found["randomization_p"] = _p_value(np.array(swapped), difference)
+        yield found
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Give sacrebleu a seed, which it reads in the environment."""
-    before = os.environ.get(SEED_VARIABLE)
-    os.environ[SEED_VARIABLE] = str(seed)
-    try:
-        yield
-    finally:
-        os.environ.pop(SEED_VARIABLE)
-        if before is not None:
-            os.environ[SEED_VARIABLE] = before
+def _p_value(differences: np.ndarray, difference: float) -> float:
+    if abs(difference) <= TIE:
+        return 1.0
+    return (1 + int((differences >= abs(difference) - TIE).sum())) / (1 + len(differences))
 
 
 def _check_systems(systems: Mapping[str, Any], references: Sequence[str], sources: Sequence[str]) -> None:
@@ -268,8 +232,4 @@ def _check_systems(systems: Mapping[str, Any], references: Sequence[str], source
         if isinstance(seeds, str) or not len(seeds) or any(isinstance(texts, str) for texts in seeds):
             raise ValueError(f"`systems[{name!r}]` must be a list with the list of translations of each seed.")
         for texts in seeds:
-            if len(texts) != len(references):
-                raise ValueError(
-                    f"`systems[{name!r}]` must have {len(references)} translations, one for each reference, but has "
-                    f"{len(texts)} instead."
-                )
+            check_equally_many(texts, references)

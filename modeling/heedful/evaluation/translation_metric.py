@@ -46,16 +46,7 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
-        """Add one prediction and its reference or references.
-
-        Args:
-            prediction: A detokenized translation.
-            reference: Its reference, or a list of them.
-            kwargs: No other inputs exist.
-
-        Raises:
-            ValueError: If there is another input, or one of another form.
-        """
+        """Add one prediction and its reference or references, as `add_batch` does with several."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def add_batch(
@@ -66,11 +57,7 @@ class TranslationMetric(evaluate.Metric):
         Args:
             predictions: Detokenized translations.
             references: For each prediction its reference, or the list of its references.
-            kwargs: No other inputs exist.
-
-        Raises:
-            ValueError: If the numbers of predictions and references differ, or if an input is unknown or has another
-                form.
+            kwargs: No other inputs exist: they are refused.
         """
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
-from heedful.files import check_inside, listed, read_object
+from heedful.files import check_inside, import_extra, listed, read_object
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -35,18 +36,17 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
     # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if resolved.type not in counts:
-        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.")
-    if (resolved.index or 0) >= counts[resolved.type]:
+    try:
+        resolved = torch.device(device)
+        count = counts[resolved.type]
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
+    if (resolved.index or 0) >= count:
         raise ValueError(
             f"`device` must be one that this machine has, but is {str(device)!r} instead"
-            f" (there are {counts[resolved.type]} {resolved.type} devices here)."
+            f" (there are {count} {resolved.type} devices here)."
         )
     return resolved
 
@@ -123,18 +123,23 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     # The libraries raise all kinds of errors for a broken file, also SafetensorError, which is just an Exception.
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
-    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
-        names = sorted(report[kind])
-        if names:
-            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
-    if shapes:
-        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
+    check_report(folder, report)
     broken = list(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
     check_unchanged(folder, changed.result())  # last, because the errors above say more
     return model.eval()
+
+
+def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = "") -> None:
+    """Raise a `ValueError` that names weights which are missing, unknown or of other shapes by a loading report."""
+    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
+        names = sorted(name for name in report[kind] if name != may_lack)
+        if names:
+            raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    if shapes:
+        raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
 
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
@@ -170,16 +175,13 @@ def adapted_model(folder: Path) -> Path:
 
 def _merged(folder: Path) -> "PreTrainedModel":
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
-    try:
-        from peft import PeftConfig, PeftModel
-    except ImportError as error:
-        raise ImportError(f"The adapter in {folder} needs peft: pip install 'heedful[adapters]'") from error
+    peft = import_extra("peft", "adapters")
     check_inside(folder)
     model = load_model(adapted_model(folder))
     try:
-        settings = PeftConfig.from_pretrained(str(folder))
+        settings = peft.PeftConfig.from_pretrained(str(folder))
         is_part_of_the_weights = not settings.is_prompt_learning
-        adapted: Any = PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
+        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
         raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error

@@ -294,7 +294,8 @@ class Translator:
                 "`engine` and `precision` must be left out to score pairs, which the model itself does, but are "
                 f"{self.engine} and {self.precision} instead."
             )
-        return self._score_stream(pairs, target_language, token_budget, chunk_size, keep_going)
+        request = _Request(self.model.generation_config, target_language, token_budget, keep_going=keep_going)
+        return self._score_stream(pairs, chunk_size, request)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copied weights cannot be sent to another process, which makes its own copies.
@@ -310,18 +311,12 @@ class Translator:
         self._warn(request)
 
     def _score_stream(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        target_language: str | None,
-        token_budget: int,
-        chunk_size: int,
-        keep_going: bool,
+        self, pairs: Iterable[tuple[str, str]], chunk_size: int, request: _Request
     ) -> Iterator[PairScore | None]:
-        request = _Request(self.model.generation_config, target_language, token_budget, keep_going=keep_going)
         stream, first_number = iter(pairs), 1
         while chunk := list(islice(stream, chunk_size)):
             _check_pairs(chunk, first_number)
-            sources = self.tokenizers.encode_source([source for source, _ in chunk], target_language)
+            sources = self.tokenizers.encode_source([source for source, _ in chunk], request.target_language)
             targets = self.tokenizers.encode_target([target for _, target in chunk])
             kept = [
                 index
@@ -330,7 +325,7 @@ class Translator:
             ]
             rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
             with evaluation_mode(self.model), torch.inference_mode():
-                found = dict(zip(kept, score_rows(self.model, rows, token_budget), strict=True))
+                found = dict(zip(kept, score_rows(self.model, rows, request.token_budget), strict=True))
             for index, ids in enumerate(targets):
                 labels = token_labels(self.tokenizers.target, ids)
                 yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None

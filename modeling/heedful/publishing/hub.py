@@ -1,6 +1,5 @@
 """A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
-from heedful.inference.loading import CODE_REFERENCE, WEIGHT_FILES, first_line, load_model
+from heedful.inference.loading import CODE_REFERENCE, first_line, load_model
 from heedful.publishing.model_card import with_repository
 
 # What may lie beside a model and is nobody's business on the Hub.
@@ -105,7 +104,6 @@ def check_folder(folder: Path) -> None:
             told = " (`heedful card` writes one)" if name == "README.md" else ""
             raise FileNotFoundError(f"{folder} must hold {name}, but does not{told}.")
     check_inside(folder)  # or what a link leads to would be uploaded
-    _check_weights(folder)
     config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
@@ -141,25 +139,6 @@ def read_card(path: Path) -> ModelCard:
         if not facts.get(name):
             raise ValueError(f"The metadata of {path} must have `{name}`, but has not.")
     return card
-
-
-def _check_weights(folder: Path) -> None:
-    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    if not found:
-        raise FileNotFoundError(
-            f"{folder} must hold the weights of a model, but has none of {', '.join(WEIGHT_FILES)}."
-        )
-    for path in found:
-        if path.suffix == ".json":
-            try:
-                shards = set(dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"]).values())
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{path} must have a `weight_map`, but cannot be read: {first_line(error)}"
-                ) from error
-            for shard in sorted(shards):
-                if not (folder / shard).is_file():
-                    raise FileNotFoundError(f"{folder} must hold {shard}, which {path.name} names, but does not.")
 
 
 def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -16,6 +16,9 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.files import duration
+from heedful.training.folder import leaves
+
 TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
@@ -77,16 +80,9 @@ class CardFacts:
             code = getattr(self, name)
             if not LANGUAGE_CODE.fullmatch(code):
                 raise ValueError(f"`{name}` must be a language's code such as ko, but is {code!r} instead.")
-        self._check_numbers("parameters")
-        _check_keys("versions", self.versions, REQUIRED_VERSIONS)
         for test_set, scores in self.scores.items():
-            _check_keys(f"scores[{test_set!r}]", scores, ("count",))
-
-    def _check_numbers(self, *names: str) -> None:
-        for name in names:
-            number = getattr(self, name)
-            if not isinstance(number, int | float) or not 0 < number < math.inf:
-                raise ValueError(f"`{name}` must be a number above 0, but is {number!r} instead.")
+            if "count" not in scores:
+                raise ValueError(f"`scores[{test_set!r}]` must have `count`, but has only {sorted(scores)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +111,10 @@ class RunFacts(CardFacts):
         """What the model goes from and to: languages, or what the data call their sides."""
         return (self.source_language, self.target_language) if self.is_translation else self.sides
 
-    def __post_init__(self):
-        """Check every field."""
-        super().__post_init__()
-        self._check_numbers("updates", "target_tokens", "seconds", "validation_loss")
-        _check_keys("cleaning", self.cleaning, ("kept",))
-
 
 def write_model_card(folder: str | Path, facts: RunFacts) -> Path:
     """Write a model's card, README.md, into its folder, and return its path."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be the folder of a model, but does not exist.")
-    path = folder / CARD_FILE
+    path = Path(folder) / CARD_FILE
     path.write_text(render_model_card(facts), encoding="utf-8")
     return path
 
@@ -139,7 +126,7 @@ def render_model_card(facts: RunFacts) -> str:
         card_metadata(facts),
         facts=facts,
         is_builtin=any(dataset.startswith(BUILTIN) for dataset in facts.datasets),
-        recipe=_flat(facts.recipe),
+        recipe=leaves(facts.recipe),
         perplexity=f"{math.exp(min(facts.validation_loss, 700)):,.2f}",
     )
 
@@ -162,12 +149,6 @@ def card_metadata(facts: CardFacts, base_model: str | None = None) -> ModelCardD
         metrics=metrics or None,
         eval_results=_evaluation_results(facts) or None,
     )
-
-
-def _check_keys(field: str, mapping: Mapping[str, Any], keys: Sequence[str]) -> None:
-    for key in keys:
-        if key not in mapping:
-            raise ValueError(f"`{field}` must have `{key}`, but has only {sorted(mapping)}.")
 
 
 def _is_on_the_hub(dataset: str) -> bool:
@@ -194,14 +175,6 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
         for metric in METRIC_NAMES
         if metric in scores
     ]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, with names like `outer.inner`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def metadata_of_card(
@@ -258,14 +231,6 @@ def _keyword(value: str | None, name: str) -> str:
     return "" if value is None else f", {name}={python_string(value)}"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def _score(scores: Mapping[str, Any], metric: str) -> str:
     if metric not in scores:
         return "–"
@@ -288,7 +253,7 @@ def _quoted(text: str) -> str:
 FILTERS = {
     "cell": _cell,
     "count": "{:,}".format,
-    "duration": _duration,
+    "duration": duration,
     "keyword": _keyword,
     "quoted": _quoted,
     "score": _score,

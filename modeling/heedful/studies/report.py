@@ -21,12 +21,6 @@ class Table:
     rows: Sequence[Sequence[Cell]]  # each has a cell for every column
     formats: Mapping[str, str] = field(default_factory=dict)  # of a column's numbers: ".3f", ".1%", ","
 
-    def __post_init__(self):
-        """Check that every row has a cell for every column."""
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"A row of the table {self.name} must have {len(self.columns)} cells: {row}")
-
     @classmethod
     def of(cls, name: str, title: str, header: str, rows: Iterable[Sequence[Cell]]) -> "Table":
         """Make a table whose columns and formats are written as one line: "model | parameters :, | BLEU :.1f"."""

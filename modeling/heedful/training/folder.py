@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
-from heedful.files import listed
+from heedful.files import listed, remove
 from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
@@ -150,7 +150,7 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tupl
         changeable.discard("optimization.max_updates")  # the learning rate follows from it
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
-    then, values = _leaves(earlier), _leaves(now)
+    then, values = leaves(earlier), leaves(now)
     return {
         name: (then.get(name), values.get(name))
         for name in values | then
@@ -159,12 +159,12 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tupl
     }
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all values by their dotted names, in their order."""
-    leaves: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return leaves
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 @contextlib.contextmanager
@@ -227,8 +227,4 @@ def earlier_run_backed_up(folder: Path) -> Iterator[None]:
 
 def _delete_run(folder: Path) -> None:
     for name in RUN_FILES:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(folder / name)

@@ -88,7 +88,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         known |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
         is_joint = settings.joint
     if recipe.model.start_from is None:
-        config = _config(recipe.model, known, is_joint)
+        config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
         _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
@@ -106,12 +106,12 @@ def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
 
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Make a model of the config file, the options and the tokenizers."""
-    config = _config(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
+    config = config_of(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
     _check_memory(config, is_alone=False)
     return _class_of(config)(config)
 
 
-def _config(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
+def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> "HeedBaseConfig":
     """Make a config of the config file, the options above it, and what is known of the tokenizers."""
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():

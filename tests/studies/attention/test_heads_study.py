@@ -113,16 +113,6 @@ def test_a_head_that_is_left_out_is_of_no_importance(model):
     assert found[Head("cross", 1, 0)] == pytest.approx(1)
 
 
-def test_a_head_that_does_not_exist_is_an_error(model):
-    with pytest.raises(ValueError, match=r"`heads` must be heads of the model, but holds decoder 2\.2 instead"):
-        without_heads(model, [Head("decoder", 2, 2)])
-
-
-def test_importance_of_no_pair_is_an_error(model):
-    with pytest.raises(ValueError, match="`rows` must hold at least one pair"):
-        head_importance(model, EncodedPairs([]))
-
-
 def test_a_look_tells_where_the_weight_is():
     look = Look()
     look.add(torch.eye(4).roll(1, dims=1))  # every token looks at the next one, the last at the first

@@ -84,25 +84,3 @@ def test_a_wider_window_pays_where_the_language_looks_further_back():
     unigram, markov, window = (NgramModel(train, width, VOCABULARY, START).perplexity(test) for width in (0, 1, 2))
     assert min(unigram, markov) > 2 * window
     assert NgramModel(train, 2, VOCABULARY, START).probability([4, 5], 4) > 0.9
-
-
-def test_a_negative_window_is_an_error():
-    with pytest.raises(ValueError, match="`window` must be at least 0, but is -1 instead"):
-        NgramModel([[END]], -1, VOCABULARY, START)
-
-
-def test_no_sentence_is_an_error():
-    with pytest.raises(ValueError, match="`rows` must hold at least one sentence"):
-        NgramModel([], 1, VOCABULARY, START)
-    with pytest.raises(ValueError, match="`rows` must hold at least one sentence"):
-        NgramModel([[END]], 1, VOCABULARY, START).perplexity([])
-
-
-def test_a_token_outside_the_vocabulary_is_an_error():
-    with pytest.raises(ValueError, match=r"below `vocab_size` \(12\), but is 12 instead"):
-        NgramModel([[12, END]], 1, VOCABULARY, START)
-    model = NgramModel([[END]], 1, VOCABULARY, START)
-    with pytest.raises(ValueError, match="but is -1 instead"):
-        model.perplexity([[-1, END]])
-    with pytest.raises(ValueError, match="but is 12 instead"):
-        model.probability([3], 12)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, percent
+from heedful.files import shortened
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.

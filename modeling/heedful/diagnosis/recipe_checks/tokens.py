@@ -12,9 +12,10 @@ import numpy as np
 from heedful.data.batching import Row
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent, shortened
+from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.trials import id_set
+from heedful.files import shortened
 from heedful.inference.translation import position_limit
 from heedful.training.recipe import Recipe
 

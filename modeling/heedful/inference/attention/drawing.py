@@ -118,9 +118,7 @@ def draw_attention_grid(
         The path of the file.
 
     Raises:
-        ValueError: If the path has another suffix, or there is no such kind or layer.
-        FileNotFoundError: If the folder of `path` does not exist.
-        ImportError: If matplotlib is not installed.
+        ValueError: If there is no such kind or layer; further errors are those of `draw_attention`.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
@@ -167,7 +165,6 @@ def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> 
 
 def _figure(width: float, height: float) -> "Figure":
     """Make a figure of so many inches, without pyplot."""
-    check_matplotlib()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")
@@ -183,6 +180,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
     """Return texts that the fonts here can write, and matplotlib's arguments for them."""
+    check_matplotlib()
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     written = [
         ["".join(f"⟨{ord(c):X}⟩" if ord(c) in missing else c for c in text) for text in group] for group in texts

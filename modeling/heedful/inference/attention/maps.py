@@ -207,19 +207,8 @@ def attention_map(
 ) -> AttentionMap:
     """Compute the attention of one layer for one sentence, and of no other.
 
-    For a model of several target languages, whose sources begin with a tag, use `attention_maps`.
-
-    Args:
-        model: As in `attention_maps`.
-        tokenizers: Its tokenizers.
-        source: A sentence.
-        target: A translation to follow (teacher forcing); None takes the model's own.
-        layer: Number of the layer, from 0, or from -1 for the last.
-        head: Number of the head, or None for the mean over all heads.
-        kind: "cross", "encoder" or "decoder".
-
-    Raises:
-        ValueError: As in `attention_maps`, or if there is no such layer or head.
+    Arguments and errors are those of `attention_maps` and of `AttentionMaps.map`. For a model of several target
+    languages, whose sources begin with a tag, use these.
     """
     _checked_kinds([kind])
     model, source_ids, target_ids = _pair_ids(model, tokenizers, source, target)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from heedful.files import read_lines
 from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
 
@@ -171,15 +172,8 @@ def write_links(links: Iterable[Link]) -> str:
 
 def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
     """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
-    if not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "does not exist"
-        raise FileNotFoundError(f"The gold alignments must be a file, but {path} {what}.")
     found = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The gold alignments must be a text file in UTF-8, but {path} is not: {error}.") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path, "gold"), start=1):
         sure, possible = set(), set()
         for word in line.split():
             match = LINK.fullmatch(word)

@@ -11,6 +11,7 @@ from torch import nn
 
 from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
+from heedful.files import import_extra
 from heedful.inference.fingerprint import obstacle_to_copies
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
@@ -31,11 +32,7 @@ TABLE_ROWS = 2048
 
 def import_ctranslate2() -> Any:
     """Return CTranslate2, or raise an `ImportError` that names the extra."""
-    try:
-        import ctranslate2
-    except ImportError as error:
-        raise ImportError("The engine ctranslate2 must be installed: pip install 'heedful[ctranslate2]'") from error
-    return ctranslate2
+    return import_extra("ctranslate2", "ctranslate2")
 
 
 def obstacle(model: Any) -> str | None:

@@ -50,13 +50,12 @@ class MinimumBayesRisk:
         candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own
             sampling or beam search.
         utility: What a hypothesis is worth if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from
-            0 to 100), as Eikema and Aziz (2022) use, which needs sacrebleu.
+            0 to 100), as Eikema and Aziz (2022) use.
         keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
 
     Raises:
         ValueError: If, when it is called, there are fewer than two candidates for a sentence or fewer than `keep`, or
             a setting would not be read.
-        ImportError: If sacrebleu is needed and missing.
     """
 
     tokenizer: Any = field(repr=False)
@@ -68,31 +67,22 @@ class MinimumBayesRisk:
         self,
         model: Any,
         input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
         generation_config: Any,
         inputs_tensor: torch.Tensor | None = None,
-        **model_kwargs: Any,
+        **given: Any,
     ) -> Any:
         """Find N = `num_return_sequences` candidates as `Strategy` says, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
         # Another strategy checks these itself.
         unread = BEAM_MODES | {"penalty_alpha": UNSET} if self.candidates is None else {}
-        check_request("MinimumBayesRisk", model, generation_config, model_kwargs, unread)
+        check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
             search: Callable[..., Any] = partial(self.candidates, inputs_tensor=inputs_tensor)
         else:
             search = type(model)._beam_search if (generation_config.num_beams or 1) > 1 else type(model)._sample
-        found = search(
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            **model_kwargs,
-        )
+        found = search(model, input_ids, generation_config=generation_config, **given)
         sequences = found if isinstance(found, torch.Tensor) else found.sequences  # (B * N, L)
         prompt_length = input_ids.shape[1]
         texts = self._decode(sequences[:, prompt_length:])
@@ -130,10 +120,8 @@ def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
 
 def character_f_score() -> Utility:
     """Return sacrebleu's sentence chrF as a utility."""
-    try:
-        from sacrebleu.metrics import CHRF
-    except ImportError as error:
-        raise ImportError("MinimumBayesRisk with chrF needs sacrebleu: pip install sacrebleu") from error
+    from sacrebleu.metrics import CHRF
+
     metric = CHRF()
     return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
 

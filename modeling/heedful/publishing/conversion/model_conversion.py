@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_inside, check_is_new, listed, new_folder
-from heedful.inference.loading import HUB_ID, why_not_loaded
+from heedful.files import check_inside, check_is_new, new_folder
+from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
@@ -226,14 +226,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
         raise
     except Exception as error:  # safetensors, pickle and transformers each raise their own
         raise ValueError(f"The model in {source} cannot be loaded: {why_not_loaded(error)}") from error
-    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
-    if shapes:
-        raise ValueError(f"The weights in {source} must have the shapes of its config, but are {listed(shapes)}.")
-    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
-        # A missing bias is zero.
-        names = sorted(name for name in report[kind] if name != "final_logits_bias")
-        if names:
-            raise ValueError(f"The weights in {source} {meaning} {listed(names)}.")
+    check_report(source, report, may_lack="final_logits_bias")  # a missing bias is zero
     dtype = model.dtype
     return model.float().eval(), dtype
 

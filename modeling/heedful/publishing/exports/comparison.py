@@ -14,7 +14,7 @@ import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_at_least, check_is_new, new_folder
+from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
 
@@ -195,14 +195,7 @@ def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> li
     if path is None:
         pairs = korean_english_pairs("test", (count + 1) // 2)
         return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"`sentences` must be a text file, but {path} is none.")
-    try:
-        # Only "\n" ends a line: str.splitlines would split at other characters too.
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`sentences` must be a text file in UTF-8, but {path} is not: {error}") from error
-    sentences = [line.strip() for line in lines if line.strip()][:count]
+    sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
     if not sentences:
         raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
     return sentences

@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args
 import torch
 
 from heedful.configuration_base_heed import position_limit
+from heedful.files import import_extra
 from heedful.inference.engines import pad_sources
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import quantize_file, write_onnx
-from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel, import_for_onnx
+from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
 
 Quantization = Literal["float32", "int8"]
 
@@ -38,7 +39,7 @@ def export_onnx(
     """
     comparison.check_quantization(quantization, get_args(Quantization))
     for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
-        import_for_onnx(name)
+        import_extra(name, "onnx")
     with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
         write_onnx(loaded, folder)
         if quantization == "int8":

@@ -7,7 +7,6 @@ An export is compared this way with the model that it was made of, whose weights
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_inside
+from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
 
 # As optimum names them.
@@ -79,16 +78,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> Self:  # type: ignore[override]
-        """Load an exported folder.
-
-        Args:
-            folder: As `heedful export onnx` wrote it.
-            threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
-
-        Raises:
-            FileNotFoundError: If the folder or one of its files does not exist.
-            ImportError: If onnxruntime is not installed.
-        """
+        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`."""
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
@@ -169,16 +159,8 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=states)
 
 
-def import_for_onnx(name: str) -> Any:
-    """Import onnxruntime, or another module that ONNX models need, or name the extra that installs it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(f"ONNX models need {name}: pip install 'heedful[onnx]'") from error
-
-
 def _session(path: Path, threads: int) -> Any:
-    onnxruntime = import_for_onnx("onnxruntime")
+    onnxruntime = import_extra("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors

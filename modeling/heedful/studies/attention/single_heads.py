@@ -117,8 +117,6 @@ def head_importance(model: "HeedForConditionalGeneration", rows: EncodedPairs) -
 
     L is the loss per target token of a pair. The model's weights and gradients stay as they are.
     """
-    if not len(rows):
-        raise ValueError("`rows` must hold at least one pair, but is empty instead.")
     pad, modules = model.config.pad_token_id or 0, attention_modules(model)
     masks = {
         place: torch.ones(_head_count(module), device=model.device, requires_grad=True)
@@ -146,10 +144,8 @@ def without_heads(model: "HeedForConditionalGeneration", heads: Iterable[Head]) 
     exactly as before.
     """
     pruned = copy.deepcopy(model)
-    modules, known = attention_modules(pruned), set(heads_of(model))
+    modules = attention_modules(pruned)
     for head in heads:
-        if head not in known:
-            raise ValueError(f"`heads` must be heads of the model, but holds {head} instead.")
         module = modules[head.kind, head.layer]
         with torch.no_grad():
             module.out_proj.weight[:, head.number * module.d_v : (head.number + 1) * module.d_v] = 0

@@ -8,8 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from heedful.files import check_at_least
-
 History = tuple[int, ...]
 
 # Where few n-grams were seen once or twice the estimate may be 0 or 1, and some token would get nothing.
@@ -47,18 +45,14 @@ class NgramModel:
     """
 
     def __init__(self, rows: Iterable[Sequence[int]], window: int, vocab_size: int, start_id: int):
-        check_at_least(0, window=window)
         self.window = window
         self.vocab_size = vocab_size
         self.start_id = start_id
         self.levels = [Level() for _ in range(window + 1)]
         for row in rows:
             for place, token in enumerate(row):
-                self._check(token)
                 history = self._history(row, place)
                 self.levels[len(history)].counts[history][token] += 1
-        if not any(level.counts for level in self.levels):
-            raise ValueError("`rows` must hold at least one sentence, but is empty instead.")
         self._count_left_contexts()
         for level in self.levels:
             level.close()
@@ -69,7 +63,6 @@ class NgramModel:
 
     def probability(self, history: Sequence[int], token: int) -> float:
         """Return p(token | history), which is all tokens of the sentence before it, without the start token."""
-        self._check(token)
         read = self._history(history, len(history))
         probability = 1 / self.vocab_size
         for length, level in enumerate(self.levels[: len(read) + 1]):
@@ -84,15 +77,7 @@ class NgramModel:
     def perplexity(self, rows: Iterable[Sequence[int]]) -> float:
         """Return the exponential of the mean negative log-likelihood per token, </s> included."""
         losses = [-math.log(self.probability(row[:place], token)) for row in rows for place, token in enumerate(row)]
-        if not losses:
-            raise ValueError("`rows` must hold at least one sentence, but is empty instead.")
         return math.exp(fmean(losses))
-
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise ValueError(
-                f"A token must be at least 0 and below `vocab_size` ({self.vocab_size}), but is {token} instead."
-            )
 
     def _history(self, row: Sequence[int], place: int) -> History:
         """Return the tokens that the model reads before a place of a row: fewer than `window` near its beginning."""

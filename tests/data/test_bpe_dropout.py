@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from heedful import TokenizerPair
-from heedful.data.bpe_dropout import BpeDropout, Merges
+from heedful.data.epochs.bpe_dropout import BpeDropout, Merges
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import WORD_START
@@ -190,7 +190,7 @@ def test_a_stream_may_have_a_part_without_any_pair_that_fits(joint):
     encoder = PairEncoder(joint, max_source_tokens=4, languages=("en",))
     dropout = BpeDropout(encoder, 0.5, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heedful.data.bpe_dropout.CHUNK", 1)
+        patch.setattr("heedful.data.epochs.bpe_dropout.CHUNK", 1)
         assert [len(row["input_ids"]) for row in dropout.stream(pairs, 0)] == [3]
     assert encoder.too_long == 1
 

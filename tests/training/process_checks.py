@@ -107,7 +107,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.bpe_dropout.CHUNK", 32):
+    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
         updates = list(corpus.updates(1))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     exact = {"whole": resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (3, 5))}

@@ -112,7 +112,7 @@ def test_two_processes_resume_bit_for_bit_after_any_update(checks):
 def test_what_regularizes_resumes_bit_for_bit_and_cuts_the_same_words_on_every_process(checks, tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     recipe = tiny_recipe(tmp_path, {**REGULAR, **STREAM})
-    with patch("heedful.data.bpe_dropout.CHUNK", 32):
+    with patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
         corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
         rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")

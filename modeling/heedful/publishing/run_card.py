@@ -55,7 +55,7 @@ def facts_of(result: RunResult) -> RunFacts:
         name=recipe.name,
         source_language=_code(recipe.card.source_language or recipe.data.source),
         target_language=_code(recipe.card.target_language or recipe.data.target),
-        license=recipe.card.license or (BUILTIN_LICENSE if BUILTIN in recipe.data.train else "unknown"),
+        license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
         pairs={
             "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,

@@ -1,7 +1,7 @@
 """From a recipe to its corpus: tokenizers, training rows planned as updates, and validation pairs."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
@@ -129,21 +129,16 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     check_model(recipe, tokenizers)
     heads = mixture.heads_of(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    validated: Iterable[Any] = validation
-    if data.both_directions:
-        kind, ways, validated = type(pairs), mixture.both_ways, mixture.both_ways(validation)
-        pairs = (
-            kind.from_generator(ways, gen_kwargs={"pairs": pairs})
-            if data.streaming
-            else kind.from_list([*ways(pairs)])
-        )
-    held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(validated))
+    ways = mixture.both_ways if data.both_directions else iter
+    held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
     language = data.target if mixture.languages_of(data.parts) else None
     shared: dict[str, Any] = {"tokenizers": tokenizers, "target_language": language, "encoder": encoder}
     if recipe.tokenizer.dropout:
         shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
     shared |= {"batching": recipe.batching, "report": report}
+    if data.both_directions:
+        pairs = mixture.with_other_direction(pairs)
     if data.streaming:
         source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}
         return StreamedCorpus(**shared, **source)

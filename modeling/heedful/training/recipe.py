@@ -52,7 +52,8 @@ class DataRecipe:
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
         if self.validation is None and (self.streaming or self.mixture):
-            raise _mistake("data.validation", "given where `data.streaming` is true or `data.mixture` given", "empty")
+            where = "`data.streaming` is true" if self.streaming else "`data.mixture` is given"
+            raise _mistake("data.validation", f"given where {where}", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
             raise _mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
 

@@ -85,9 +85,8 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
     is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    if any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden) and _keys(
-        tree.get("card")
-    ):
+    is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
+    if is_other and _keys(tree.get("card")):
         # What the file says of its data is not so of others: nobody publishes under someone else's licence.
         tree["card"] = {key: value for key, value in tree["card"].items() if key.endswith("_language")}
     for override in overrides or []:

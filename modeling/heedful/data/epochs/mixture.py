@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 OTHER_DIRECTION = "data.both_directions"
 DRAW = 0x5A3  # tells the draws of these rows from others of the same seed and epoch
@@ -44,9 +44,7 @@ def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float) 
     for name, part in mixture.items():
         key, token = f"data.mixture.{name}", f"<{part.tag}>"
         if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
-            raise ValueError(
-                f"`{key}.to` must be given where its target is {part.target}, not {target}, but is empty."
-            )
+            raise ValueError(f"`{key}.to` must be given where its target is {part.target}, not {target}, but is not.")
         if part.tag is not None and (not OTHER_TAG.fullmatch(token) or token in SPECIAL_TOKENS):
             must = "letters, digits, '-' and '_', a letter first, and not pad, s or unk"
             raise ValueError(f"`{key}.tag` must be {must}, but is {part.tag!r} instead.")
@@ -63,9 +61,9 @@ def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[
     heads = [tokenizers.head(part.to if languages_of(parts) else None) for part in parts.values()]
     for head, (key, part) in zip(heads, parts.items(), strict=True):
         token = f"<{part.tag}>"
-        id_ = tokenizers.source.added_tokens_encoder.get(token)
+        id_ = int(tokenizers.source.added_tokens_encoder.get(token, -1))
         read = tokenizers.source([token, f"a {token} a"], verbose=False)["input_ids"]
-        if part.tag is not None and (id_ is None or any(id_ in ids for ids in read)):
+        if part.tag is not None and (id_ < 0 or any(id_ in ids for ids in read)):
             must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
             raise ValueError(f"`{key}.tag` must be {must}: let one be trained (no `tokenizer.path`), or use no tag.")
         head += [id_] * (part.tag is not None)
@@ -98,6 +96,15 @@ def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from chunk
         first = (pair for pair in chunk if pair["part"] == 0)
         yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
+
+
+def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
+    """Return what `both_ways` yields."""
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(pairs, Dataset):
+        return Dataset.from_list([*both_ways(pairs)])
+    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
 
 
 def numbers_of_parts(pairs: "Dataset") -> np.ndarray:

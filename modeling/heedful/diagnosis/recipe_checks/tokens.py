@@ -84,7 +84,7 @@ class Encoded(EncodedPairs):
     `numbers` tells of which of the pairs each row was made: with both directions each pair makes two rows.
     """
 
-    def __init__(self, pairs: Pairs, rows: Iterable[Row], numbers: Iterable[int]):
+    def __init__(self, pairs: Pairs, rows: Iterable[Row | None], numbers: Iterable[int]):
         super().__init__(rows)
         self.pairs, self.numbers, self.name = pairs, np.array([*numbers], np.int64), pairs.name
 
@@ -104,11 +104,12 @@ class Encoded(EncodedPairs):
         return Encoded(self.pairs, (self[row] for row in rows.tolist()), self.numbers[rows])
 
 
-def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, Part]) -> Encoded:
+def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, Part] | None = None) -> Encoded:
     """Encode a split as training does, but without leaving out what is too long.
 
     `parts` are those of the recipe's training data; a `ValueError` says that the tokenizers lack a tag of theirs.
     """
+    parts = parts or {}
     texts: list[Any] = [{**pair, "number": number} for number, pair in enumerate(pairs)]
     if OTHER_DIRECTION in parts:
         texts = [*both_ways(texts)]

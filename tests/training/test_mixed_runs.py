@@ -147,14 +147,13 @@ def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_part
     assert corpus.parts == {"data.train": 5, "data.mixture.held": 1}
 
 
-def test_a_run_goes_on_with_the_parts_that_it_had(parts, tmp_path, make_loop):
+def test_a_run_goes_on_with_the_parts_that_it_had(parts, tmp_path):
     part = {"more": {"train": table(tmp_path / "more.tsv", ["One."], ["Eins."])}}
     corpus, recipe = parts(part)
     table(tmp_path / "more.tsv", ["One."], ["Zwei."])
     changed, _ = parts(part)
     assert corpus.fingerprint != changed.fingerprint
-    recipe.optimization.max_updates = 1
-    make_loop({"optimization.max_updates": 1}, recipe.folder, corpus).run()
+    recipe.folder.mkdir()
     (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     recipe.resume = True
     check_output_folder(recipe)

@@ -115,7 +115,7 @@ def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
 class Sampling:
     """How often each row comes in an epoch that has as many rows as all parts together.
 
-    A part of n rows gets a share of them proportional to n^(1/T) (Arivazhagan et al., 2019, section 4.1, arXiv
+    A part of n rows gets a share of them proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv
     1907.05019): as often as it goes each of its rows, and once more some that are drawn anew in every epoch. With a
     temperature T of 1 that is each row of each part once; a larger T repeats small parts and thins large ones.
     `parts` `(rows,)` are the numbers of the rows' parts, of which each has a row.

@@ -39,7 +39,7 @@ SIDE_DOORS = {
     "cli/options.py": "arguments that several commands share",
     "files.py": "files that appear whole or not at all",
     "data/sources.py": "reads pairs, wherever they are",
-    "data/bpe_dropout.py": "cuts the words of rows anew",
+    "data/epochs/": "which rows an epoch has, and how their texts and words are changed",
     "data/cleaning.py": "drops pairs",
     "data/tokenization.py": "text to token ids and back",
     "data/tokenizer_training.py": "trains a tokenizer",

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from heedful import TokenizerPair
-from heedful.data.bpe_dropout import BpeDropout, Merges
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.bpe_dropout import BpeDropout, Merges
+from heedful.data.epochs.mixture import both_ways
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import WORD_START
 from heedful.data.tokenizer_training import train_tokenizers
@@ -40,7 +41,9 @@ def separate():
 def cut(tokenizers, p, pairs=PAIRS, epoch=0, seed=1, **options):
     """Return rows of an epoch beside those of the tokenizer alone."""
     options = {"languages": tokenizers.languages, **options}
-    encoder = PairEncoder(tokenizers, **options)
+    heads = [tokenizers.head(language) for language in options.pop("languages")]
+    pairs = list(both_ways(pairs)) if len(heads) > 1 else pairs
+    encoder = PairEncoder(tokenizers, heads=heads, **options)
     plain = EncodedPairs(encoder.rows(pairs))
     dropout = BpeDropout(encoder, p, seed)
     return dropout.rows(EncodedPairs(encoder.rows(pairs)), epoch), plain
@@ -153,7 +156,7 @@ def test_a_word_that_comes_often_is_dealt_its_segmentations_evenly(joint):
 
 
 def test_a_text_that_would_be_too_long_stays_as_it_is(joint, caplog):
-    plain = EncodedPairs(PairEncoder(joint, languages=("en",)).rows(PAIRS))
+    plain = EncodedPairs(PairEncoder(joint, heads=[joint.head("en")]).rows(PAIRS))
     limit = int(plain.source_lengths.max())
     with caplog.at_level(logging.INFO):
         rows, _ = cut(joint, 0.5, languages=("en",), max_source_tokens=limit)
@@ -187,10 +190,10 @@ def test_merges_with_prefixes_and_words_that_are_not_merged_stay_exact():
 
 def test_a_stream_may_have_a_part_without_any_pair_that_fits(joint):
     pairs = [{"source": "a b c d", "target": "a"}, {"source": "a", "target": "b"}]
-    encoder = PairEncoder(joint, max_source_tokens=4, languages=("en",))
+    encoder = PairEncoder(joint, max_source_tokens=4, heads=[joint.head("en")])
     dropout = BpeDropout(encoder, 0.5, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heedful.data.bpe_dropout.CHUNK", 1)
+        patch.setattr("heedful.data.epochs.bpe_dropout.CHUNK", 1)
         assert [len(row["input_ids"]) for row in dropout.stream(pairs, 0)] == [3]
     assert encoder.too_long == 1
 

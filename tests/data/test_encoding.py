@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from heedful.data import encoding
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.mixture import both_ways
 from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [
@@ -39,17 +40,20 @@ def test_what_is_too_long_is_left_out_and_counted(tokenizers):
     assert len(list(exact.rows(PAIRS))) == 3
     assert exact.too_long == 0
     by_source = PairEncoder(tokenizers, max_source_tokens=longest_source - 1)
-    assert [len(row["input_ids"]) < longest_source for row in by_source.rows(PAIRS)] == [True, True]
+    found = list(by_source.rows(PAIRS))
+    assert [len(row["input_ids"]) < longest_source for row in found if row] == [True, True]
+    assert EncodedPairs(found).numbers.tolist() == [number for number in range(3) if found[number]]
     assert by_source.too_long == 1
     by_target = PairEncoder(tokenizers, max_target_tokens=longest_target - 1)
-    assert len(list(by_target.rows(PAIRS))) == 2
+    assert len(EncodedPairs(by_target.rows(PAIRS))) == 2
     both = PairEncoder(tokenizers, longest_source - 1, longest_target - 1)
-    assert len(list(both.rows(PAIRS))) == 1
+    assert len(EncodedPairs(both.rows(PAIRS))) == 1
     assert both.too_long == 2
 
 
 def test_both_directions_have_their_tags(tagged):
-    rows = list(PairEncoder(tagged, languages=("en", "ko")).rows(PAIRS))
+    heads = [tagged.head("en"), tagged.head("ko")]
+    rows = list(PairEncoder(tagged, heads=heads).rows(both_ways(PAIRS)))
     sources, targets = [p["source"] for p in PAIRS], [p["target"] for p in PAIRS]
     tags = [tagged.source.convert_tokens_to_ids(tag) for tag in ("<2en>", "<2ko>")]
     assert len(rows) == 6
@@ -59,7 +63,7 @@ def test_both_directions_have_their_tags(tagged):
 
 
 def test_one_language_is_one_direction(tagged):
-    rows = list(PairEncoder(tagged, languages=("ko",)).rows(PAIRS))
+    rows = list(PairEncoder(tagged, heads=[tagged.head("ko")]).rows(PAIRS))
     assert len(rows) == 3
     assert {row["input_ids"][0] for row in rows} == {tagged.source.convert_tokens_to_ids("<2ko>")}
 

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.encoding import PairEncoder
+from heedful.data.epochs.mixture import both_ways
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
@@ -165,7 +166,7 @@ def test_too_long_pairs_are_counted_as_training_counts_them(joint):
     limits = (14, 12)
     encoded = checks.encode(split(), joint)
     encoder = PairEncoder(joint, *limits)
-    kept = list(encoder.rows(PAIRS))
+    kept = [row for row in encoder.rows(PAIRS) if row]
     assert 0 < encoder.too_long < 300
     assert len(encoded.within(limits)) == len(kept) == 300 - encoder.too_long
     findings = list(checks.check_lengths(encoded, limits))
@@ -179,13 +180,13 @@ def test_limits_that_drop_everything_are_an_error(joint):
     assert finding.level == "error"
 
 
-def test_both_directions_are_encoded_as_training_does():
+def test_both_directions_are_encoded_as_training_does(tmp_path):
     tokenizers = train_tokenizers(SOURCES, TARGETS, vocab_size=400, languages=("ko", "en"))
-    languages = ("en", "ko")
-    encoded = checks.encode(split(), tokenizers, languages)
-    expected = list(PairEncoder(tokenizers, languages=languages).rows(PAIRS))
+    encoded = checks.encode(split(), tokenizers, tiny_recipe(tmp_path, {"data.both_directions": True}).data.parts)
+    heads = [tokenizers.head("en"), tokenizers.head("ko")]
+    expected = list(PairEncoder(tokenizers, heads=heads).rows(both_ways(PAIRS)))
     assert [encoded[number] for number in range(len(encoded))] == expected
-    assert encoded.numbers == [*range(300), *range(300)]
+    assert encoded.numbers.tolist() == [*range(300), *range(300)]
 
 
 def test_rows_longer_than_the_models_positions_are_errors_before_and_in_validation(joint, tmp_path):

@@ -31,6 +31,8 @@ R_DROP = {"optimization.r_drop": 5.0, "tokenizer.dropout": 0.2}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 REGULAR |= {"model.options.encoder_layerdrop": 0.5, "model.options.decoder_layerdrop": 0.5}
+SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
+SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}, "tokenizer.dropout": 0.1}
 END = 6
 
 
@@ -107,7 +109,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.bpe_dropout.CHUNK", 32):
+    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
         updates = list(corpus.updates(1))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     exact = {"whole": resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (3, 5))}
@@ -116,7 +118,8 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     # Without dropout that differs between the processes the losses are those of one.
     with_stand_in_for_dropout(make_loop(folder / "rows", {**R_DROP, **STREAM}, corpus, accelerator)).run()
     losses = [logged(folder / "rows", name) for name in ("train/loss", "train/r_drop")]
-    return {"rows": rows, "exact": exact, "losses": losses}
+    mixed = prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator)
+    return {"rows": rows, "exact": exact, "losses": losses, "mixed": list(mixed.updates(1))}
 
 
 def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) -> dict:

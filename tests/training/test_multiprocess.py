@@ -7,7 +7,7 @@ import process_run
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from process_checks import NO_DROPOUT, R_DROP, REGULAR, STREAM, make_loop, with_stand_in_for_dropout
+from process_checks import NO_DROPOUT, R_DROP, REGULAR, SEVERAL, STREAM, make_loop, with_stand_in_for_dropout
 from safetensors.torch import load_file
 
 import forked
@@ -102,18 +102,20 @@ def test_two_processes_resume_bit_for_bit_after_any_update(checks):
         assert check["resumed_stream"] == [5]
 
 
-def test_what_regularizes_resumes_bit_for_bit_and_cuts_the_same_words_on_every_process(checks, tmp_path):
+def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_process(checks, tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     recipe = tiny_recipe(tmp_path, {**REGULAR, **STREAM})
-    with patch("heedful.data.bpe_dropout.CHUNK", 32):
+    with patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
         corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
         rows = [[*row["input_ids"], -1, *row["labels"]] for update in corpus.updates(1) for b in update for row in b]
+    mixed = list(prepare_corpus(tiny_recipe(tmp_path, SEVERAL), tmp_path / "tagged").updates(1))
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     alone = make_loop(tmp_path / "rows", {**R_DROP, **STREAM}, corpus, make_accelerator(recipe.optimization))
     with_stand_in_for_dropout(alone).run()
     for check in checks:
         assert check["regular"]["exact"] == {"whole": [3, 5], "parts": [3]}
         assert check["regular"]["rows"] == rows
+        assert check["regular"]["mixed"] == mixed
         for name, losses in zip(("train/loss", "train/r_drop"), check["regular"]["losses"], strict=True):
             assert losses == pytest.approx(logged(tmp_path / "rows", name), rel=1e-4)
 

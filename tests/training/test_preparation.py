@@ -104,7 +104,8 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
 def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
     changes = {**files, "data.both_directions": True, "tokenizer.vocab_size": 262}
     corpus = prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    assert corpus.encoder.languages == ("en", "ko")
+    assert corpus.target_language == "en"
+    assert corpus.encoder.heads == [corpus.tokenizers.head("en"), corpus.tokenizers.head("ko")]
     assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
     assert corpus.tokenizers.languages == ("ko", "en")
     assert len(corpus.validation) == 2

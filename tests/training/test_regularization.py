@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from heedful import HeedConfig, TokenizerPair
+from heedful.data.epochs.augmentation import AugmentationRules
 from heedful.files import write_text
 from heedful.training.checkpoints.checkpoints import checkpoint_path
 from heedful.training.folder import check_output_folder
@@ -21,9 +22,17 @@ MODEL |= {"model.options.attention_dropout": 0.1, "model.options.activation_drop
 RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
 RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout": 0.1}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
+SEVERAL = {
+    "data.mixture": {
+        "back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"},
+    },
+    "data.temperature": 2.0,
+    "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+}
 KINDS = {
     "stream": BPE_DROPOUT | STREAM,
     "all": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **MODEL},
+    "parts and noise": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **SEVERAL},
     "recurrent": {"optimization.r_drop": 5.0, **BPE_DROPOUT, **RECURRENT},
 }
 
@@ -37,7 +46,8 @@ def data(tmp_path_factory):
         changes = {name: value for name, value in changes.items() if name.startswith(("tokenizer", "data"))}
         key = str(changes)
         if key not in made:
-            made[key] = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer")
+            tokenizer = folder / ("tagged" if "data.mixture" in changes else "tokenizer")
+            made[key] = prepare_corpus(tiny_recipe(folder, changes), tokenizer)
         return made[key]
 
     return of
@@ -117,7 +127,7 @@ def test_the_keys_of_the_guide_exist(tmp_path):
         if section in ("optimization", "tokenizer"):
             assert hasattr(getattr(tiny_recipe(tmp_path), section), name)
         else:
-            assert hasattr(HeedConfig(), name)
+            assert hasattr(HeedConfig(), name) or hasattr(AugmentationRules(), name)
 
 
 def test_wrong_recipes_are_refused_by_name(tmp_path):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.files import check_at_least, shortened
@@ -16,7 +17,7 @@ REASONS = {
     "too_long": "source or target has more than `max_characters`",
     "ratio": "one side is more than `max_ratio` times as long as the other",
     "identical": "source and target are the same text",
-    "overlap": "the source is in held-out data",
+    "overlap": "it is in held-out data",
     "duplicate": "the pair came before",
 }
 EXAMPLES_PER_REASON = 3
@@ -35,7 +36,8 @@ class CleaningRules:
     max_ratio: float | None = None  # of the longer side's characters to the other's; None for no limit
     drop_duplicates: bool = False  # two different translations of a source are not duplicates
     drop_identical: bool = False
-    # A held-out source tests nothing if the model was trained on it, even with another translation.
+    # A held-out source tests nothing if the model was trained on it, even with another translation. Of further parts
+    # of a mixture, whose targets or sources may be made or in another language, neither side may be a held-out text.
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -94,15 +96,15 @@ def clean_pairs(
     """
     from datasets import IterableDataset
 
-    held_out_sources = frozenset(row["source"].strip() for row in held_out) if rules.drop_overlap else frozenset()
     report = CleaningReport()
-    judge = _Judge(rules, held_out_sources, report)
+    judge = _Judge(rules, list(held_out) if rules.drop_overlap else [], report)
     if isinstance(pairs, IterableDataset):
         arguments = {"pairs": pairs, "judge": judge}
         stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
         return cast("IterableDataset", stream), report
-    columns = zip(pairs["source"][:], pairs["target"][:], strict=True)
-    kept = [index for index, (source, target) in enumerate(columns) if judge.keeps(source, target)]
+    parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
+    columns = zip(pairs["source"][:], pairs["target"][:], parts, strict=False)
+    kept = [index for index, pair in enumerate(columns) if judge.keeps(*pair)]
     judge.check_that_some_are_left()
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
 
@@ -134,9 +136,10 @@ def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[st
 class _Judge:
     """Applies the rules to one pair after another."""
 
-    def __init__(self, rules: CleaningRules, held_out_sources: frozenset[str], report: CleaningReport):
+    def __init__(self, rules: CleaningRules, held_out: Sequence[Mapping[str, str]], report: CleaningReport):
         self.rules = rules
-        self.held_out_sources = held_out_sources
+        self.held_out_sources = frozenset(row["source"].strip() for row in held_out)
+        self.held_out_texts = self.held_out_sources | {row["target"].strip() for row in held_out}
         self.report = report
         self.begin()
 
@@ -144,12 +147,12 @@ class _Judge:
         self.report.clear()
         self.seen: set[bytes] = set()
 
-    def keeps(self, source: str, target: str) -> bool:
-        reason = self.reason_to_drop(source.strip(), target.strip())
+    def keeps(self, source: str, target: str, part: int = 0) -> bool:
+        reason = self.reason_to_drop(source.strip(), target.strip(), part)
         self.report.count(reason, source, target)
         return reason is None
 
-    def reason_to_drop(self, source: str, target: str) -> str | None:
+    def reason_to_drop(self, source: str, target: str, part: int) -> str | None:
         rules = self.rules
         shorter, longer = sorted((len(source), len(target)))
         if rules.drop_empty and not shorter:
@@ -160,7 +163,7 @@ class _Judge:
             return "ratio"
         if rules.drop_identical and source == target:
             return "identical"
-        if source in self.held_out_sources:
+        if source in self.held_out_sources or (part and {source, target} & self.held_out_texts):
             return "overlap"
         if rules.drop_duplicates and self.came_before(source, target):
             return "duplicate"

@@ -1,13 +1,14 @@
 """Pairs as token ids: compact in memory for a corpus, one row at a time for a stream."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import WORD_START, TokenizerPair, encode_texts
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
@@ -16,49 +17,63 @@ CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every 
 class PairEncoder:
     """Turns pairs into rows of token ids and leaves out what is too long, counting it.
 
-    A multilingual model has a target language for each direction: with two, every pair is encoded both ways.
+    The pairs of training data with several parts have the number of their part as `part`.
     """
 
     tokenizers: TokenizerPair
     max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit
     max_target_tokens: int | None = None
-    languages: tuple[str, ...] = ()  # (target,) or (target, source); empty for a model of one direction
+    heads: Sequence[list[int]] = ()  # the ids before the sources of each part
     too_long: int = 0  # rows left out so far
     mark_words: bool = False  # whether `WORD_START` is added to the id of each word's first token
 
-    def rows(self, pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, list[int]]]:
-        """Yield `input_ids` and `labels`, lists of token ids that end in `</s>`, for every pair that fits."""
-        stream = iter(pairs)
-        while chunk := list(islice(stream, CHUNK)):
-            sides = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
-            for language, (texts, references) in zip(self.languages or (None,), (sides, sides[::-1]), strict=False):
-                inputs = self.tokenizers.encode_source(texts, language, self.mark_words)
-                labels = self.tokenizers.encode_target(references, self.mark_words)
-                for row in zip(inputs, labels, strict=True):
-                    if self._fits(row):
-                        yield {"input_ids": row[0], "labels": row[1]}
-                    else:
-                        self.too_long += 1
+    def __post_init__(self):
+        self.heads = self.heads or [self.tokenizers.head()]
 
-    def _fits(self, row: tuple[list[int], list[int]]) -> bool:
-        limits = (self.max_source_tokens, self.max_target_tokens)
-        return all(limit is None or len(ids) <= limit for ids, limit in zip(row, limits, strict=True))
+    def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
+        """Yield `input_ids` and `labels`, token ids that end in `</s>`, for every pair; `None` if it does not fit."""
+        stream, tokenizers = iter(pairs), self.tokenizers
+        heads = [[id_ + WORD_START * self.mark_words for id_ in head] for head in self.heads]
+        while chunk := list(islice(stream, CHUNK)):
+            sources, targets = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
+            inputs = encode_texts(tokenizers.source, "text", sources, self.mark_words)
+            labels = encode_texts(tokenizers.target, "text_target", targets, self.mark_words)
+            for pair, ids, target in zip(chunk, inputs, labels, strict=True):
+                row = {"input_ids": heads[pair.get("part", 0)] + ids, "labels": target}
+                fits = self._fits(row)
+                self.too_long += not fits
+                yield row if fits else None
+
+    def _fits(self, row: Mapping[str, list[int]]) -> bool:
+        limits = {"input_ids": self.max_source_tokens, "labels": self.max_target_tokens}
+        return all(limit is None or len(row[side]) <= limit for side, limit in limits.items())
 
 
 class EncodedPairs:
     """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
 
     `sources` and `targets` are all tokens, row after row; `source_lengths` and `target_lengths` `(rows,)` count them.
+    `None` for a row is left out; `numbers` `(rows,)` counts the rows and `None`s before each.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, list[int]]]):
+    def __init__(self, rows: Iterable[Mapping[str, list[int]] | None]):
         sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        for row in rows:
-            sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
-            sides[1].append(np.asarray(row["labels"], dtype=np.int32))
+        numbers = []
+        for number, row in enumerate(rows):
+            if row is not None:
+                numbers.append(number)
+                sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
+                sides[1].append(np.asarray(row["labels"], dtype=np.int32))
+        self.numbers = np.array(numbers, np.int64)
         self.sources, self.targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
         self._source_bounds, self._target_bounds = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in sides)
         self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
+
+    def chosen(self, rows: np.ndarray) -> "EncodedPairs":
+        """Return the rows with these indices, which keep their `numbers`."""
+        chosen = EncodedPairs(self[index] for index in rows.tolist())
+        chosen.numbers = self.numbers[rows]
+        return chosen
 
     def __len__(self) -> int:
         return len(self.source_lengths)

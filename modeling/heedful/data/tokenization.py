@@ -73,16 +73,13 @@ class TokenizerPair:
         """Whether both sides share one tokenizer."""
         return self.source is self.target
 
-    def encode_source(
-        self, texts: Sequence[str], target_language: str | None = None, mark_words: bool = False
-    ) -> list[list[int]]:
+    def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
         """Encode source texts, without truncation.
 
         Args:
             texts: The sentences.
             target_language: The language to translate into; its tag comes first. It is needed if the tokenizer knows
                 several languages.
-            mark_words: Whether `WORD_START` is added to the id of each word's first token.
 
         Returns:
             The token ids of each sentence.
@@ -90,14 +87,26 @@ class TokenizerPair:
         Raises:
             ValueError: If the language is unknown, or is missing although there are several.
         """
-        prefix = self._language_prefix(target_language)
-        encoded = _encode(self.source, "text", texts, mark_words)
-        prefix = [id_ + WORD_START * mark_words for id_ in prefix]
-        return [prefix + ids for ids in encoded] if prefix else encoded
+        head = self.head(target_language)
+        encoded = encode_texts(self.source, "text", texts)
+        return [head + ids for ids in encoded] if head else encoded
 
-    def encode_target(self, texts: Sequence[str], mark_words: bool = False) -> list[list[int]]:
+    def head(self, target_language: str | None = None) -> list[int]:
+        """Return the ids before every source: the tag of the language, where the tokenizer knows several.
+
+        Raises:
+            ValueError: If the language is unknown, or is missing although there are several.
+        """
+        if target_language is None and len(self.languages) < 2:
+            return []
+        if target_language not in self.languages:
+            known = ", ".join(self.languages) or "none"
+            raise ValueError(f"`target_language` must be one of {known}, but is {target_language!r} instead.")
+        return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
+
+    def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode target texts, without truncation, as the labels of a model."""
-        return _encode(self.target, "text_target", texts, mark_words)
+        return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
         """Turn target ids (lists, arrays or a tensor) back into texts.
@@ -189,19 +198,11 @@ class TokenizerPair:
             )
         return cls(source, target)
 
-    def _language_prefix(self, target_language: str | None) -> list[int]:
-        if target_language is None and len(self.languages) < 2:
-            return []
-        if target_language not in self.languages:
-            known = ", ".join(self.languages) or "none"
-            raise ValueError(f"`target_language` must be one of {known}, but is {target_language!r} instead.")
-        return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 
-
-def _encode(
+def encode_texts(
     tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str], mark_words: bool = False
 ) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`."""
+    """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins."""
     if isinstance(texts, str):
         raise ValueError(f"`texts` must be a list of strings, but is the string {texts!r} instead.")
     if not len(texts):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # that is none of a language
 Algorithm = Literal["bpe", "unigram", "word"]
 # The fewest tokens that each algorithm needs besides the special ones; 256 of them are the bytes.
 SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "word": 1}
@@ -45,11 +46,11 @@ def train_tokenizers(
     at spaces. It is meant for small closed vocabularies such as SCAN's: unseen words become `<unk>`, and decoding puts
     one space between words. Texts are read once, the sources first, and need not fit in memory.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows; if
-    there are two vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the number of
-    tokens, all of these included, and lowered with a warning to what the texts allow; None means every word, and works
-    with "word" only. `target_vocab_size` is the target
-    vocabulary's if it is not joint; None means `vocab_size`.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows;
+    what stands in angle brackets among the `languages`, such as `<bt>`, is a tag itself. If there are two
+    vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the number of tokens, all of these
+    included, and lowered with a warning to what the texts allow; None means every word, and works with "word" only.
+    `target_vocab_size` is the target vocabulary's if it is not joint; None means `vocab_size`.
     """
     if algorithm not in ("bpe", "unigram", "word"):
         raise ValueError(f"`algorithm` must be bpe, unigram or word, but is {algorithm!r} instead.")
@@ -73,9 +74,9 @@ def train_tokenizers(
 def _language_tags(languages: Sequence[str]) -> list[str]:
     if isinstance(languages, str):
         raise ValueError(f"`languages` must be a list, but is the string {languages!r} instead.")
-    tags = [f"<2{language}>" for language in languages]
+    tags = [language if OTHER_TAG.fullmatch(language) else f"<2{language}>" for language in languages]
     for language, tag in zip(languages, tags, strict=True):
-        if not LANGUAGE_TAG.fullmatch(tag) or tags.count(tag) > 1:
+        if not (OTHER_TAG.fullmatch(tag) or LANGUAGE_TAG.fullmatch(tag)) or [*tags, *SPECIAL_TOKENS].count(tag) > 1:
             raise ValueError(
                 f"`languages` must be different codes of letters, digits, '-' and '_', but has {language!r} instead."
             )

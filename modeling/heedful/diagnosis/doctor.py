@@ -15,6 +15,7 @@ import torch
 
 from heedful.data.batching import UpdateBatches
 from heedful.data.cleaning import split_for_validation
+from heedful.data.epochs.mixture import read_parts
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
@@ -26,9 +27,9 @@ from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
 from heedful.inference.loading import first_line, load_model
+from heedful.training.checkpoints.tokenizers import load_or_train_tokenizers
 from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
-from heedful.training.preparation import load_or_train_tokenizers
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 
@@ -93,8 +94,7 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
 def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
     """Read the first training pairs, and all validation and test pairs, the validation first."""
     data, where = recipe.data, recipe.data.locations
-    pairs = read_pairs(where.train, data.source, data.target, split="train", streaming=data.streaming)
-    train = Pairs.first(pairs, limit, "train", "data.train")
+    train = Pairs.first(read_parts(data.parts, data.streaming), limit, "train", "data.train")
     held_out = []
     if where.validation is None:  # training splits it off, from the pairs that cleaning keeps
         rest, numbers = split_for_validation(train.sources)
@@ -162,9 +162,9 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
     yield from tokens.check_tokenizer_ids(tokenizers, key)
     yield from tokens.check_normalization(train, tokenizers, key)
     try:
-        encoded, *held = (encode(split, tokenizers, recipe.data.target_languages) for split in (train, *held_out))
+        encoded, *held = (encode(split, tokenizers, recipe.data.parts) for split in (train, *held_out))
     except ValueError as error:
-        yield Finding("tokenizer", "error", str(error), key, "Set `data.both_directions`.")
+        yield Finding("tokenizer", "error", str(error), key, "Set `data.both_directions` or `data.mixture`.")
         return
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
     yield from tokens.check_ends(encoded, tokenizers, key)

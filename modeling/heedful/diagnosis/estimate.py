@@ -105,6 +105,7 @@ class DryRun:
             f"padding              {percent(batches.padding)} of the tokens in micro-batches",
             f"updates per epoch    {_count(per_epoch)}",
         ]
+        lines[1:1] = [f"  of {key} {count:,}" for key, count in self.corpus.parts.items()]
         if self.end is None:
             return [*lines, "updates of the run   unknown"]
         epochs = f"{self.end.updates / per_epoch:,.1f}" if per_epoch else _count(None)

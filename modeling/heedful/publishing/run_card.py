@@ -46,6 +46,7 @@ def facts_of(result: RunResult) -> RunFacts:
         for name, values in result.metrics.items()
         if "count" in values
     }
+    trained = [recipe.data.train, *(part.train for part in recipe.data.mixture.values())]
     example = corpus.validation_pairs[0]["source"]
     translator = Translator.from_pretrained(result.folder)
     language = corpus.target_language
@@ -54,10 +55,11 @@ def facts_of(result: RunResult) -> RunFacts:
         name=recipe.name,
         source_language=_code(recipe.card.source_language or recipe.data.source),
         target_language=_code(recipe.card.target_language or recipe.data.target),
-        license=recipe.card.license or (BUILTIN_LICENSE if BUILTIN in recipe.data.train else "unknown"),
-        datasets=[recipe.card.dataset or str(recipe.data.train)],
+        license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
+        datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
         pairs={
             "train": corpus.pairs if corpus.pairs is not None else corpus.report.kept,
+            **{f"of these {key}": count for key, count in corpus.parts.items()},
             "validation": len(corpus.validation_pairs),
             **{name: values["count"] for name, values in scores.items() if name != "validation"},
         },

@@ -2,28 +2,28 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
-from heedful.data.bpe_dropout import BpeDropout
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs import mixture
+from heedful.data.epochs.augmentation import Augmentation
+from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
-from heedful.data.tokenizer_training import train_tokenizers
-from heedful.files import written_whole
 from heedful.inference.translation import MOST_SOURCE_TOKENS
-from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
+from heedful.training.checkpoints.tokenizers import given_tokenizers, load_or_train_tokenizers
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,17 @@ class Corpus:
     validation: EncodedPairs
     validation_pairs: list[dict[str, str]]  # the same pairs as text
     report: CleaningReport
+    target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     encoder: PairEncoder  # of training pairs; it counts those that are too long
     dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
+    parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
 
     @property
     def longest_source(self) -> int | None:
         """The tokens of the longest source that is trained on, as far as it is known; `None` is any number."""
         return self.encoder.max_source_tokens
-
-    @property
-    def target_language(self) -> str | None:
-        """The language that validation and test pairs are translated into, if the model knows several."""
-        return self.encoder.languages[0] if self.encoder.languages else None
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
@@ -70,9 +67,11 @@ class Corpus:
 
 @dataclass(kw_only=True)
 class StoredCorpus(Corpus):
-    """A corpus whose training rows are in memory, in `rows`."""
+    """A corpus whose training rows are in memory."""
 
     rows: EncodedPairs
+    sampling: mixture.Sampling | None = None  # chooses them anew in every epoch
+    augmentation: Augmentation | None = None  # changes them anew in every epoch
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
@@ -84,7 +83,9 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows = self.rows if self.dropout is None else self.dropout.rows(self.rows, epoch)
+        rows = self.rows
+        for drawn in (self.sampling, self.augmentation, self.dropout):
+            rows = rows if drawn is None else drawn.rows(rows, epoch)
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
 
@@ -100,7 +101,7 @@ class StreamedCorpus(Corpus):
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         encode = self.encoder.rows if self.dropout is None else partial(self.dropout.stream, epoch=epoch)
-        rows, count = encode_in_shares(self.encoder, encode, self.stream, self.accelerator), 0
+        rows, count = filter(None, encode_in_shares(self.encoder, encode, self.stream, self.accelerator)), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -113,12 +114,12 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     The run's tokenizers are in `folder`, where the main process saves them unless they exist.
     """
     is_main = accelerator is None or accelerator.is_main_process
-    check_model(recipe, _given_tokenizers(recipe, folder, is_main))
+    check_model(recipe, given_tokenizers(recipe, folder, is_main))
     data, where = recipe.data, recipe.data.locations
     sides = (data.source, data.target)
     validation = list(read_pairs(where.validation, *sides, split="validation")) if where.validation else []
     tests = [read_pairs(location, *sides, split=name) for name, location in where.test.items()]
-    pairs = read_pairs(where.train, *sides, split="train", streaming=data.streaming)
+    pairs: Any = mixture.read_parts(data.parts, data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     if where.validation is None:
         rest, numbers = split_for_validation(pairs["source"][:])
@@ -126,16 +127,27 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
     check_model(recipe, tokenizers)
-    encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, data.target_languages)
-    held_out = EncodedPairs(PairEncoder(tokenizers, languages=data.target_languages).rows(validation))
-    fingerprint = held_out.fingerprint()
-    shared: dict[str, Any] = {"tokenizers": tokenizers, "batching": recipe.batching, "encoder": encoder}
+    heads = mixture.heads_of(data.parts, tokenizers)
+    encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
+    ways = mixture.both_ways if data.both_directions else iter
+    held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
+    language = data.target if mixture.languages_of(data.parts) else None
+    shared: dict[str, Any] = {"tokenizers": tokenizers, "target_language": language, "encoder": encoder}
     if recipe.tokenizer.dropout:
         shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
-    shared |= {"validation": held_out, "validation_pairs": validation, "report": report}
+    shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
+    shared |= {"batching": recipe.batching, "report": report}
+    if data.both_directions:
+        pairs = mixture.with_other_direction(pairs)
     if data.streaming:
         source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}
-        return StreamedCorpus(**shared, **source, fingerprint=fingerprint)
+        return StreamedCorpus(**shared, **source)
+    return _stored(recipe, pairs, shared)
+
+
+def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
+    """Encode all training pairs, and prepare what every epoch draws from them."""
+    data, encoder = recipe.data, shared["encoder"]
     rows = EncodedPairs(encoder.rows(pairs))
     for side, lengths in (("source", rows.source_lengths), ("target", rows.target_lengths)):
         longest = int(lengths.max(initial=0))
@@ -144,62 +156,15 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
                 f"`data.max_{side}_tokens` must be given where pairs have more than {MOST_SOURCE_TOKENS} tokens, "
                 f"of which attention takes the square, but is empty, and the longest has {longest}."
             )
-    return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint + rows.fingerprint())
-
-
-def _given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
-    given = recipe.tokenizer.path or recipe.model.start_from
-    return _load_tokenizers_of_run(recipe, folder, is_main) if given is None else TokenizerPair.from_pretrained(given)
-
-
-def load_or_train_tokenizers(recipe: Recipe, pairs: Pairs, folder: Path, is_main: bool) -> TokenizerPair:
-    """Load the tokenizers that the recipe names or the run has in `folder`; otherwise train them on cleaned pairs.
-
-    Trained ones are saved in `folder`, by the main process.
-    """
-    settings = recipe.tokenizer
-    given = _given_tokenizers(recipe, folder, is_main)
-    if given is not None:
-        return given
-    logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
-    tokenizers = train_tokenizers(
-        (pair["source"] for pair in islice(pairs, settings.sentences)),
-        (pair["target"] for pair in islice(pairs, settings.sentences)),
-        algorithm=settings.algorithm,
-        vocab_size=settings.vocab_size,
-        joint=settings.joint,
-        target_vocab_size=settings.target_vocab_size,
-        languages=(recipe.data.source, recipe.data.target) if recipe.data.both_directions else (),
-    )
-    if is_main:
-        _save_tokenizers(tokenizers, folder, recipe)
-    return tokenizers
-
-
-def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
-    failure: Exception | None = None
-    try:
-        if folder.is_dir():
-            return TokenizerPair.from_pretrained(folder)
-    except Exception as error:  # each library raises another type, tokenizers a bare Exception
-        failure = error
-    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
-    if checkpoint is not None:
-        if is_main:
-            logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
-            _save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
-        return TokenizerPair.from_pretrained(checkpoint)
-    if failure is not None:
-        raise ValueError(
-            f"`output` must be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}. "
-            "There is no checkpoint with another: start again with overwrite=true or another `output`."
-        ) from failure
-    return None
-
-
-def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
-    # A run that dies here leaves no half-written tokenizer to resume with.
-    with written_whole(folder) as partial:
-        tokenizers.save_pretrained(partial)
-        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own
+    numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
+    if data.mixture:
+        counts = np.bincount(numbers, minlength=len(data.parts)).tolist()
+        shared["parts"] = dict(zip(data.parts, counts, strict=True))
+        for key in [key for key, count in shared["parts"].items() if not count]:
+            raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+    if data.temperature != 1:
+        shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
+    if any(asdict(data.augmentation).values()):
+        shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
+    shared["fingerprint"] += rows.fingerprint()
+    return StoredCorpus(**shared, rows=rows)

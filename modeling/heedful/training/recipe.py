@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
+from heedful.data.epochs.augmentation import AugmentationRules
+from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, check_mixture
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.files import check_at_least
 
@@ -34,19 +36,26 @@ class DataRecipe:
     validation: Location | None = None
     test: dict[str, Location] = field(default_factory=dict)
     folder: str | None = None
+    mixture: dict[str, Part] = field(default_factory=dict)
+    temperature: float = 1.0
     both_directions: bool = False
     streaming: bool = False
     pool_size: int = 20000
     max_source_tokens: int | None = 256
     max_target_tokens: int | None = 256
     cleaning: CleaningRules = field(default_factory=CleaningRules)
+    augmentation: AugmentationRules = field(default_factory=AugmentationRules)
 
     def __post_init__(self):
-        _at_least(1, "data", self, "pool_size", "max_source_tokens", "max_target_tokens")
+        _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
+        check_mixture(self.mixture, self.target, self.temperature)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
-        if self.streaming and self.validation is None:
-            raise _mistake("data.validation", "given where `data.streaming` is true", "empty")
+        if self.validation is None and (self.streaming or self.mixture):
+            where = "`data.streaming` is true" if self.streaming else "`data.mixture` is given"
+            raise _mistake("data.validation", f"given where {where}", "empty")
+        if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
+            raise _mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
 
     @property
     def locations(self) -> Locations:
@@ -56,9 +65,16 @@ class DataRecipe:
         return Locations(self._located(self.train), validation, test)
 
     @property
-    def target_languages(self) -> tuple[str, ...]:
-        """The target language of each direction of a model with two directions; empty for one direction."""
-        return (self.target, self.source) if self.both_directions else ()
+    def parts(self) -> dict[str, Part]:
+        """The parts of the training data by their keys: `train`, perhaps its other direction, and `mixture`."""
+        train = self.locations.train
+        parts = {"data.train": Part(train, self.source, self.target, self.target)}
+        if self.both_directions:
+            parts[OTHER_DIRECTION] = Part(train, self.target, self.source, self.source)
+        for name, part in self.mixture.items():
+            source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
+            parts[f"data.mixture.{name}"] = Part(self._located(part.train), source, target, to, part.tag)
+        return parts
 
     def _located(self, where: Location) -> Location:
         if self.folder is None or "builtin:" in where:
@@ -269,6 +285,9 @@ class Recipe:
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
             value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
             raise _mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
+        if self.data.mixture and self.tokenizer.sentences is not None:
+            must = "empty where `data.mixture` is given, of which the tokenizer needs every part"
+            raise _mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.data.both_directions and not self.tokenizer.joint:
             raise _mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
 

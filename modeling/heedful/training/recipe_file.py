@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from heedful.data.epochs.mixture import Part, read_parts
 from heedful.training.recipe import DataRecipe, Recipe
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
     is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
-    if any(key in ("data", "data.train") for key in overridden) and _keys(tree.get("card")):
+    is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
+    if is_other and _keys(tree.get("card")):
         # What the file says of its data is not so of others: nobody publishes under someone else's licence.
         tree["card"] = {key: value for key, value in tree["card"].items() if key.endswith("_language")}
     for override in overrides or []:
@@ -202,11 +204,10 @@ def _near(path: Path, names: Iterable[str]) -> str:
 
 def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Fill in what a recipe leaves open whose file has no `optimization`, by a look at its data and this machine."""
-    from heedful.data.sources import read_pairs
     from heedful.training.proposal import look_at, propose, this_machine
 
     data = _section(DataRecipe, tree.get("data"), "data.")
-    pairs = read_pairs(data.locations.train, data.source, data.target, streaming=data.streaming)
+    pairs = read_parts(data.parts, data.streaming)
     device = _keys(tree.get("optimization")).get("device", "auto")
     proposal = propose(look_at(pairs, len(pairs) if isinstance(pairs, Sized) else None), this_machine(device))
     completed, told = {"name": name} | tree, []
@@ -232,7 +233,8 @@ def _look_beside(folder: Path, tree: dict[str, Any], overridden: list[str]) -> N
     if data.get("folder"):
         places.append((data, "data.folder"))
     else:
-        tests = _keys(data.get("test"))
+        tests, mixture = _keys(data.get("test")), _keys(data.get("mixture"))
+        places += [(_keys(part), f"data.mixture.{name}.train") for name, part in mixture.items()]
         places += [(data, "data.train"), (data, "data.validation"), *((tests, f"data.test.{name}") for name in tests)]
     for section, key in places:
         name = key.rpartition(".")[2]
@@ -284,6 +286,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
         hint = hints[name]
         if isinstance(hint, type) and is_dataclass(hint):
             values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
+        elif hint == dict[str, Part]:
+            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}").items()
+            values[name] = {str(part): _section(Part, tree, f"{prefix}{name}.{part}.") for part, tree in parts}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):
@@ -297,7 +302,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is False and "no" in get_args(hint):
         value = "no"  # what YAML reads a bare no as
-    if name in ("data.source", "data.target") and type(value) is int:
+    if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
     if float in choices and isinstance(value, str):
         with suppress(ValueError):

@@ -32,27 +32,30 @@ class Pairs:
     rows: list[int]  # the number of each pair in the split, from 1
     total: int | None  # pairs of the whole split; None where the end was not reached
     looked_at: int  # pairs that were read, including those that have been taken out since
+    parts: list[int]  # of which part of the training data each pair is, from 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        for source, target in zip(self.sources, self.targets, strict=True):
-            yield {"source": source, "target": target}
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for source, target, part in zip(self.sources, self.targets, self.parts, strict=True):
+            yield {"source": source, "target": target, "part": part}
 
     @classmethod
-    def first(cls, pairs: Iterable[Mapping[str, str]], limit: int, name: str, key: str) -> "Pairs":
+    def first(cls, pairs: Iterable[Mapping[str, Any]], limit: int, name: str, key: str) -> "Pairs":
         """Take the first `limit` pairs of a corpus, in memory or streamed."""
         read = list(islice(pairs, limit))
         sources, targets = ([pair[side] for pair in read] for side in ("source", "target"))
+        parts = [pair.get("part", 0) for pair in read]
         # Only a corpus in memory knows its length; of a stream it is known where it ended early.
         total = len(pairs) if isinstance(pairs, Sized) else len(read) if len(read) < limit else None
-        return cls(name, key, sources, targets, list(range(1, len(read) + 1)), total, len(read))
+        return cls(name, key, sources, targets, list(range(1, len(read) + 1)), total, len(read), parts)
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
-        sources, targets = ([column[number] for number in numbers] for column in (self.sources, self.targets))
-        return replace(self, sources=sources, targets=targets, rows=[self.rows[number] for number in numbers])
+        names = ("sources", "targets", "rows", "parts")
+        columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in numbers] for name in names}
+        return replace(self, **columns)
 
     @property
     def is_whole(self) -> bool:
@@ -78,7 +81,8 @@ def cleaned(
     from datasets import Dataset
 
     numbers = list(range(len(pairs)))
-    rows = Dataset.from_dict({"source": pairs.sources, "target": pairs.targets, "number": numbers})
+    columns = {"source": pairs.sources, "target": pairs.targets, "part": pairs.parts, "number": numbers}
+    rows = Dataset.from_dict(columns)
     try:
         left, report = clean_pairs(rows, rules, held_out)
     except ValueError:  # no pair is left
@@ -325,6 +329,7 @@ def check_scripts(
     Only scripts are looked at: German and French cannot be told apart here. `languages` are codes of the source's and
     the target's; one that is unknown, or has a script that is not listed, says nothing.
     """
+    train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):

@@ -2,8 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from heedful.data.batching import Row
 from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, both_ways, heads_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent
 from heedful.diagnosis.recipe_checks.pairs import Pairs
@@ -85,9 +85,9 @@ class Encoded(EncodedPairs):
     `numbers` tells of which of the pairs each row was made: with both directions each pair makes two rows.
     """
 
-    def __init__(self, pairs: Pairs, rows: Iterable[Row], numbers: list[int]):
+    def __init__(self, pairs: Pairs, rows: Iterable[Row | None], numbers: Iterable[int]):
         super().__init__(rows)
-        self.pairs, self.numbers, self.name = pairs, numbers, pairs.name
+        self.pairs, self.numbers, self.name = pairs, np.array([*numbers], np.int64), pairs.name
 
     def examples(self, rows: Sequence[int]) -> tuple[str, ...]:
         """Show the pairs of the first few of these rows."""
@@ -101,20 +101,21 @@ class Encoded(EncodedPairs):
         """Return the rows that training keeps: none longer than the limits of source and target."""
         most = [np.inf if limit is None else limit for limit in limits]
         fits = (self.source_lengths <= most[0]) & (self.target_lengths <= most[1])
-        rows = np.flatnonzero(fits).tolist()
-        return Encoded(self.pairs, (self[row] for row in rows), [self.numbers[row] for row in rows])
+        rows = np.flatnonzero(fits)
+        return Encoded(self.pairs, (self[row] for row in rows.tolist()), self.numbers[rows])
 
 
-def encode(pairs: Pairs, tokenizers: TokenizerPair, languages: tuple[str, ...] = ()) -> Encoded:
+def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, Part] | None = None) -> Encoded:
     """Encode a split as training does, but without leaving out what is too long.
 
-    `languages` are the target language of each direction; a model of one direction has none, and with none a tokenizer
-    that knows several raises a `ValueError`.
+    `parts` are those of the recipe's training data; a `ValueError` says that the tokenizers lack a tag of theirs.
     """
-    encoders = [PairEncoder(tokenizers, languages=(language,)) for language in languages] or [PairEncoder(tokenizers)]
-    directions = pairs, replace(pairs, sources=pairs.targets, targets=pairs.sources)
-    rows = (row for encoder, texts in zip(encoders, directions, strict=False) for row in encoder.rows(texts))
-    return Encoded(pairs, rows, [*range(len(pairs))] * len(encoders))
+    parts = parts or {}
+    texts: list[Any] = [{**pair, "number": number} for number, pair in enumerate(pairs)]
+    if OTHER_DIRECTION in parts:
+        texts = [*both_ways(texts)]
+    rows = PairEncoder(tokenizers, heads=heads_of(parts, tokenizers)).rows(texts)
+    return Encoded(pairs, rows, (pair["number"] for pair in texts))
 
 
 def check_special_ids(

@@ -83,10 +83,10 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 
 def encode_in_shares(
     encoder: PairEncoder,
-    encode: Callable[[Pairs], Iterator[Row]],
+    encode: Callable[[Pairs], Iterator[Row | None]],
     pairs: Pairs,
     accelerator: Accelerator | None,
-) -> Iterator[Row]:
+) -> Iterator[Row | None]:
     """Yield the rows of a stream, the same on every rank, each of which encodes its share of them by `encode`.
 
     Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count

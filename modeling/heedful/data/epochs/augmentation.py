@@ -1,0 +1,114 @@
+"""Training pairs changed in every epoch as users change what they type, so that a model bears with it."""
+
+import logging
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain, count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.mixture import numbers_of_parts
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+FINAL_PUNCTUATION = re.compile(r"[.?!…。．？！｡।۔؟።։]+\s*$")
+DRAW = 0xA06  # tells the draws of this noise from others of the same seed and epoch
+Draws = Iterator[float]  # from 0 to below 1
+
+
+@dataclass(frozen=True)
+class AugmentationRules:
+    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
+
+    lower_case: float = 0.0  # of the sources
+    typos: float = 0.0  # of the words of sources
+    no_final_punctuation: float = 0.0  # of the sources
+    joined: float = 0.0  # of the pairs
+
+    def __post_init__(self) -> None:
+        for name, share in asdict(self).items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
+
+
+class Augmentation:
+    """Changes the rows of an epoch; the same seed, epoch and rows give the same.
+
+    A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
+    arXiv 2104.08478): source behind source, target behind target. Then its source may lose the punctuation at its end,
+    get typos, and be put in lower case; the target stays as it is, so that the model writes well what is typed badly.
+    A pair that would be longer than its limit stays as it is for that epoch. Only what has changed is encoded anew.
+
+    `pairs` are those that the rows were made of, by their `numbers`.
+    """
+
+    def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
+        self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
+
+    def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
+        """Return the rows of an epoch, from 0."""
+        # The raw output of a bit generator is the one thing numpy promises never to change.
+        generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, DRAW]))
+        draws = chain.from_iterable(((generator.random_raw(2**12) >> 11) / 2**53).tolist() for _ in count())
+        sources, targets = self._pairs["source"][:], self._pairs["target"][:]
+        parts = numbers_of_parts(self._pairs).tolist()
+        of_part: dict[int, list[int]] = {}
+        numbers = rows.numbers.tolist()
+        for number in numbers:
+            of_part.setdefault(parts[number], []).append(number)
+        changed = {}
+        for index, number in enumerate(numbers):
+            source, target = sources[number], targets[number]
+            if next(draws) < self._rules.joined:
+                others = of_part[parts[number]]
+                other = others[int(next(draws) * len(others))]
+                source, target = f"{source} {sources[other]}", f"{target} {targets[other]}"
+            source = noisy(source, self._rules, draws)
+            if source != sources[number]:
+                changed[index] = {"source": source, "target": target, "part": parts[number]}
+        too_long = self._encoder.too_long
+        encoded = dict(zip(changed, self._encoder.rows(changed.values()), strict=True))
+        if self._encoder.too_long > too_long:
+            told = "%s of %s changed pairs stay as they are: they would be too long"
+            logger.info(told, self._encoder.too_long - too_long, len(changed))
+            self._encoder.too_long = too_long  # which counts what is left out
+        return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
+
+
+def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
+    """Return a source as somebody in a hurry types it, in Unicode's form NFC."""
+    if next(draws) < rules.no_final_punctuation:
+        source = FINAL_PUNCTUATION.sub("", source) or source
+    if rules.typos:
+        parts = re.split(r"(\s+)", source)  # words, and the spaces between
+        parts[::2] = [_mistyped(word, draws) if next(draws) < rules.typos else word for word in parts[::2]]
+        source = "".join(parts)
+    if next(draws) < rules.lower_case:
+        source = source.lower()
+    return unicodedata.normalize("NFC", source)
+
+
+def _mistyped(word: str, draws: Draws) -> str:
+    """Swap two neighbouring letters, leave one out, double it, or put its neighbour in its place."""
+    kinds = [unicodedata.category(character)[0] for character in word]
+    if not {*kinds} <= {*"LMP"}:  # another number would be another text
+        return word
+    letters: list[str] = []  # with the marks above, below and behind them
+    for character, kind in zip(word, kinds, strict=True):
+        if letters and kind == "M":
+            letters[-1] += character
+        else:
+            letters.append(character)
+    if len(letters) < 2:
+        return word
+    place = int(next(draws) * (len(letters) - 1))
+    one, other = letters[place : place + 2]
+    letters[place : place + 2] = [(other + one, other, one + one + other, other + other)[int(next(draws) * 4)]]
+    return "".join(letters)

@@ -1,0 +1,142 @@
+"""Training data of several parts: where each lies, what stands before its sources, and how often its rows come."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from heedful.data.encoding import CHUNK, EncodedPairs
+from heedful.data.sources import read_pairs
+from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+OTHER_DIRECTION = "data.both_directions"
+DRAW = 0x5A3  # tells the draws of these rows from others of the same seed and epoch
+
+
+@dataclass
+class Part:
+    """A part of the training data; what is not given is as in the first one."""
+
+    train: str | list[str]
+    source: str | None = None
+    target: str | None = None
+    to: str | None = None  # the language of its targets
+    tag: str | None = None  # bt for the token <bt> before its sources
+
+
+def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float) -> None:
+    """Check what can be known before a part is read; `target` is the first part's column, and so its language."""
+    if temperature != 1 and not mixture:
+        raise ValueError(f"`data.temperature` must be 1 without a `data.mixture`, but is {temperature} instead.")
+    languages = {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
+    if len({target, *languages.values()}) > 1:
+        for key, language in {"data.target": target, **languages}.items():
+            if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
+                must = "a language's code of letters, digits, '-' and '_' where there are several"
+                raise ValueError(f"`{key}` must be {must}, but is {language!r} instead.")
+    for name, part in mixture.items():
+        key, token = f"data.mixture.{name}", f"<{part.tag}>"
+        if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
+            raise ValueError(f"`{key}.to` must be given where its target is {part.target}, not {target}, but is not.")
+        if part.tag is not None and (not OTHER_TAG.fullmatch(token) or token in SPECIAL_TOKENS):
+            must = "letters, digits, '-' and '_', a letter first, and not pad, s or unk"
+            raise ValueError(f"`{key}.tag` must be {must}, but is {part.tag!r} instead.")
+
+
+def languages_of(parts: Mapping[str, Part]) -> tuple[str, ...]:
+    """Return the target languages of a model that learns several; otherwise none."""
+    languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
+    return languages if len(languages) > 1 else ()
+
+
+def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[int]]:
+    """Return the ids before the sources of each part: of its target language if there are several, and of its tag."""
+    heads = [tokenizers.head(part.to if languages_of(parts) else None) for part in parts.values()]
+    for head, (key, part) in zip(heads, parts.items(), strict=True):
+        token = f"<{part.tag}>"
+        id_ = int(tokenizers.source.added_tokens_encoder.get(token, -1))
+        read = tokenizers.source([token, f"a {token} a"], verbose=False)["input_ids"]
+        if part.tag is not None and (id_ < 0 or any(id_ in ids for ids in read)):
+            must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
+            raise ValueError(f"`{key}.tag` must be {must}: let one be trained (no `tokenizer.path`), or use no tag.")
+        head += [id_] * (part.tag is not None)
+    return heads
+
+
+def read_parts(parts: Mapping[str, Part], streaming: bool = False) -> Any:
+    """Read all parts, one after another, as a Dataset; `part` is the number of each pair's if there are several.
+
+    Those of the other direction are left to `both_ways`, once the others are cleaned. A stream has one part.
+    """
+    import pyarrow as pa
+    from datasets import Dataset
+
+    read: list[tuple[int, Any]] = [
+        (number, read_pairs(part.train, str(part.source), str(part.target), streaming=streaming))
+        for number, (key, part) in enumerate(parts.items())
+        if key != OTHER_DIRECTION
+    ]
+    if len(read) == 1:
+        return read[0][1]
+    tables = [pairs.data.table.append_column("part", pa.array([n] * len(pairs), pa.int32())) for n, pairs in read]
+    return Dataset(pa.concat_tables(tables))
+
+
+def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield pairs chunk by chunk, and after each chunk its pairs of the first part again, target to source: part 1."""
+    stream = iter(pairs)
+    while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
+        yield from chunk
+        first = (pair for pair in chunk if pair["part"] == 0)
+        yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
+
+
+def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
+    """Return what `both_ways` yields."""
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(pairs, Dataset):
+        return Dataset.from_list([*both_ways(pairs)])
+    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
+
+
+def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
+    """Return the number of each pair's part, `(pairs,)`."""
+    return np.array(pairs["part"][:]) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
+
+
+class Sampling:
+    """How often each row comes in an epoch that has as many rows as all parts together.
+
+    A part of n rows gets a share of them proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv
+    1907.05019): as often as it goes each of its rows, and once more some that are drawn anew in every epoch. With a
+    temperature T of 1 that is each row of each part once; a larger T repeats small parts and thins large ones.
+    `parts` `(rows,)` are the numbers of the rows' parts, of which each has a row.
+    """
+
+    def __init__(self, parts: np.ndarray, temperature: float, seed: int):
+        self._parts, self._seed = parts, seed
+        weights = np.bincount(parts) ** (1 / temperature)
+        wanted = weights / weights.sum() * len(parts)
+        self.counts = wanted.astype(np.int64)  # rows of each part in an epoch
+        largest_rests = np.argsort(self.counts - wanted, kind="stable")
+        self.counts[largest_rests[: len(parts) - self.counts.sum()]] += 1
+
+    def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
+        """Return the rows of an epoch, from 0."""
+        chosen = []
+        for part, count in enumerate(self.counts.tolist()):
+            numbers = np.flatnonzero(self._parts == part)
+            # The raw output of a bit generator is the one thing numpy promises never to change.
+            generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, DRAW]))
+            order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
+            whole, rest = divmod(count, len(numbers))
+            chosen += [np.repeat(numbers, whole), numbers[order[:rest]]]
+        return rows.chosen(np.sort(np.concatenate(chosen)))

@@ -1,0 +1,78 @@
+"""The tokenizers of a run: given by its recipe, trained, or restored from a checkpoint."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+
+from heedful.data.epochs.mixture import languages_of
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.files import written_whole
+from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import to_yaml
+
+logger = logging.getLogger(__name__)
+
+
+def given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` where they are to be trained."""
+    given = recipe.tokenizer.path or recipe.model.start_from
+    return _load_tokenizers_of_run(recipe, folder, is_main) if given is None else TokenizerPair.from_pretrained(given)
+
+
+def load_or_train_tokenizers(
+    recipe: Recipe, pairs: Iterable[Mapping[str, str]], folder: Path, is_main: bool
+) -> TokenizerPair:
+    """Load the tokenizers that the recipe names or the run has in `folder`; otherwise train them on cleaned pairs.
+
+    Trained ones are saved in `folder`, by the main process.
+    """
+    settings = recipe.tokenizer
+    given = given_tokenizers(recipe, folder, is_main)
+    if given is not None:
+        return given
+    parts = recipe.data.parts
+    logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
+    tokenizers = train_tokenizers(
+        (pair["source"] for pair in islice(pairs, settings.sentences)),
+        (pair["target"] for pair in islice(pairs, settings.sentences)),
+        algorithm=settings.algorithm,
+        vocab_size=settings.vocab_size,
+        joint=settings.joint,
+        target_vocab_size=settings.target_vocab_size,
+        languages=(*languages_of(parts), *dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)),
+    )
+    if is_main:
+        _save_tokenizers(tokenizers, folder, recipe)
+    return tokenizers
+
+
+def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers in `folder`; where they are missing or damaged, those of the checkpoint to be resumed."""
+    failure: Exception | None = None
+    try:
+        if folder.is_dir():
+            return TokenizerPair.from_pretrained(folder)
+    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+        failure = error
+    checkpoint = newest_whole_checkpoint(recipe.folder / "checkpoints") if recipe.resume else None
+    if checkpoint is not None:
+        if is_main:
+            logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
+            _save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
+        return TokenizerPair.from_pretrained(checkpoint)
+    if failure is not None:
+        raise ValueError(
+            f"`output` must be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}. "
+            "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        ) from failure
+    return None
+
+
+def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    # A run that dies here leaves no half-written tokenizer to resume with.
+    with written_whole(folder) as partial:
+        tokenizers.save_pretrained(partial)
+        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own

@@ -1,0 +1,229 @@
+"""Several corpora, languages and tags in one model, and what the guide says of them, through the real commands."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heedful import TokenizerPair
+from heedful.data.sources import read_pairs
+from heedful.diagnosis.doctor import diagnose
+from heedful.training.folder import check_output_folder
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from tiny_runs import tiny_recipe, tiny_tree
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
+EN = ["A dog.", "A cat.", "Two men.", "A girl sings.", "The red car.", "Snow falls."]
+DE = ["Ein Hund.", "Eine Katze.", "Zwei Männer.", "Ein Mädchen singt.", "Das rote Auto.", "Es schneit."]
+FR = ["Un chien.", "Un chat.", "Deux hommes.", "Une fille chante."]
+
+
+def section(title: str) -> str:
+    return re.search(rf"^## {title}\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)[1]
+
+
+def table(path, sources, targets, names=("en", "de")):
+    rows = [names, *zip(sources, targets, strict=True)]
+    Path(path).write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def corpora(tmp_path, monkeypatch):
+    """The guide's files in the working directory, and `pairs.yaml` with what the guide says of them."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = re.findall("```yaml\n(.*?)```", section("Several corpora in one model"), re.DOTALL)
+    for name, number in (("train", 0), ("validation", 5)):
+        for language, texts in (("en", EN), ("de", DE)):
+            Path(f"{name}.{language}").write_text("\n".join(texts[number : number + 5] * 2) + "\n", encoding="utf-8")
+    table("french.tsv", EN[:4], FR, ("en", "fr"))
+    table("french-test.tsv", EN[:2], FR[:2], ("en", "fr"))
+    made = [{"source": f"Made {number}.", "target": text} for number, text in enumerate([*DE, "Neu."])]
+    Path("made.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in made), encoding="utf-8")
+    tree = tiny_tree(tmp_path, {"optimization.max_updates": 30, "optimization.learning_rate": 0.01})
+    tree |= {"name": "pairs", "output": "runs/pairs", **yaml.safe_load(text)}
+    tree["tokenizer"]["vocab_size"] = 300
+    Path("pairs.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return tree
+
+
+def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, heedful_command):
+    _, told, _ = heedful_command("train", "pairs.yaml", "--dry-run")
+    assert "of data.train 10\n  of data.mixture.synthetic 6\n  of data.mixture.french 4\n" in told
+    commands = re.findall("^heedful (.*)$", section("Several corpora in one model"), re.MULTILINE)
+    outputs = []
+    for command in commands:
+        code, output, errors = heedful_command(*shlex.split(command))
+        assert code == 0, errors
+        outputs.append(output)
+    assert [command.split()[0] for command in commands] == ["train", "translate", "evaluate"]
+    assert outputs[2].startswith("2 pairs")
+    card = Path("runs/pairs/model/README.md").read_text(encoding="utf-8")
+    # The sixth German text is the validation's target, so the pair that was made for it is dropped.
+    for line in ("| train | 20 |", "| of these data.train | 10 |", "| of these data.mixture.synthetic | 6 |"):
+        assert line in card
+    assert "| overlap | 1 |" in card
+    assert all(f"- `{name}`" in card for name in ("made.jsonl", "french.tsv"))
+    tokenizers = TokenizerPair.from_pretrained("runs/pairs/model")
+    assert set(tokenizers.languages) == {"de", "fr"}
+    code, _, errors = heedful_command("translate", "runs/pairs/model", "A dog.", "--to", "cs")
+    assert code == 2
+    assert "`target_language` must be one of" in errors
+    log = [json.loads(line) for line in Path("runs/pairs/log.jsonl").read_text().splitlines()]
+    assert log[-1]["update"] == 30
+
+
+def test_the_guides_commands_diversify_and_make_noise(corpora, heedful_command):
+    tree = {**corpora, "data": {key: corpora["data"][key] for key in ("train", "validation", "source", "target")}}
+    tree["optimization"]["max_updates"] = 12  # so that the made pairs differ from the given ones
+    Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    titles = ("More pairs out of the same pairs", "Noise that users make")
+    commands = [line for title in titles for line in re.findall("^heedful (.*)$", section(title), re.MULTILINE)]
+    assert len(commands) == 6
+    for command in commands:
+        code, _, errors = heedful_command(*shlex.split(command))
+        assert code == 0, errors
+    assert len(Path("forward.de").read_text(encoding="utf-8").splitlines()) == 10
+    assert {pair["target"] for pair in read_pairs("backward.jsonl", "source", "target")} <= set(DE)
+    card = Path("runs/diverse/model/README.md").read_text(encoding="utf-8")
+    assert "| of these data.train | 5 |" in card  # each was there twice
+    assert "| duplicate |" in card
+    assert read_recipe("runs/noisy/recipe.yaml").data.augmentation.joined == 0.1
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Change a tiny recipe of five pairs with a part of four, and prepare it."""
+    train = table(tmp_path / "train.tsv", EN[:5], DE[:5])
+    changes = {"data.train": train, "data.validation": table(tmp_path / "validation.tsv", EN[5:], DE[5:])}
+    changes |= {"data.source": "en", "data.target": "de", "tokenizer.vocab_size": 280}
+
+    def prepare(mixture=None, **more):
+        found = {"data.mixture": mixture, **changes, **more}
+        recipe = tiny_recipe(tmp_path / "run", {key: value for key, value in found.items() if value is not None})
+        return prepare_corpus(recipe, tmp_path / f"tokenizer{len(list(tmp_path.iterdir()))}"), recipe
+
+    return prepare
+
+
+def sources_of(corpus, epoch=0):
+    decode = corpus.tokenizers.source.decode
+    rows = [row for update in corpus.updates(epoch) for bucket in update for row in bucket]
+    return sorted(decode(row["input_ids"]).removesuffix("</s>") for row in rows)
+
+
+def test_parts_are_those_that_both_directions_make(parts, tmp_path):
+    ways = {"data.both_directions": True}
+    other = {"train": str(tmp_path / "train.tsv"), "source": "de", "target": "en", "to": "en"}
+    (by_key, _), (by_part, _) = parts(**ways), parts({"other": other})
+    assert sources_of(by_key) == sources_of(by_part)
+    assert by_key.target_language == by_part.target_language == "de"
+    assert len(by_key.validation) == 2 * len(by_part.validation)
+    assert sources_of(parts(**ways, **{"data.streaming": True})[0]) == sources_of(by_key)
+    both, _ = parts({"tagged": {"train": str(tmp_path / "train.tsv"), "tag": "bt"}}, **ways)
+    assert list(both.parts.values()) == [5, 5, 5]
+    assert [source[:5] for source in sources_of(both)] == ["<2de>"] * 10 + ["<2en>"] * 5
+    assert sum("<bt>" in source for source in sources_of(both)) == 5
+
+
+def test_every_pair_comes_once_and_small_parts_more_often_where_the_temperature_is_high(parts, tmp_path):
+    part = {"small": {"train": table(tmp_path / "small.tsv", ["One."], ["Eins."])}}
+    plain, _ = parts(part)
+    assert sources_of(plain) == sources_of(plain, 1) == sorted([*EN[:5], "One."])
+    even, _ = parts(part, **{"data.temperature": 1e9})
+    assert [sources_of(even, epoch).count("One.") for epoch in range(4)] == [3] * 4
+    assert len({str(sources_of(even, epoch)) for epoch in range(8)}) > 1
+
+
+def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_parts_too(parts, tmp_path):
+    sources, targets = [EN[5], "Made.", DE[5], EN[0], "Gut."], ["Neu.", DE[5], "New.", DE[0], "Well."]
+    part = {"held": {"train": table(tmp_path / "held.tsv", sources, targets)}}
+    corpus, _ = parts(part, **{"data.cleaning.drop_duplicates": True})
+    assert corpus.report.to_dict()["dropped"] == {"overlap": 3, "duplicate": 1}
+    assert corpus.parts == {"data.train": 5, "data.mixture.held": 1}
+
+
+def test_a_run_goes_on_with_the_parts_that_it_had(parts, tmp_path):
+    part = {"more": {"train": table(tmp_path / "more.tsv", ["One."], ["Eins."])}}
+    corpus, recipe = parts(part)
+    table(tmp_path / "more.tsv", ["One."], ["Zwei."])
+    changed, _ = parts(part)
+    assert corpus.fingerprint != changed.fingerprint
+    recipe.folder.mkdir()
+    (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    recipe.resume = True
+    check_output_folder(recipe)
+    recipe.data.mixture["more"].tag = "bt"
+    with pytest.raises(ValueError, match=r"`data.mixture.more.tag` must be as in the run that is resumed \(None\)"):
+        check_output_folder(recipe)
+
+
+def test_the_doctor_looks_at_every_part(parts, tmp_path):
+    part = {"odd": {"train": table(tmp_path / "odd.tsv", ["x\x00y", ""], ["Eins.", "Zwei."]), "tag": "bt"}}
+    _, recipe = parts(part)
+    diagnosis = diagnose(recipe)
+    assert diagnosis.looked_at == 7
+    found = {finding.check: finding.told for finding in diagnosis.findings}
+    assert "1 sources" in found["control_characters"]
+    assert "empty 1" in found["cleaning"]
+
+
+PART = {"train": "b.tsv"}
+WRONG = [
+    ({"data.temperature": 2.0}, r"`data.temperature` must be 1 without a `data.mixture`, but is 2.0"),
+    ({"data.temperature": 0.5, "data.mixture": {"a": PART}}, r"`data.temperature` must be at least 1, but is 0.5"),
+    ({"data.mixture": {"a": {}}}, r"`data.mixture.a.train` must be given, but is missing"),
+    ({"data.mixture": {"a": {**PART, "tags": "x"}}}, r"`data.mixture.a.tags` is not a key .* `data.mixture.a.tag`"),
+    ({"data.mixture": [PART]}, r"`data.mixture` must be a mapping"),
+    ({"data.mixture": {"a": {**PART, "target": "fr"}}}, r"`data.mixture.a.to` must be given where its target is fr"),
+    ({"data.mixture": {"a": {**PART, "to": "a b"}}}, r"`data.mixture.a.to` must be a language's code"),
+    ({"data.mixture": {"a": {**PART, "to": "fr"}}, "data.target": "the text"}, r"`data.target` must be a language's"),
+    ({"data.mixture": {"a": {**PART, "tag": "unk"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'unk'"),
+    ({"data.mixture": {"a": {**PART, "tag": "2de"}}}, r"`data.mixture.a.tag` must be letters, .* but is '2de'"),
+    ({"data.mixture": {"a": {**PART, "tag": "b>t"}}}, r"`data.mixture.a.tag` must be letters, .* but is 'b>t'"),
+    (
+        {"data.mixture": {"a": PART}, "data.validation": None},
+        r"`data.validation` must be given where .*`data.mixture`",
+    ),
+    ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false where `data.mixture`"),
+    ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
+    ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
+    ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_wrong_mixtures_are_refused_by_name_before_anything_is_read(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_recipe(tiny_tree("x", changes))
+
+
+def test_an_empty_part_is_named(parts, tmp_path):
+    empty = {"none": {"train": table(tmp_path / "none.tsv", [" "], [" "])}}
+    with pytest.raises(ValueError, match=r"`data.mixture.none` must hold pairs to train on, but cleaning"):
+        parts(empty)
+    table(tmp_path / "none.tsv", [], [])
+    with pytest.raises(ValueError, match=r"none.tsv must hold at least one row, but is empty"):
+        parts(empty)
+    with pytest.raises(FileNotFoundError, match=r"`location` must be a file that exists, but .*no.tsv does not"):
+        parts({"none": {"train": str(tmp_path / "no.tsv")}})
+
+
+def test_files_and_columns_of_parts_are_those_beside_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    tree = tiny_tree(
+        tmp_path, {"data.train": "a.tsv", "data.mixture": {"b": {"train": "b.tsv", "source": 1, "target": 2}}}
+    )
+    for name in ("a.tsv", "b.tsv"):
+        table(tmp_path / "recipes" / name, EN, DE)
+    path = tmp_path / "recipes" / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    part = read_recipe("recipes/mine.yaml", ["data.mixture.b.tag=bt"]).data.mixture["b"]
+    assert (part.train, part.source, part.target, part.tag) == ("recipes/b.tsv", "1", "2", "bt")
+    assert read_recipe("recipes/mine.yaml", ["data.mixture.b.train=b.tsv"]).data.mixture["b"].train == "b.tsv"
+    assert read_recipe("recipes/mine.yaml", ["data.folder=x"]).data.parts["data.mixture.b"].train == "x/b.tsv"

@@ -10,7 +10,16 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from process_checks import NO_DROPOUT, R_DROP, REGULAR, STREAM, make_loop, with_stand_in_for_dropout
+from process_checks import (
+    NO_DROPOUT,
+    R_DROP,
+    REGULAR,
+    STREAM,
+    losses_of,
+    make_loop,
+    with_stand_in_for_dropout,
+    write_teacher,
+)
 from process_run import measure
 from safetensors.torch import load_file
 
@@ -31,6 +40,7 @@ def two(tmp_path_factory, corpus):
     make_loop(
         folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun).optimization)
     ).run()
+    write_teacher(folder / "teacher", corpus.tokenizers)
     script = Path(__file__).with_name("process_run.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -123,6 +133,17 @@ def test_what_regularizes_resumes_bit_for_bit_and_cuts_the_same_words_on_every_p
         assert check["regular"]["rows"] == rows
         for name, losses in zip(("train/loss", "train/r_drop"), check["regular"]["losses"], strict=True):
             assert losses == pytest.approx(logged(tmp_path / "rows", name), rel=1e-4)
+
+
+def test_a_teacher_is_followed_by_two_processes_as_by_one_and_resumed_bit_for_bit(checks, two, corpus, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    changes = {"optimization.distillation": str(two[0] / "teacher"), "optimization.r_drop": 5.0}
+    accelerator = make_accelerator(tiny_recipe(tmp_path).optimization)
+    with_stand_in_for_dropout(make_loop(tmp_path / "alone", changes, corpus, accelerator)).run()
+    for check in checks:
+        assert check["distilled"]["exact"] == [3]
+        for losses, alone in zip(check["distilled"]["losses"], losses_of(tmp_path / "alone"), strict=True):
+            assert losses == pytest.approx(alone, rel=1e-4)
 
 
 def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, checks, corpus):

@@ -4,16 +4,15 @@ Everything heavy is imported by the command that needs it, so that `heedful --he
 """
 
 import atexit
-import functools
 import gc
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Exit, Option, Typer
 
@@ -21,7 +20,7 @@ from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes, tune
-from heedful.cli.use import attention, backtranslate, evaluate, score, translate
+from heedful.cli.use import attention, backtranslate, distill, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -61,19 +60,6 @@ def train(
         print(f"learning curve: {curve}")
 
 
-def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        if not sys.stdout.isatty():
-            return command(*args, **kwargs)
-        with redirect_stdout(options.TerminalOutput(sys.stdout)):
-            return command(*args, **kwargs)
-
-    return run
-
-
 app = Typer(
     name="heedful",
     help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
@@ -81,11 +67,11 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 START = (recipes, init, tune, train, plot, doctor)
-USE = (evaluate, translate, score, attention, backtranslate)
+USE = (evaluate, translate, score, attention, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
-    app.command(cls=takes_sentences)(safe_at_terminals(command))
+    app.command(cls=takes_sentences)(options.safe_at_terminals(command))
 app.add_typer(export)
 
 
@@ -124,18 +110,10 @@ def main() -> None:
     run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
 
 
-class VisibleFormatter(logging.Formatter):
-    """Writes the control characters in a message, which may quote data, as escapes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
-        return options.visible(super().format(record))
-
-
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
     handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(message)s"))
+    handler.setFormatter(options.VisibleFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     for name in TALKATIVE:

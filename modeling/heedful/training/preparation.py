@@ -18,6 +18,7 @@ from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.files import written_whole
+from heedful.inference.distillation import TeacherTokens
 from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
 from heedful.training.model_of_recipe import check_model
@@ -144,7 +145,10 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
                 f"`data.max_{side}_tokens` must be given where pairs have more than {MOST_SOURCE_TOKENS} tokens, "
                 f"of which attention takes the square, but is empty, and the longest has {longest}."
             )
-    return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint + rows.fingerprint())
+    fingerprint += rows.fingerprint()
+    if recipe.optimization.distillation is not None:
+        fingerprint += TeacherTokens(recipe.optimization.distillation).check_rows(rows, tokenizers)
+    return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint)
 
 
 def _given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:

@@ -127,6 +127,8 @@ class OptimizationRecipe:
     skip_nonfinite_updates: int = 0
     ema_decay: float | None = None
     r_drop: float | None = None
+    distillation: str | None = None
+    distillation_weight: float = 0.5
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -140,6 +142,11 @@ class OptimizationRecipe:
         for name in ("beta1", "beta2", "ema_decay"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                 raise _mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
+        if not 0 < self.distillation_weight <= 1:
+            raise _mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
+        if self.distillation is None and self.distillation_weight != 0.5:
+            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
+            raise _mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             raise ValueError(
                 "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
@@ -269,6 +276,10 @@ class Recipe:
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):
             value = f"{self.optimization.ema_decay} with {self.checkpoints.publish}"
             raise _mistake("optimization.ema_decay", "given where `checkpoints.publish` is ema, and only there", value)
+        if self.optimization.distillation is not None and (self.data.streaming or self.tokenizer.dropout):
+            key, off = ("data.streaming", "false") if self.data.streaming else ("tokenizer.dropout", "0")
+            must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"
+            raise _mistake(key, must, self.tokenizer.dropout or "true")
         if self.data.both_directions and not self.tokenizer.joint:
             raise _mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
 

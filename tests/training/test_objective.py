@@ -78,12 +78,12 @@ def test_the_loss_of_distillation_is_the_papers():
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
     alpha=st.sampled_from([None, 0.5, 5.0]),
-    weight=st.sampled_from([None, 0.3, 1.0]),
+    share=st.sampled_from([None, 0.3, 1.0]),
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, weight, has_bias, seed):
-    assume(alpha or weight)
+def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, share, has_bias, seed):
+    assume(alpha or share)
     tokens, width, vocabulary = sizes
     torch.manual_seed(seed)
     passes = 2 if alpha else 1
@@ -97,7 +97,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
         for form in ("readable", "training"):
             states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
             objective, bias = RDrop(alpha) if alpha else None, bias[0] if has_bias else None
-            objective = Distillation(teacher, weight, objective) if weight else objective
+            objective = Distillation(teacher, share, objective) if share else objective
             objective.repeated({})
             if form == "readable":
                 logits = F.linear(states, weight, bias)

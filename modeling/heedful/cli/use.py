@@ -324,25 +324,29 @@ def distill(
     search = {"num_beams": num_beams, "closest": closest, "max_new_tokens": max_new_tokens, "to": to}
     for name, value in (search if level == "token" else {"top_k": top_k}).items():
         if value is not None:
-            raise ValueError(f"`{name}` must be left out of the level {level}, but is {value} instead.")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"`{option}` must be left out of the level {level}, but is {value} instead.")
     from heedful.data.sources import read_pairs
     from heedful.inference.distillation import load_teachers, write_teacher_tokens
     from heedful.inference.made_pairs import SequenceDistillation
 
     options.quieten()
     pairs = read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, streaming=True)
-    if level == "sequence":
-        _check_pairs_file(output)
-        making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
-        settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-        _write_pairs(output, making.pairs(load_teachers(teachers, device), pairs, **settings), making, "`--data`")
+    if level == "token":
+        check_is_new(output, "--output")
+        check_at_least(1, top_k=top_k, token_budget=token_budget)
+        teacher = load_teachers(teachers, device)
+        languages = (target, source) if len(teacher.tokenizers.languages) > 1 else ()
+        count, too_long = write_teacher_tokens(output, teacher, pairs, languages, top_k or 8, token_budget)
+        print(f"{count:,} rows in {output}; {too_long:,} left out: too long for the teacher", file=sys.stderr)
         return
-    check_is_new(output, "--output")
-    check_at_least(1, top_k=top_k, token_budget=token_budget)
-    teacher = load_teachers(teachers, device)
-    languages = (target, source) if len(teacher.tokenizers.languages) > 1 else ()
-    count, left_out = write_teacher_tokens(output, teacher, pairs, languages, top_k or 8, token_budget)
-    print(f"{count:,} rows in {output}; {left_out:,} left out: too long for the teacher", file=sys.stderr)
+    _check_pairs_file(output)
+    making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+    settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(load_teachers(teachers, device), pairs, **settings)
+    # By the names of the data, so that a recipe reads them as it reads those.
+    named = ({source: pair["source"], target: pair["target"]} for pair in made)
+    _write_pairs(output, named, making, "`--data`")
 
 
 def attention(

@@ -113,20 +113,18 @@ class TeacherTokens:
             self._facts = read_object(self.folder / FACTS)
             arrays = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
             self._keys, self._starts, self._tokens, self._probabilities = arrays
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise self._mistake(f"what `heedful distill` wrote for tokens, but is not: {first_line(error)}") from error
 
     def _mistake(self, must: str) -> ValueError:
         return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")
 
-    def check_tokenizers(self, tokenizers: TokenizerPair) -> None:
-        """Raise a `ValueError` if the teacher had other tokenizers."""
+    def check(self, tokenizers: TokenizerPair, rows: Any = ()) -> str:
+        """Return a checksum; other tokenizers, a change of the files or a row that they lack are a `ValueError`."""
         if self._facts.get("tokenizer") != tokenizers.fingerprint():
             raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
-
-    def check_rows(self, rows: EncodedPairs, tokenizers: TokenizerPair) -> str:
-        """Raise a `ValueError` if the folder was changed or lacks one of the rows; return a checksum of it."""
-        if {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != self._facts.get("checksums"):
+        checksums = self._facts.get("checksums")
+        if len(rows) and {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != checksums:
             raise self._mistake("as it was written, but is damaged or changed.")
         for row in map(rows.__getitem__, range(len(rows))):
             if self._place(**row) is None:

@@ -80,7 +80,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     """
     settings, options, teacher = recipe.tokenizer, recipe.model.options, recipe.optimization.distillation
     if teacher is not None and given is not None:
-        TeacherTokens(teacher).check_tokenizers(given)
+        TeacherTokens(teacher).check(given)
     target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
         known, target, is_joint = _vocabularies(given), len(given.target), given.is_joint

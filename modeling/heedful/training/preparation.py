@@ -147,7 +147,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
             )
     fingerprint += rows.fingerprint()
     if recipe.optimization.distillation is not None:
-        fingerprint += TeacherTokens(recipe.optimization.distillation).check_rows(rows, tokenizers)
+        fingerprint += TeacherTokens(recipe.optimization.distillation).check(tokenizers, rows)
     return StoredCorpus(**shared, rows=rows, fingerprint=fingerprint)
 
 

@@ -300,8 +300,8 @@ class Translator:
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
         if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
             raise ValueError(
-                "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble` "
-                f"too, but are {self.engine}, {self.precision} and {len(self.ensemble)} models instead."
+                "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble`"
+                f" too, but are {self.engine}, {self.precision} and {len(self.ensemble)} models instead."
             )
         return self._score_stream(pairs, target_language, token_budget, chunk_size, keep_going)
 

@@ -12,6 +12,7 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
 from heedful.inference.distillation import TeacherTokens
+from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
 from tiny_runs import logged, tiny_recipe
@@ -89,6 +90,8 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
         prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "other")
+    with pytest.raises(ValueError, match="must be of the student's tokenizer"):
+        check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected

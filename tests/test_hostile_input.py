@@ -509,7 +509,7 @@ def test_control_characters_reach_no_terminal_and_every_pipe(capsys, monkeypatch
         sys.stdout.flush()
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    cli.options.safe_at_terminals(command)()
+    cli.safe_at_terminals(command)()
     assert capsys.readouterr().out == (SHOWN if is_terminal else CODES) * 2
 
 

@@ -4,15 +4,15 @@ Everything heavy is imported by the command that needs it, so that `heedful --he
 """
 
 import atexit
+import functools
 import gc
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Exit, Option, Typer
 
@@ -60,6 +60,19 @@ def train(
         print(f"learning curve: {curve}")
 
 
+def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not sys.stdout.isatty():
+            return command(*args, **kwargs)
+        with redirect_stdout(options.TerminalOutput(sys.stdout)):
+            return command(*args, **kwargs)
+
+    return run
+
+
 app = Typer(
     name="heedful",
     help="Encoder-decoder models for Hugging Face users: raw sentence pairs in, a published model out.",
@@ -71,7 +84,7 @@ USE = (evaluate, translate, score, attention, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
-    app.command(cls=takes_sentences)(options.safe_at_terminals(command))
+    app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)
 
 
@@ -119,7 +132,7 @@ def run(command: Callable[[], object]) -> None:
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with _plain_warnings():
+        with options.plain_warnings():
             _check_arguments()
             try:
                 command()
@@ -142,17 +155,6 @@ def run(command: Callable[[], object]) -> None:
         command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
         print(options.visible(f"heedful: {error}{command_for}"), file=sys.stderr)
         sys.exit(code)
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show of warnings what they say, without the line of code that warned."""
-    written = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
-    try:
-        yield
-    finally:
-        warnings.formatwarning = written
 
 
 def _check_arguments() -> None:

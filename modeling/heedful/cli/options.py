@@ -1,14 +1,14 @@
 """What several commands share: their options and arguments, and a quiet terminal."""
 
-import functools
 import gc
 import gzip
 import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar
@@ -108,25 +108,23 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
-def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command write through `TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        if not sys.stdout.isatty():
-            return command(*args, **kwargs)
-        with redirect_stdout(TerminalOutput(sys.stdout)):
-            return command(*args, **kwargs)
-
-    return run
-
-
 class VisibleFormatter(logging.Formatter):
     """Writes the control characters in a message, which may quote data, as escapes."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         return visible(super().format(record))
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show of warnings what they say, without the line of code that warned."""
+    written = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = written
 
 
 def quieten() -> None:

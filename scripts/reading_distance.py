@@ -50,7 +50,7 @@ SIDE_DOORS = {
     "training/loop/monitoring.py": "the log",
     "training/loop/validation.py": "loss and scores on the validation pairs",
     "training/loop/averaging.py": "averages of weights",
-    "training/loop/objective.py": "what R-Drop minimises beside the cross-entropy",
+    "training/loop/objective.py": "what R-Drop and distillation minimise beside the cross-entropy",
     "training/checkpoints/": "what is saved, and kept",
     "training/processes/": "devices, launchers, collectives",
     "configuration_base_heed.py": "what the configurations of both model families share",

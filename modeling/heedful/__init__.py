@@ -11,7 +11,7 @@ from heedful.registration import install
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BackTranslation": "heedful.inference.backtranslation",
+    "BackTranslation": "heedful.inference.made_pairs",
     "BeamSearch": "heedful.inference.strategies.beam_search",
     "ContrastiveSearch": "heedful.inference.strategies.contrastive",
     "HeedConfig": "heedful.configuration_heed",

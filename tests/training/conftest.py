@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_checks import write_teacher
 
 from heedful.training.checkpoints.checkpoints import checkpoint_path
 from heedful.training.loop.loop import TrainingLoop
@@ -21,6 +22,12 @@ def fresh_accelerate_for_each_test(fresh_accelerate):
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def distillation(corpus, tmp_path_factory) -> dict:
+    """The keys of a recipe that learns from a teacher of the corpus."""
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "tokens", corpus.tokenizers)
 
 
 @pytest.fixture

@@ -14,8 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
 from heedful.data.micro_batches import padding_share, split_update
+from heedful.data.sources import read_pairs
+from heedful.inference.distillation import write_teacher_tokens
 from heedful.training.checkpoints import store
 from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
 from heedful.training.loop import validation
@@ -23,7 +26,7 @@ from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.preparation import prepare_corpus
-from tiny_runs import logged, tiny_recipe
+from tiny_runs import SIZES, logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
@@ -34,6 +37,15 @@ REGULAR |= {"model.options.encoder_layerdrop": 0.5, "model.options.decoder_layer
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
 SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}, "tokenizer.dropout": 0.1}
 END = 6
+
+
+def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin:train:300") -> dict:
+    """Write what an untrained teacher says of pairs, and return the keys of a recipe that learns of it."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids()}
+    teacher = Translator(HeedForConditionalGeneration(HeedConfig(**SIZES, **sizes)).eval(), tokenizers)
+    write_teacher_tokens(folder, teacher, read_pairs(pairs, "ko", "en"), ())
+    return {"optimization.distillation": str(folder)}
 
 
 def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
@@ -120,6 +132,18 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     losses = [logged(folder / "rows", name) for name in ("train/loss", "train/r_drop")]
     mixed = prepare_corpus(tiny_recipe(folder, SEVERAL), folder / "tagged", accelerator)
     return {"rows": rows, "exact": exact, "losses": losses, "mixed": list(mixed.updates(1))}
+
+
+def distilled(folder: Path, corpus, accelerator, teacher: Path) -> dict:
+    """Train with a teacher, stop and go on; tell the losses of a run without dropout too."""
+    changes = {"optimization.distillation": str(teacher), "optimization.r_drop": 5.0}
+    exact = resumes(folder, changes, corpus, accelerator, (3,))
+    with_stand_in_for_dropout(make_loop(folder / "alone", changes, corpus, accelerator)).run()
+    return {"exact": exact, "losses": losses_of(folder / "alone")}
+
+
+def losses_of(folder: Path) -> list[list[float]]:
+    return [logged(folder, f"train/{name}") for name in ("loss", "r_drop", "distillation")]
 
 
 def goes_on_with_another_number(folder: Path, corpus, accelerator, alone: Path) -> dict:
@@ -341,6 +365,7 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
     checks = {
         "resumed": resumes(folder / "resumed", averaged, corpus, accelerator, (1, 3, 4)),
         "resumed_stream": resumes(folder / "resumed_stream", STREAM, streamed, accelerator, (5,)),
+        "distilled": distilled(folder / "distilled", corpus, accelerator, folder / "teacher"),
         "number": goes_on_with_another_number(folder / "number", corpus, accelerator, folder / "alone"),
         "stream": stream(folder / "stream", accelerator),
         "regular": regular(folder / "regular", accelerator),

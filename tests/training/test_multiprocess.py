@@ -7,7 +7,17 @@ import process_run
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from process_checks import NO_DROPOUT, R_DROP, REGULAR, SEVERAL, STREAM, make_loop, with_stand_in_for_dropout
+from process_checks import (
+    NO_DROPOUT,
+    R_DROP,
+    REGULAR,
+    SEVERAL,
+    STREAM,
+    losses_of,
+    make_loop,
+    with_stand_in_for_dropout,
+    write_teacher,
+)
 from safetensors.torch import load_file
 
 import forked
@@ -28,6 +38,7 @@ def two(tmp_path_factory, corpus):
     make_loop(
         folder / "alone", begun, corpus, make_accelerator(tiny_recipe(folder / "alone", begun).optimization)
     ).run()
+    write_teacher(folder / "teacher", corpus.tokenizers)
     forked.run(2, folder, process_run.main, folder)
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -118,6 +129,17 @@ def test_what_regularizes_resumes_bit_for_bit_and_draws_the_same_rows_on_every_p
         assert check["regular"]["mixed"] == mixed
         for name, losses in zip(("train/loss", "train/r_drop"), check["regular"]["losses"], strict=True):
             assert losses == pytest.approx(logged(tmp_path / "rows", name), rel=1e-4)
+
+
+def test_a_teacher_is_followed_by_two_processes_as_by_one_and_resumed_bit_for_bit(checks, two, corpus, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    changes = {"optimization.distillation": str(two[0] / "teacher"), "optimization.r_drop": 5.0}
+    accelerator = make_accelerator(tiny_recipe(tmp_path).optimization)
+    with_stand_in_for_dropout(make_loop(tmp_path / "alone", changes, corpus, accelerator)).run()
+    for check in checks:
+        assert check["distilled"]["exact"] == [3]
+        for losses, alone in zip(check["distilled"]["losses"], losses_of(tmp_path / "alone"), strict=True):
+            assert losses == pytest.approx(alone, rel=1e-4)
 
 
 def test_another_number_of_processes_goes_on_with_the_same_updates(two, one, checks, corpus):

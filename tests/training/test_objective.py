@@ -1,15 +1,15 @@
-"""R-Drop is what its paper defines, in both forms, and keeps the promises of the contract."""
+"""R-Drop and distillation are what their papers define, in both forms, and keep the promises of the contract."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from process_checks import with_stand_in_for_dropout
 
 from heedful.data.micro_batches import MicroBatch
 from heedful.loss_heed import OutputLoss
-from heedful.training.loop.objective import RDrop
+from heedful.training.loop.objective import Distillation, RDrop
 from heedful.training.model_of_recipe import check_model
 from helpers import tiny_model
 from tiny_runs import logged, tiny_recipe
@@ -37,10 +37,39 @@ def test_the_loss_is_half_of_the_papers():
     objective = RDrop(5.0)
     found = objective(logits, torch.cat([labels, labels]), 0.0)
     assert found == pytest.approx(of_the_paper(logits, labels, 5.0).item(), rel=1e-6)
-    assert objective.take_added() == pytest.approx(
-        (found - RDrop(1e-9)(logits, torch.cat([labels, labels]), 0.0)).item()
-    )
-    assert objective.take_added() == 0
+    (added,) = objective.take_added()
+    assert added == pytest.approx((found - RDrop(1e-9)(logits, torch.cat([labels, labels]), 0.0)).item())
+    assert objective.take_added() == (0,)
+
+
+class KnownTeacher:
+    """Stands for the folder: k of the vocabulary's tokens at each place, with random probabilities."""
+
+    def __init__(self, tokens, vocabulary, k):
+        self.tokens = torch.rand(tokens, vocabulary).argsort(-1)[:, :k]
+        self.probabilities = torch.rand(tokens, k).softmax(-1)
+
+    def of(self, batch):
+        return self.tokens, self.probabilities
+
+
+def test_the_loss_of_distillation_is_the_papers():
+    torch.manual_seed(1)
+    logits, labels = torch.randn(2, 3, 7), torch.tensor([[1, 2, -100], [0, 6, 3]])
+    teacher, expected, cross_entropies = KnownTeacher(5, 7, 3), 0.0, 0.0
+    places = [(row, place) for row in range(2) for place in range(3) if labels[row, place] != -100]
+    for number, (row, place) in enumerate(places):
+        log_p, label = logits[row, place].log_softmax(-1), labels[row, place]
+        of_label = -0.9 * log_p[label] - 0.1 * log_p.mean()
+        for token, probability in zip(teacher.tokens[number], teacher.probabilities[number], strict=True):
+            expected -= 0.3 * probability * log_p[token]
+        expected += 0.7 * of_label
+        cross_entropies += of_label
+    objective = Distillation(teacher, 0.3)
+    objective.repeated({})
+    assert objective(logits, labels, 0.1) == pytest.approx(expected.item(), rel=1e-6)
+    assert objective.take_added() == (0, pytest.approx((expected - cross_entropies).item(), rel=1e-5))
+    assert objective.take_added() == (0, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,22 +77,28 @@ def test_the_loss_is_half_of_the_papers():
     sizes=st.tuples(st.integers(1, 200), st.integers(1, 9), st.integers(2, 40)),  # tokens, width, vocabulary
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
-    alpha=st.sampled_from([0.5, 5.0]),
+    alpha=st.sampled_from([None, 0.5, 5.0]),
+    share=st.sampled_from([None, 0.3, 1.0]),
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, has_bias, seed):
+def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alpha, share, has_bias, seed):
+    assume(alpha or share)
     tokens, width, vocabulary = sizes
     torch.manual_seed(seed)
-    leaves = [torch.randn(2 * tokens, width), torch.randn(vocabulary, width)]
+    passes = 2 if alpha else 1
+    leaves = [torch.randn(passes * tokens, width), torch.randn(vocabulary, width)]
     leaves += [torch.randn(vocabulary)] if has_bias else []
     once = torch.randint(vocabulary, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
-    labels, found = torch.cat([once, once]), []
+    labels, found = torch.cat([once] * passes), []
+    teacher = KnownTeacher(int((once >= 0).sum()), vocabulary, min(8, vocabulary))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("heedful.training.loop.objective.LOGITS_AT_ONCE", 3 * vocabulary)  # so that there are parts
         for form in ("readable", "training"):
             states, weight, *bias = (leaf.clone().requires_grad_() for leaf in leaves)
-            objective, bias = RDrop(alpha), bias[0] if has_bias else None
+            objective, bias = RDrop(alpha) if alpha else None, bias[0] if has_bias else None
+            objective = Distillation(teacher, share, objective) if share else objective
+            objective.repeated({})
             if form == "readable":
                 logits = F.linear(states, weight, bias)
                 total = objective(logits[:, None], labels[:, None], smoothing)
@@ -71,7 +106,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
                 total = OutputLoss.apply(states, weight, bias, labels, smoothing, objective)
             (3 * total).backward()
             grads = [states.grad, weight.grad, *([bias.grad] if has_bias else [])]
-            found.append([total.detach(), torch.as_tensor(objective.take_added()), *grads])
+            found.append([total.detach(), torch.tensor(objective.take_added()), *grads])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 2e-4 * max(1.0, other.abs().max().item())
 
@@ -97,27 +132,31 @@ def test_both_families_train_by_it_and_evaluate_without_it(family, skips):
 def change_of_one_update(make_loop, folder, token_budget, **more):
     """Return what one update has logged, and how it has changed the weights, nearly in proportion to the gradient."""
     changes = {"optimization.max_updates": 1, "optimization.epsilon": 1e3, "optimization.warmup_updates": 0}
-    changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **R_DROP, **more}
+    changes |= {"optimization.learning_rate": 1e3, "optimization.token_budget": token_budget, **more}
     loop = make_loop(changes, folder)
     network = with_stand_in_for_dropout(loop).engine.network
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     loop.run()
     change = torch.cat([(weight - before[name]).flatten() for name, weight in network.named_parameters()])
-    return logged(folder, "train/loss")[0], logged(folder, "train/r_drop")[0], change.detach().double()
+    values = [logged(folder, f"train/{name}") for name in ("loss", "r_drop", "distillation")]
+    return [value[0] for value in values if value], change.detach().double()
 
 
-def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path):
-    loss, added, change = change_of_one_update(make_loop, tmp_path / "whole", None)
-    assert added > 0.01
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_loss_and_gradient_do_not_depend_on_the_split(make_loop, tmp_path, has_teacher, distillation):
+    kind = R_DROP | (distillation if has_teacher else {})
+    losses, change = change_of_one_update(make_loop, tmp_path / "whole", None, **kind)
+    assert len(losses) == 2 + has_teacher
+    assert min(map(abs, losses)) > 0.01
     assert change.norm() > 0.01
     for budget in (1000, 300, 1):
-        other_loss, other_added, other = change_of_one_update(make_loop, tmp_path / str(budget), budget)
-        assert other_loss == pytest.approx(loss, rel=1e-6)
-        assert other_added == pytest.approx(added, rel=1e-5)
+        other_losses, other = change_of_one_update(make_loop, tmp_path / str(budget), budget, **kind)
+        assert other_losses == pytest.approx(losses, rel=1e-5)
         assert (other - change).norm() / change.norm() < 2e-5
     # Recomputed layers, whose packing steps aside for nothing, give the same too.
-    recomputed = change_of_one_update(make_loop, tmp_path / "again", 300, **{"model.gradient_checkpointing": True})
-    assert (recomputed[2] - change).norm() / change.norm() < 2e-5
+    kind["model.gradient_checkpointing"] = True
+    recomputed = change_of_one_update(make_loop, tmp_path / "again", 300, **kind)
+    assert (recomputed[1] - change).norm() / change.norm() < 2e-5
 
 
 def test_a_micro_batch_has_half_of_the_tokens_since_it_passes_twice(make_loop):
@@ -152,7 +191,7 @@ def test_rows_that_only_fill_in_count_for_nothing(make_loop):
     loop = make_loop(R_DROP)
     loop.engine.model.train()
     sums = loop.engine.accumulate([MicroBatch(BATCH | {"attention_mask": torch.ones(2, 3)}, counts=False)], tokens=5)
-    assert sums.tolist() == [0.0, 0.0]
+    assert sums.tolist() == [0.0, 0.0, 0.0]
     assert not any(weight.grad.any() for weight in loop.engine.parameters)
 
 

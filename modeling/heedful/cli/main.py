@@ -9,9 +9,8 @@ import gc
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, push
 from heedful.cli.start import init, recipes, tune
-from heedful.cli.use import attention, backtranslate, evaluate, score, translate
+from heedful.cli.use import attention, backtranslate, distill, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -81,7 +80,7 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 START = (recipes, init, tune, train, plot, doctor)
-USE = (evaluate, translate, score, attention, backtranslate)
+USE = (evaluate, translate, score, attention, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
@@ -124,24 +123,16 @@ def main() -> None:
     run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
 
 
-class VisibleFormatter(logging.Formatter):
-    """Writes the control characters in a message, which may quote data, as escapes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
-        return options.visible(super().format(record))
-
-
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
     handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(message)s"))
+    handler.setFormatter(options.VisibleFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with _plain_warnings():
+        with options.plain_warnings():
             _check_arguments()
             try:
                 command()
@@ -164,17 +155,6 @@ def run(command: Callable[[], object]) -> None:
         command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
         print(options.visible(f"heedful: {error}{command_for}"), file=sys.stderr)
         sys.exit(code)
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Show of warnings what they say, without the line of code that warned."""
-    written = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
-    try:
-        yield
-    finally:
-        warnings.formatwarning = written
 
 
 def _check_arguments() -> None:

@@ -3,8 +3,10 @@
 import gc
 import gzip
 import json
+import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -110,6 +112,25 @@ def check_output(path: Path | None, option: str) -> None:
     """Raise an error that names the option if a file cannot be written there; `None` is standard output."""
     if path is not None:
         check_writable(path, name=option)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Writes the control characters in a message, which may quote data, as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return visible(super().format(record))
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show of warnings what they say, without the line of code that warned."""
+    written = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = written
 
 
 def quieten() -> None:

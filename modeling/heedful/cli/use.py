@@ -1,4 +1,4 @@
-"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `attention`."""
+"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `distill`, `attention`."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import write_text
+from heedful.files import check_at_least, check_is_new, write_text
 from heedful.training.processes.launcher import world_size
 
 if TYPE_CHECKING:
@@ -266,28 +266,84 @@ def backtranslate(
     device: options.Device = None,
 ):
     """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
-    options.check_output(output, "--output")
-    if not output.name.endswith((".jsonl", ".jsonl.gz")):
-        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
+    _check_pairs_file(output)
     if not texts.is_file():
         raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
     with options.quick_start(model):
-        from heedful.inference.backtranslation import BackTranslation
+        from heedful.inference.made_pairs import BackTranslation
         from heedful.inference.translation import Translator
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
         options.quieten()
         translator = Translator.from_pretrained(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    _write_pairs(output, making.pairs(translator, _lines(texts), **settings), making, str(texts))
+
+
+def _check_pairs_file(output: Path) -> None:
+    options.check_output(output, "--output")
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
+
+
+def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
     written = 0
     with options.writing(output) as stream:
-        for pair in options.with_progress(making.pairs(translator, _lines(texts), **settings), None):
+        for pair in options.with_progress(pairs, None):
             written += 1
             print(json.dumps(pair, ensure_ascii=False), file=stream)
         if not written:
-            raise ValueError(f"{texts} must hold sentences to translate, but all {making.left_out} are left out.")
+            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
     left_out = f"{making.left_out:,} lines left out: empty, not ended, or repeating themselves"
     print(f"{written:,} pairs in {output}; {left_out}", file=sys.stderr)
+
+
+def distill(
+    teachers: Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")],
+    data: options.Data,
+    output: Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz; for token a folder.")],
+    source: options.Source = "source",
+    target: options.Target = "target",
+    level: Annotated[
+        Literal["sequence", "token"], Option(help="What a student learns: translations, or each token's alternatives.")
+    ] = "sequence",
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of sequence. Default: 5.")] = None,
+    closest: Annotated[
+        int | None, Option(help="Of so many translations, take the one closest to the target by BLEU.")
+    ] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    to: options.TargetLanguage = None,
+    top_k: Annotated[int | None, Option(help="Tokens that token keeps at each place. Default: 8.")] = None,
+    token_budget: Annotated[int, Option(help="Padded tokens in one batch: sources times beams, or pairs.")] = 8192,
+    device: options.Device = None,
+):
+    """Make of pairs what a smaller model learns from a larger one: its translations, or its probabilities."""
+    search = {"num_beams": num_beams, "closest": closest, "max_new_tokens": max_new_tokens, "to": to}
+    for name, value in (search if level == "token" else {"top_k": top_k}).items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"`{option}` must be left out of the level {level}, but is {value} instead.")
+    from heedful.data.sources import read_pairs
+    from heedful.inference.distillation import load_teachers, write_teacher_tokens
+    from heedful.inference.made_pairs import SequenceDistillation
+
+    options.quieten()
+    pairs = read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, streaming=True)
+    if level == "token":
+        check_is_new(output, "--output")
+        check_at_least(1, top_k=top_k, token_budget=token_budget)
+        teacher = load_teachers(teachers, device)
+        languages = tuple(name for name in (target, source) if name in teacher.tokenizers.languages)
+        count, too_long = write_teacher_tokens(output, teacher, pairs, languages, top_k or 8, token_budget)
+        print(f"{count:,} rows in {output}; {too_long:,} left out: too long for the teacher", file=sys.stderr)
+        return
+    _check_pairs_file(output)
+    making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+    settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    made = making.pairs(load_teachers(teachers, device), pairs, **settings)
+    # By the names of the data, so that a recipe reads them as it reads those.
+    named = ({source: pair["source"], target: pair["target"]} for pair in made)
+    _write_pairs(output, named, making, "`--data`")
 
 
 def attention(

@@ -4,6 +4,7 @@ Source and target sequences end in `</s>` and have no `<s>`: the decoder starts 
 trained never reads a control token out of a sentence, so "<s>" or "<2en>" inside a text is plain text.
 """
 
+import hashlib
 import json
 import re
 import warnings
@@ -117,6 +118,17 @@ class TokenizerPair:
         if not batch:
             return []
         return self.target.batch_decode(batch, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def fingerprint(self) -> str:
+        """Return a checksum of what decides about ids, the same for a tokenizer however it was loaded."""
+        digest = hashlib.sha256()
+        for tokenizer in (self.source, self.target):
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            parts = json.loads(backend.to_str()) if backend is not None else {"model": tokenizer.get_vocab()}
+            # How the last call has padded and truncated stays in the backend.
+            told = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
+            digest.update(json.dumps([told, self.special_ids()], sort_keys=True).encode())
+        return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
         """Return the ids that a model's config must agree with.

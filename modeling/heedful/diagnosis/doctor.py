@@ -26,6 +26,7 @@ from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
+from heedful.inference.distillation import TeacherTokens
 from heedful.inference.loading import first_line, load_model
 from heedful.training.checkpoints.tokenizers import load_or_train_tokenizers
 from heedful.training.folder import check_output_folder
@@ -173,6 +174,12 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         yield from tokens.check_unknown_tokens(split, tokenizers, key)
     yield from tokens.check_decoding_lengths(held[0], recipe)
     rows = encoded.within(limits)
+    if len(rows) and (teacher := recipe.optimization.distillation) is not None:
+        try:
+            TeacherTokens(teacher).check(tokenizers, rows)
+        except ValueError as error:
+            yield Finding("distillation", "error", str(error), "optimization.distillation")
+            return
     if len(rows):
         yield from tokens.check_vocabulary_use(rows, tokenizers, key)
         yield from _check_run(recipe, tokenizers, rows, held)

@@ -51,10 +51,13 @@ class Engine(Protocol):
 
 
 class GenerateEngine:
-    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches."""
+    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
 
-    def __init__(self, model: Any):
-        self.model = model
+    With an `ensemble` of further models, the mean of their probabilities chooses each token.
+    """
+
+    def __init__(self, model: Any, ensemble: Sequence[Any] = ()):
+        self.model, self.ensemble = model, ensemble
 
     @property
     def is_current(self) -> bool:
@@ -80,8 +83,13 @@ class GenerateEngine:
         self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
-        search = {"custom_generate": BeamSearch()} if active_settings(settings, SEARCH_SETTINGS) else {}
-        return self.model.generate(**inputs, **search, generation_config=settings, logits_processor=processor), None
+        search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
+        if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
+            search["custom_generate"] = BeamSearch(models=self.ensemble)
+        if not self.ensemble:
+            return self.model.generate(**inputs, **search), None
+        found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
+        return found.sequences, found.sequences_scores
 
     def _settings(self, config: Any) -> Any:
         """Return a generation config that `generate()` does not fill in with a second length, and warn of it."""

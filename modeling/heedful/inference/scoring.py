@@ -1,13 +1,13 @@
 """What sequences are worth to a model: the log-probabilities of generated ones, and of given pairs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.batching import BatchingSettings, TokenCounts, UpdateBatches
 from heedful.data.micro_batches import collate
 from heedful.inference.strategies.beams import length_penalty
 from heedful.inference.strategies.steps import end_tokens
@@ -96,16 +96,19 @@ def token_log_probabilities(
     model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
     """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
-    rows = max(1, LOGITS_BUDGET // (labels.shape[1] * model.get_output_embeddings().weight.shape[0]))
-    parts = []
-    for start in range(0, len(labels), rows):
+    score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
+    return torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
+
+
+def logits_in_parts(
+    model: Any, inputs: dict[str, torch.Tensor], decoder_inputs: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield some rows of a batch at a time, and their float32 logits `(rows, length, V)`."""
+    rows = max(1, LOGITS_BUDGET // (decoder_inputs.shape[1] * model.get_output_embeddings().weight.shape[0]))
+    for start in range(0, len(decoder_inputs), rows):
         part = slice(start, start + rows)
         encoder_inputs = {name: tensor[part] for name, tensor in inputs.items()}
-        logits = model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits
-        parts.append(
-            -torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels[part], reduction="none")
-        )
-    return torch.cat(parts)
+        yield part, model(**encoder_inputs, decoder_input_ids=decoder_inputs[part], use_cache=False).logits.float()
 
 
 def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget: int) -> list[list[float]]:
@@ -114,15 +117,22 @@ def score_rows(model: Any, rows: Sequence[Mapping[str, list[int]]], token_budget
     The padded tokens of a batch, sources and targets, keep within the budget. The model is one that is evaluating.
     """
     lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
-    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     results: list[list[float]] = [[] for _ in rows]
+    for numbers, inputs, decoder_inputs, labels in forced_batches(model, rows, lengths, token_budget):
+        found = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
+        for number, scores in zip(numbers, found, strict=True):
+            results[number] = scores[: lengths[1][number]]
+    return results
+
+
+def forced_batches(
+    model: Any, rows: Any, lengths: tuple[TokenCounts, TokenCounts], token_budget: int
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+    """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
+    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
         inputs = {name: values.to(model.device) for name, values in batch.items()}
         labels = inputs.pop("labels")
         decoder_inputs = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
-        decoder_inputs = decoder_inputs.masked_fill(decoder_inputs < 0, pad)
-        found = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
-        for number, scores in zip(numbers, found, strict=True):
-            results[number] = scores[: lengths[1][number]]
-    return results
+        yield numbers, inputs, decoder_inputs.masked_fill(decoder_inputs < 0, pad), labels

@@ -93,6 +93,7 @@ class Translator:
             have changed. `auto` takes the native one wherever it can do what is asked for, and CTranslate2 for an
             exported model.
         precision: Of the native decoder: `float32`, `bfloat16` or `int8`; of CTranslate2 any type that it knows.
+        ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:
         ImportError: If CTranslate2 is asked for and not installed.
@@ -106,8 +107,15 @@ class Translator:
         tokenizers: TokenizerPair,
         engine: EngineName = "auto",
         precision: Precision | ComputeType = "float32",
+        ensemble: Sequence["PreTrainedModel"] = (),
     ):
         tokenizers.check_config(model.config)
+        if ensemble:
+            if engine not in ("auto", "generate") or any(
+                isinstance(each, ExportedModel) for each in (model, *ensemble)
+            ):
+                raise ValueError("`ensemble` must be of models with `generate()`, and `engine` generate, but is not.")
+            engine = "generate"
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
         if isinstance(model, ExportedModel):
@@ -125,6 +133,7 @@ class Translator:
         self.tokenizers = tokenizers
         self.engine = engine
         self.precision = precision
+        self.ensemble = ensemble
         self._engines: dict[str, Engine] = {}
         if engine != "auto" or precision != "float32":
             self._current("native" if engine == "auto" else engine)
@@ -289,10 +298,10 @@ class Translator:
         """
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
-        if self.engine == "ctranslate2" or self.precision != "float32":
+        if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
             raise ValueError(
-                "`engine` and `precision` must be left out to score pairs, which the model itself does, but are "
-                f"{self.engine} and {self.precision} instead."
+                "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble`"
+                f" too, but are {self.engine}, {self.precision} and {len(self.ensemble)} models instead."
             )
         request = _Request(self.model.generation_config, target_language, token_budget, keep_going=keep_going)
         return self._score_stream(pairs, chunk_size, request)
@@ -424,7 +433,7 @@ class Translator:
             elif name == "ctranslate2":
                 engine = CTranslate2Engine(self.model, self.tokenizers, precision)
             else:
-                engine = GenerateEngine(self.model)
+                engine = GenerateEngine(self.model, self.ensemble)
             self._engines[name] = engine
         return engine
 

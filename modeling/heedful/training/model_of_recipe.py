@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from heedful.data.tokenization import TokenizerPair
+from heedful.inference.distillation import TeacherTokens
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.objective import RDrop, set_objective
 from heedful.training.loop.schedule import make_optimizer
@@ -63,7 +64,7 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
-    set_objective(model, settings.r_drop)
+    set_objective(model, settings)
     if kind != DistributedType.DEEPSPEED:
         return Engine(accelerator, model, make_optimizer(model, settings))
     from heedful.training.processes.zero import ZeroEngine
@@ -74,10 +75,12 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     """Check before anything slow what can be known of a model whose tokenizers are given, or else to be trained.
 
-    Options that contradict each other, a model that no memory here can hold, and beams that are more than the tokens
-    are a `ValueError`.
+    Options that contradict each other, a model that no memory here can hold, a teacher of other tokens, and beams that
+    are more than the tokens are a `ValueError`.
     """
-    settings, options = recipe.tokenizer, recipe.model.options
+    settings, options, teacher = recipe.tokenizer, recipe.model.options, recipe.optimization.distillation
+    if teacher is not None and given is not None:
+        TeacherTokens(teacher).check(given)
     target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
         known, target, is_joint = _vocabularies(given), len(given.target), given.is_joint

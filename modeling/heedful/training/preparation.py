@@ -19,6 +19,7 @@ from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
+from heedful.inference.distillation import TeacherTokens
 from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.tokenizers import given_tokenizers, load_or_train_tokenizers
 from heedful.training.model_of_recipe import check_model
@@ -167,4 +168,6 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
     if any(asdict(data.augmentation).values()):
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()
+    if recipe.optimization.distillation is not None:
+        shared["fingerprint"] += TeacherTokens(recipe.optimization.distillation).check(encoder.tokenizers, rows)
     return StoredCorpus(**shared, rows=rows)

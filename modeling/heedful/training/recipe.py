@@ -4,7 +4,7 @@ Each dataclass is a section of the file, each field a key; what a key means stan
 `configuration/recipes/multi30k-de-en.yaml`, where every key is commented. `recipe_file.py` reads and writes the files.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -143,6 +143,8 @@ class OptimizationRecipe:
     skip_nonfinite_updates: int = 0
     ema_decay: float | None = None
     r_drop: float | None = None
+    distillation: str | None = None
+    distillation_weight: float = 0.5
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -156,6 +158,11 @@ class OptimizationRecipe:
         for name in ("beta1", "beta2", "ema_decay"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                 raise _mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
+        if not 0 < self.distillation_weight <= 1:
+            raise _mistake("optimization.distillation_weight", "above 0 and at most 1", self.distillation_weight)
+        if self.distillation is None and self.distillation_weight != 0.5:
+            must = "0.5 where `optimization.distillation` is empty and there is no teacher"
+            raise _mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             raise ValueError(
                 "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
@@ -288,6 +295,14 @@ class Recipe:
         if self.data.mixture and self.tokenizer.sentences is not None:
             must = "empty where `data.mixture` is given, of which the tokenizer needs every part"
             raise _mistake("tokenizer.sentences", must, self.tokenizer.sentences)
+        if self.optimization.distillation is not None:
+            noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
+            drawn: dict[str, tuple[str, Any]] = {"tokenizer.dropout": ("0", self.tokenizer.dropout)}
+            drawn |= {"data.streaming": ("false", self.data.streaming), "data.augmentation": ("empty", noise)}
+            for key, (off, value) in drawn.items():
+                if value:
+                    must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"
+                    raise _mistake(key, must, value)
         if self.data.both_directions and not self.tokenizer.joint:
             raise _mistake("tokenizer.joint", "true where `data.both_directions` is", "false")
 

@@ -228,8 +228,10 @@ def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _look_beside(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
-    data, model, tokenizer = (_keys(tree.get(name)) for name in ("data", "model", "tokenizer"))
+    names = "data", "model", "tokenizer", "optimization"
+    data, model, tokenizer, optimization = (_keys(tree.get(name)) for name in names)
     places = [(model, "model.config"), (model, "model.start_from"), (tokenizer, "tokenizer.path")]
+    places.append((optimization, "optimization.distillation"))
     if data.get("folder"):
         places.append((data, "data.folder"))
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 SUMS = (
     "loss",
     "r_drop",
+    "distillation",
     "target_tokens",
     "tokens",
     "padded_tokens",

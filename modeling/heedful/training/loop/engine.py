@@ -62,22 +62,22 @@ class Engine:
         """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
 
         Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
-        the whole update, on all ranks. Returns sums of this rank in nats, `(2)`: the loss, and R-Drop's part of it.
+        the whole update, on all ranks. Returns sums of this rank in nats, `(3)`: the loss, and of it what R-Drop and
+        what distillation add to the cross-entropy.
         """
-        total, added = torch.zeros(2, device=self.accelerator.device)
+        sums = torch.zeros(3, device=self.accelerator.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
-            batch = {name: values.to(self.accelerator.device) for name, values in micro_batch.tensors.items()}
-            if self._objective is not None:
-                batch = self._objective.repeated(batch)
+            batch = micro_batch.tensors if self._objective is None else self._objective.repeated(micro_batch.tensors)
+            batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
             with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
                 loss = self.model(**batch, num_items_in_batch=tokens, skip_logits=self._skips_logits).loss
                 if not micro_batch.counts:
                     loss = loss * 0
                 self.backward(loss)
-            total += loss.detach() * tokens
-            if self._objective is not None:
-                added += self._objective.take_added() * micro_batch.counts
-        return torch.stack([total, added])
+            sums[0] += loss.detach() * tokens
+            for part, added in enumerate(self._objective.take_added() if self._objective is not None else (), start=1):
+                sums[part] += added * micro_batch.counts
+        return sums
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
         """Return the context of a forward and a backward pass; the last one of an update all-reduces the gradients."""

@@ -134,11 +134,11 @@ class TrainingLoop:
         self.progress.target_tokens += tokens
         # One all-reduce also decides, for all ranks alike, whether to stop.
         sums = all_reduce(self.accelerator, *gradients, self.signals.received is not None, self._is_late())
-        loss, r_drop, padded_tokens, stopping_ranks, late_ranks = sums
+        loss, r_drop, distillation, padded_tokens, stopping_ranks, late_ranks = sums
         self._is_stopping, self._time_is_up = stopping_ranks > 0, late_ranks > 0
         if is_finite:
             all_tokens = tokens + sum(len(row["input_ids"]) for bucket in update for row in bucket)
-            self.progress.count(loss=loss, r_drop=r_drop, gradient_norm=norm, updates=1)
+            self.progress.count(loss=loss, r_drop=r_drop, distillation=distillation, gradient_norm=norm, updates=1)
             self.progress.count(target_tokens=tokens, tokens=all_tokens, padded_tokens=padded_tokens)
 
     def _is_late(self) -> bool:
@@ -155,11 +155,11 @@ class TrainingLoop:
         asked, shrunk = self.settings.micro_batch_tokens, self.progress.token_budget
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
-    def _make_gradients(self, update: Update, tokens: int) -> tuple[float, float, int] | None:
+    def _make_gradients(self, update: Update, tokens: int) -> tuple[float, ...] | None:
         """Add up the gradients of this rank's micro-batches, all-reduce them, and return its loss and padded tokens.
 
-        The loss is summed, in nats: the cross-entropy, and what R-Drop adds to it. `None` says that memory ran out on
-        some rank, and the token budget was halved on all.
+        The loss is summed, in nats: the cross-entropy, what R-Drop adds to it, and what distillation does. `None` says
+        that memory ran out on some rank, and the token budget was halved on all.
         """
         begun = time.perf_counter()
         parts = split_update(update, self.token_budget, self.accelerator.num_processes)
@@ -180,8 +180,8 @@ class TrainingLoop:
                 return None
             self.engine.all_reduce()
         assert sums is not None
-        loss, added = sums.tolist()
-        return loss - added, added, sum(micro_batch.padded_tokens for micro_batch in micro_batches)
+        loss, *added = sums.tolist()
+        return loss - sum(added), *added, sum(micro_batch.padded_tokens for micro_batch in micro_batches)
 
     def _shrink_token_budget(self, is_smallest: bool) -> None:
         self.engine.discard()

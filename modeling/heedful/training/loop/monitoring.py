@@ -18,7 +18,7 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 
     These are target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting for data
     in the time; unless all updates were skipped, also loss per target token, perplexity, and the gradient's mean norm.
-    The loss is the cross-entropy; what R-Drop adds to it stands beside it.
+    The loss is the cross-entropy; what R-Drop and distillation add to it stands beside it.
     """
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
@@ -29,7 +29,7 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
         return values
     loss = window["loss"] / window["target_tokens"]
     return {
-        **({"train/r_drop": window["r_drop"] / window["target_tokens"]} if window.get("r_drop") else {}),
+        **{f"train/{k}": window[k] / window["target_tokens"] for k in ("r_drop", "distillation") if window.get(k)},
         "train/loss": loss,
         "train/perplexity": math.exp(min(loss, 100)),
         "train/gradient_norm": window["gradient_norm"] / window["updates"],

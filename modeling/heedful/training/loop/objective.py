@@ -1,4 +1,4 @@
-"""What training minimises beside the cross-entropy: R-Drop.
+"""What training minimises beside the cross-entropy: R-Drop, and the distance to a teacher.
 
 An objective computes the summed loss of a batch, in two forms as `loss_heed.py` does: from all logits, and with its
 gradient from those of a few tokens. `tests/training/test_objective.py` compares them.
@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.loss_heed import LOGITS_AT_ONCE, smoothed_cross_entropy
+from heedful.inference.distillation import TeacherTokens
+from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from heedful.training.recipe import OptimizationRecipe
 
-def set_objective(model: Any, alpha: float | None) -> None:
-    """Let a model train with R-Drop of this weight; `None` is the cross-entropy alone."""
-    model.objective = RDrop.of(alpha, model.config)
+
+def set_objective(model: Any, settings: "OptimizationRecipe") -> None:
+    """Let a model train with R-Drop, or a teacher, or both, where the settings say so."""
+    model.objective = RDrop.of(settings.r_drop, model.config)
+    if settings.distillation is not None:
+        teacher = TeacherTokens(settings.distillation)
+        model.objective = Distillation(teacher, settings.distillation_weight, model.objective)
 
 
 class RDrop:
@@ -50,10 +56,10 @@ class RDrop:
         self._added = 0.0  # of a batch that did not fit in memory
         return {name: torch.cat([values] * self.passes) for name, values in batch.items()}
 
-    def take_added(self) -> torch.Tensor | float:
+    def take_added(self) -> tuple[torch.Tensor | float, ...]:
         """Return α/4 [KL(p‖q) + KL(q‖p)] of the last batch, in nats."""
         added, self._added = self._added, 0.0
-        return added
+        return (added,)
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
         """Return the summed loss of `(2 · batch, length, V)` logits and their labels, -100 where there is none."""
@@ -97,4 +103,71 @@ class RDrop:
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
                 part.copy_(gradient)
+        return total
+
+
+class Distillation:
+    """Token-level distillation: the student's prediction is to be near a teacher's, and not only near the label.
+
+    With the weight w the loss is (1 - w) CE(label) + w CE(teacher), where CE(label) is the smoothed cross-entropy and
+    CE(teacher) = -Σ q log p with the student's probabilities p and the teacher's q (Kim and Rush, 2016, section 3.1,
+    whose α is w). The teacher is known by its k most probable tokens, brought to sum 1. With R-Drop, whose term comes
+    on top, it is the mean over both passes.
+    """
+
+    def __init__(self, teacher: TeacherTokens, weight: float, r_drop: RDrop | None = None):
+        self._teacher, self.weight, self._r_drop = teacher, weight, r_drop
+        self.passes = 1 if r_drop is None else r_drop.passes
+        self._added: torch.Tensor | float = 0.0
+
+    def repeated(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Look up what the teacher says of a batch on the CPU, and return it as often as the rows pass."""
+        self._tokens, self._probabilities = self._teacher.of(batch)
+        self._added, self._done = 0.0, 0  # target tokens of the batch whose loss is known
+        return batch if self._r_drop is None else self._r_drop.repeated(batch)
+
+    def take_added(self) -> tuple[torch.Tensor | float, ...]:
+        """Return of the last batch, in nats, what R-Drop adds, and w [CE(teacher) - CE(label)]."""
+        added, self._added = self._added, 0.0
+        return *((0.0,) if self._r_drop is None else self._r_drop.take_added()), added
+
+    def _next(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the teacher's tokens and probabilities for the next target tokens, once for each pass."""
+        place = slice(self._done, self._done + count)
+        self._done = place.stop
+        known = self._tokens[place], self._probabilities[place]
+        tokens, probabilities = (each.to(logits.device).repeat(self.passes, 1) for each in known)
+        return tokens, probabilities
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+        """Return the summed loss of `(passes · batch, length, V)` logits and their labels, -100 for none."""
+        predicted = logits[labels != IGNORED_LABEL].float()  # (passes · N, V)
+        tokens, probabilities = self._next(logits, len(predicted) // self.passes)
+        of_teacher = -(probabilities * predicted.log_softmax(-1).gather(1, tokens)).sum() / self.passes
+        cross_entropy = smoothed_cross_entropy(logits, labels, smoothing) / self.passes
+        added = self.weight * (of_teacher - cross_entropy)
+        self._added += added.detach()
+        return added + (cross_entropy if self._r_drop is None else self._r_drop(logits, labels, smoothing))
+
+    def replace_by_gradient(
+        self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the summed loss of `(passes · N, V)` logits and targets, and overwrite the logits by its gradient.
+
+        With logits z, y at the label, and smoothing by (1 - w) ε_ls in place of ε_ls, what the loss has beside the
+        label's own is w (y - Σ q z): log Σ exp(z) is in both cross-entropies. The gradient of the bias is added to
+        `of_bias`.
+        """
+        tokens, probabilities = self._next(logits, len(targets) // self.passes)
+        share = self.weight / self.passes
+        places = torch.cat([targets, tokens], 1)  # (passes · N, 1 + k)
+        slopes = share * torch.cat([torch.ones_like(probabilities[:, :1]), -probabilities], 1)
+        found = (slopes * logits.gather(1, places)).sum()
+        smoothed = share * smoothing * (logits.gather(1, targets).float() - logits.mean(-1, True, dtype=torch.float32))
+        self._added += found - smoothed.sum()
+        compute = replace_by_gradient if self._r_drop is None else self._r_drop.replace_by_gradient
+        total = compute(logits, targets, (1 - self.weight) * smoothing, of_bias) + found
+        logits.scatter_add_(1, places, slopes.to(logits.dtype))
+        if of_bias is not None:
+            of_bias.scatter_add_(0, places.flatten(), slopes.flatten().to(of_bias.dtype))
         return total

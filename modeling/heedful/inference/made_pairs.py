@@ -1,7 +1,10 @@
-"""Sources made for targets: a model of the other direction, its noise, and what of it is of no use."""
+"""Pairs of which a model makes one side: sources for targets (back-translation), targets for sources (distillation).
+
+What both have in common is which of it is of no use.
+"""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any, Literal, get_args
@@ -10,7 +13,7 @@ import numpy as np
 
 from heedful.files import check_at_least
 from heedful.inference.strategies.sampling import SeededSampling
-from heedful.inference.translation import Translator
+from heedful.inference.translation import Translation, Translator
 
 Method = Literal["greedy", "beam", "sampling", "noised"]
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
@@ -70,10 +73,8 @@ class BackTranslation:
 
         `settings` are keywords of `Translator.translate_lines`.
         """
-        if translator.model.generation_config.do_sample and self.method != "sampling":
-            raise ValueError(
-                f"`do_sample` of the generation config must be False for {self.method}, but is True instead."
-            )
+        if self.method != "sampling":
+            _check_search(translator, self.method)
         beams = (self.num_beams or 5) if self.method in ("beam", "noised") else 1
         given, targets = tee(lines)
         found = translator.translate_lines(
@@ -84,10 +85,58 @@ class BackTranslation:
             source = " ".join(best.text.split())
             if best.finished and self.method == "noised":
                 source = noised(source, 1 if self.seed is None else self.seed, number)
-            if target.strip() and source and best.finished and not LOOP.search(f"{best.text} "):
+            if target.strip() and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:
                 self.left_out += 1
+
+
+@dataclass
+class SequenceDistillation:
+    """How a student's targets are made of given sources: by the teacher's beam search.
+
+    That is sequence-level knowledge distillation (Kim and Rush, 2016, arXiv 1606.07947, section 3.2), and with
+    `closest` sequence-level interpolation (section 3.3): of so many hypotheses, the one closest to the reference by
+    sentence BLEU is taken. What is left out is what `BackTranslation` leaves out.
+    """
+
+    num_beams: int = 5
+    closest: int | None = None
+    left_out: int = field(default=0, init=False)  # pairs so far
+
+    def __post_init__(self):
+        check_at_least(2, closest=self.closest)
+        check_at_least(self.closest or 1, num_beams=self.num_beams)
+
+    def pairs(
+        self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
+    ) -> Iterator[dict[str, str]]:
+        """Yield the `source` of each pair with a `target` of the teacher's, as `BackTranslation.pairs` does."""
+        from sacrebleu import sentence_bleu
+
+        _check_search(translator, "distillation")
+        given, kept = tee(pairs)
+        search = {"num_beams": self.num_beams, "num_return_sequences": self.closest or 1, **settings}
+        found = translator.translate_lines((pair["source"] for pair in given), keep_going=True, **search)
+        for pair, hypotheses in zip(kept, found, strict=True):
+            targets = [" ".join(each.text.split()) for each in hypotheses if each.text.strip() and is_useful(each)]
+            if self.closest:
+                reference = [pair["target"]]
+                targets.sort(key=lambda target: -sentence_bleu(target, reference).score)
+            if targets:
+                yield {"source": pair["source"], "target": targets[0]}
+            else:
+                self.left_out += 1
+
+
+def _check_search(translator: Translator, purpose: str) -> None:
+    if translator.model.generation_config.do_sample:
+        raise ValueError(f"`do_sample` of the generation config must be False for {purpose}, but is True instead.")
+
+
+def is_useful(made: Translation) -> bool:
+    """Tell whether a text that a model has made has an end, and is no loop."""
+    return made.finished and not LOOP.search(f"{made.text} ")
 
 
 def noised(text: str, seed: int, number: int) -> str:

@@ -1,0 +1,159 @@
+"""What a teacher says of given targets, in a folder that a student learns from: token-level distillation.
+
+Kim and Rush, "Sequence-Level Knowledge Distillation", 2016, section 3.1 (there word-level). Only the k most probable
+tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with Knowledge Distillation", 2019.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from heedful.checksums_heed import checksum
+from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
+from heedful.data.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.mixture import both_ways
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import check_at_least, new_folder, read_object, write_text
+from heedful.inference.loading import first_line
+from heedful.inference.scoring import forced_batches, logits_in_parts
+from heedful.inference.strategies.steps import average
+from heedful.inference.translation import MOST_SOURCE_TOKENS, Translator
+
+FACTS = "distillation.json"
+# Of R rows with N target tokens: `(R)` keys, sorted, and where the tokens of each row start; `(N, k)` the teacher's.
+ARRAYS = ("keys", "starts", "tokens", "probabilities")
+
+
+def load_teachers(names: Sequence[str], device: str | None = None) -> Translator:
+    """Load a teacher, or several as an ensemble; tokenizers that differ are a `ValueError`."""
+    first, *others = (Translator.from_pretrained(name, device) for name in names)
+    for name, other in zip(names[1:], others, strict=True):
+        if other.tokenizers.fingerprint() != first.tokenizers.fingerprint():
+            raise ValueError(f"`TEACHER` must all have one tokenizer, but those of {names[0]} and {name} differ.")
+    return Translator(first.model, first.tokenizers, ensemble=[each.model for each in others]) if others else first
+
+
+def write_teacher_tokens(
+    folder: Path,
+    translator: Translator,
+    pairs: Iterable[Mapping[str, str]],
+    languages: tuple[str, ...],
+    top_k: int = 8,
+    token_budget: int = 8192,
+) -> tuple[int, int]:
+    """Write the `top_k` most probable tokens at each place of the targets; return how many rows, and are too long.
+
+    Of two `languages` the pairs are encoded into the first, and then the other way. `token_budget` are the padded
+    tokens of a batch. The ids of all pairs are held in memory, as in training; what the teacher says goes to the disk
+    at once.
+    """
+    tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
+    check_at_least(1, top_k=top_k, token_budget=token_budget)
+    if top_k > len(tokenizers.target):
+        raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")
+    if translator.engine == "ctranslate2":
+        raise ValueError("`TEACHER` must be a model for the level token, but is exported for CTranslate2.")
+    most = min(position_limit(model.config) or MOST_SOURCE_TOKENS for model in models)
+    encoder = PairEncoder(tokenizers, most, most, [tokenizers.head(language) for language in languages])
+    rows = EncodedPairs(encoder.rows(both_ways(pairs) if len(languages) > 1 else pairs))
+    if not len(rows):
+        raise ValueError(f"`--data` must hold pairs of at most {most} tokens, but all {encoder.too_long} are longer.")
+    keys = np.array([key_of(**rows[number]) for number in range(len(rows))], np.int64)
+    starts, order = np.cumsum(rows.target_lengths) - rows.target_lengths, np.argsort(keys)
+    kinds = np.uint16 if len(tokenizers.target) <= 2**16 else np.int32, np.float16
+    with new_folder(folder) as partial:
+        files = {name: partial / f"{name}.npy" for name in ARRAYS}
+        np.save(files["keys"], keys[order])
+        np.save(files["starts"], starts[order])
+        shape = len(rows.targets), top_k
+        known = [np.lib.format.open_memmap(files[ARRAYS[2 + i]], "w+", kinds[i], shape) for i in (0, 1)]
+        for number, *found in _most_probable(models, rows, top_k, token_budget):
+            for array, values in zip(known, found, strict=True):
+                array[starts[number] : starts[number] + len(values)] = values
+        for array in known:
+            array.flush()
+        facts = {"tokenizer": tokenizers.fingerprint(), "checksums": {name: checksum(files[name]) for name in ARRAYS}}
+        write_text(partial / FACTS, json.dumps(facts, indent=2) + "\n")
+    return len(rows), encoder.too_long
+
+
+def _most_probable(
+    models: list[Any], rows: EncodedPairs, top_k: int, token_budget: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the number of each row, and `(length, k)` tokens and probabilities of the models' mean."""
+    weights, lengths = [1 / len(models)] * len(models), (rows.source_lengths, rows.target_lengths)
+    batches = forced_batches(models[0], rows, lengths, token_budget)
+    for numbers, inputs, decoder_inputs, labels in tqdm(batches, unit=" batches", leave=False, disable=None):
+        best = []
+        with torch.inference_mode():
+            for members in zip(*(logits_in_parts(each, inputs, decoder_inputs) for each in models), strict=True):
+                each = [logits[labels[part] != IGNORED_LABEL].log_softmax(-1) for part, logits in members]
+                best.append(average(each, weights, "probabilities").topk(top_k))
+        found = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best]).exp()
+        ends = np.cumsum(lengths[1][numbers])[:-1]
+        yield from zip(numbers, *(np.split(values.cpu().numpy(), ends) for values in found), strict=True)
+
+
+def key_of(input_ids: Sequence[int], labels: Sequence[int]) -> int:
+    """Return 64 bits by which a row is known."""
+    ids = np.array([*input_ids, IGNORED_LABEL, *labels], np.int32)
+    return int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest(), "little", signed=True)
+
+
+class TeacherTokens:
+    """What `write_teacher_tokens` wrote, mapped into memory and not read as a whole; a `ValueError` if it is not."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        try:
+            self._facts = read_object(self.folder / FACTS)
+            arrays = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+            self._keys, self._starts, self._tokens, self._probabilities = arrays
+        except (OSError, ValueError, EOFError) as error:
+            raise self._mistake(f"what `heedful distill` wrote for tokens, but is not: {first_line(error)}") from error
+
+    def _mistake(self, must: str) -> ValueError:
+        return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")
+
+    def check(self, tokenizers: TokenizerPair, rows: Any = ()) -> str:
+        """Return a checksum; other tokenizers, a change of the files or a row that they lack are a `ValueError`."""
+        if self._facts.get("tokenizer") != tokenizers.fingerprint():
+            raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
+        checksums = self._facts.get("checksums")
+        if len(rows) and {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != checksums:
+            raise self._mistake("as it was written, but is damaged or changed.")
+        for row in map(rows.__getitem__, range(len(rows))):
+            if self._place(**row) is None:
+                source = tokenizers.source.decode(row["input_ids"], skip_special_tokens=True)
+                (target,) = tokenizers.decode_target([row["labels"]])
+                raise self._mistake(f"of all training pairs, but lacks {source!r} with {target!r}.")
+        return checksum(self.folder / FACTS)
+
+    def _place(self, input_ids: Sequence[int], labels: Sequence[int]) -> slice | None:
+        key = key_of(input_ids, labels)
+        number = int(np.searchsorted(self._keys, key))
+        if number == len(self._keys) or self._keys[number] != key:
+            return None
+        return slice(self._starts[number], self._starts[number] + len(labels))
+
+    def of(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return k tokens and their probabilities, which sum to 1, for each of the N labels of a batch: `(N, k)`.
+
+        A row that is not known, as the one by which DDP builds its buckets, has its labels in the teacher's place.
+        """
+        columns = (batch[name].numpy() for name in ("input_ids", "attention_mask", "labels"))
+        tokens, probabilities = [], []
+        for source, mask, labels in zip(*columns, strict=True):
+            target = labels[labels != IGNORED_LABEL]
+            place = self._place(source[mask != 0], target)
+            itself = np.repeat(target[:, None], self._tokens.shape[1], 1)
+            tokens.append(itself if place is None else self._tokens[place].astype(np.int64))
+            probabilities.append(np.ones(itself.shape) if place is None else self._probabilities[place])
+        values = torch.from_numpy(np.concatenate(probabilities)).float()
+        return torch.from_numpy(np.concatenate(tokens)), values / values.sum(-1, keepdim=True)

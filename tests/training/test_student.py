@@ -1,0 +1,134 @@
+"""A student that learns from a teacher's tokens: what the recipe refuses, what resumes, and that it does learn."""
+
+import shutil
+
+import pytest
+import torch
+from process_checks import write_teacher
+
+from heedful.data.micro_batches import collate
+from heedful.data.sources import read_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.diagnosis.doctor import diagnose
+from heedful.diagnosis.estimate import dry_run
+from heedful.inference.distillation import TeacherTokens
+from heedful.training.model_of_recipe import check_model
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_recipe, to_yaml
+from tiny_runs import logged, tiny_recipe
+
+RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}
+KINDS = {
+    "transformer": {"optimization.r_drop": 5.0, "optimization.mixed_precision": "bf16"},
+    "recurrent": RECURRENT,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(
+    kind, make_loop, tmp_path, weights_of, distillation, corpus
+):
+    changes = {"optimization.token_budget": 700, **distillation, **KINDS[kind]}
+    end = len(list(corpus.updates(0))) + 2
+    for folder, stops in (("straight", ()), ("stopped", (2, end - 1))):
+        for number, stop in enumerate((*stops, end)):
+            make_loop({**changes, "optimization.max_updates": stop, "resume": bool(number)}, tmp_path / folder).run()
+    for name in ("train/loss", "train/distillation"):
+        assert logged(tmp_path / "stopped", name) == logged(tmp_path / "straight", name)
+        assert len(logged(tmp_path / "straight", name)) == end
+    ours, theirs = (weights_of(tmp_path / folder, end) for folder in ("stopped", "straight"))
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop, tmp_path, distillation):
+    distances = []
+    for weight in (0.01, 1.0):
+        changes = {**distillation, "optimization.distillation_weight": weight, "optimization.max_updates": 20}
+        make_loop(changes, tmp_path / str(weight)).run()
+        added, loss = (logged(tmp_path / str(weight), f"train/{name}")[-1] for name in ("distillation", "loss"))
+        distances.append(loss + added / weight)  # CE(teacher)
+    assert distances[1] < distances[0] - 0.2
+
+
+def test_every_row_finds_its_own_tokens_whatever_the_batch(corpus, distillation):
+    teacher = TeacherTokens(distillation["optimization.distillation"])
+    rows = [corpus.rows[number] for number in range(20)]
+    together = teacher.of(collate(rows, 0))
+    alone = [teacher.of(collate([row], 0)) for row in rows]
+    for one, others in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(others))
+    assert together[1].sum(-1) == pytest.approx(1, abs=1e-6)
+    # The row by which DDP builds its buckets is not among them.
+    unknown = teacher.of(collate([{"input_ids": [5, 2], "labels": [9, 2]}], 0))
+    assert (unknown[0] == torch.tensor([[9], [2]])).all()
+
+
+def test_dry_run_and_doctor_know_the_teacher(tmp_path, distillation, corpus):
+    corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
+    changes = {**distillation, "tokenizer": {"path": str(tmp_path / "tokenizer")}, "optimization.max_minutes": 1.0}
+    assert "distillation_weight: 0.5" in str(dry_run(tiny_recipe(tmp_path / "run", changes)))
+    assert not diagnose(tiny_recipe(tmp_path / "run", changes)).has_errors
+    (finding, *_) = diagnose(tiny_recipe(tmp_path / "run", {**changes, "data.train": "builtin:train:301"})).findings
+    assert (finding.level, finding.check, finding.where) == ("error", "distillation", "optimization.distillation")
+
+
+def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, distillation, corpus, make_loop):
+    folder = tmp_path / "teacher"
+    shutil.copytree(distillation["optimization.distillation"], folder)
+    changes = {"optimization.distillation": str(folder)}
+    corpus.tokenizers.save_pretrained(tmp_path / "tokenizer")
+
+    def prepare(**more):
+        return prepare_corpus(tiny_recipe(tmp_path / "run", {**changes, **more}), tmp_path / "tokenizer")
+
+    expected = prepare().fingerprint
+    assert expected.startswith(corpus.fingerprint)
+    with pytest.raises(ValueError, match=r"must be of all training pairs, but lacks '.+' with '.+'"):
+        prepare(**{"data.train": "builtin:train:301"})
+    pairs = read_pairs("builtin:train:200", "ko", "en")
+    other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"must be of the student's tokenizer, but is not: set `tokenizer.path`"):
+        prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "other")
+    with pytest.raises(ValueError, match="must be of the student's tokenizer"):
+        check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
+    # Another teacher of the same pairs makes it another run.
+    write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
+    assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
+    whole = (folder / "tokens.npy").read_bytes()
+    for damaged, told in (
+        (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
+        (whole[:-9], "what `heedful distill` wrote for tokens, but is not"),
+        (b"", "what `heedful distill` wrote for tokens, but is not"),
+    ):
+        (folder / "tokens.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"`optimization.distillation` \(.+teacher\) must be {told}"):
+            prepare()
+    (folder / "tokens.npy").unlink()
+    with pytest.raises(ValueError, match="what `heedful distill` wrote for tokens, but is not: FileNotFoundError"):
+        prepare()
+
+
+def test_settings_that_a_teacher_excludes_are_named(tmp_path):
+    teacher = {"optimization.distillation": "tokens"}
+    for changes, message in (
+        ({"optimization.distillation_weight": 0.3}, "`optimization.distillation_weight` must be 0.5 where"),
+        ({**teacher, "optimization.distillation_weight": 0.0}, "must be above 0 and at most 1, but is 0.0"),
+        ({**teacher, "optimization.distillation_weight": 1.1}, "must be above 0 and at most 1, but is 1.1"),
+        ({**teacher, "tokenizer.dropout": 0.1}, "`tokenizer.dropout` must be 0 where `optimization.distillation`"),
+        (
+            {**teacher, "data.augmentation": {"typos": 0.1}},
+            "`data.augmentation` must be empty where .+ {'typos': 0.1}",
+        ),
+        ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tiny_recipe(tmp_path, changes)
+
+
+def test_a_teacher_beside_the_recipe_is_found_from_anywhere(tmp_path):
+    (tmp_path / "tokens").mkdir()
+    recipe = tiny_recipe(tmp_path, {"optimization.distillation": "tokens", "optimization.distillation_weight": 0.7})
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    assert read_recipe(tmp_path / "recipe.yaml").optimization.distillation == str(tmp_path / "tokens")
+    assert read_recipe(tmp_path / "recipe.yaml", ["optimization.distillation=x"]).optimization.distillation == "x"

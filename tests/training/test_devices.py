@@ -79,6 +79,16 @@ def test_what_fits_together_reaches_accelerate(begin, environment, gpus, on_cpu)
     assert begin(environment, gpus)["cpu"] is on_cpu
 
 
+def test_bf16_is_left_to_processors_that_have_it(begin, monkeypatch, caplog):
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: True)
+    assert begin({}, precision="bf16")["mixed_precision"] == "bf16"
+    assert not caplog.records
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
+    assert begin({}, precision="bf16")["mixed_precision"] == "no"
+    assert "`optimization.mixed_precision` is bf16, which this processor lacks" in caplog.text
+    assert begin({}, gpus=1, precision="bf16")["mixed_precision"] == "bf16"
+
+
 def test_two_processes_on_the_cpu_may_come_from_accelerate_if_the_recipe_says_cpu(begin):
     assert begin({**LAUNCHED, **TWO}, gpus=0, device="cpu")["cpu"]
 

@@ -20,9 +20,16 @@ SMALL_MATRIX = 2**16
 INT8_LIMIT = 127
 
 
-def has_onednn() -> bool:
-    """Return whether torch can lay out weights for oneDNN here."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+def has_bfloat16() -> bool:
+    """Return whether the processor computes with bfloat16; others convert every number on its own."""
+    operators = torch.ops.mkldnn
+    return not hasattr(operators, "_is_mkldnn_bf16_supported") or operators._is_mkldnn_bf16_supported()
+
+
+def has_onednn(precision: Precision) -> bool:
+    """Return whether torch can lay out weights of a precision for oneDNN here."""
+    is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return is_there and (precision != "bfloat16" or has_bfloat16())
 
 
 def int8_engine() -> str | None:
@@ -37,7 +44,7 @@ def kernel_name(precision: Precision) -> str:
     """Return which library does the matrix products of a precision here, for reports."""
     if precision == "int8":
         return int8_engine() or "none"
-    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
+    return "oneDNN with packed weights" if has_onednn(precision) else "torch.nn.functional.linear"
 
 
 def packed_linear(
@@ -54,7 +61,8 @@ def packed_linear(
         return _int8_product(weight, bias, relu)
     if precision == "bfloat16":
         weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    return _packed_product(weight, bias, relu) if has_onednn() else _plain_product(weight, bias, relu)
+    product = _packed_product if has_onednn(precision) else _plain_product
+    return product(weight, bias, relu)
 
 
 def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
@@ -93,4 +101,6 @@ def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -
         torch.backends.quantized.engine = before
     operators = torch.ops.quantized
     multiply = operators.linear_relu_dynamic.default if relu else operators.linear_dynamic.default
-    return lambda states: multiply(states, packed)
+    # Without the instructions for it FBGEMM adds pairs of products up in 16 bits, for which inputs of 8 are too large.
+    reduce_range = engine == "fbgemm" and not torch.cpu._is_vnni_supported()
+    return lambda states: multiply(states, packed, reduce_range)

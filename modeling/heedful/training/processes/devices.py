@@ -4,6 +4,7 @@ Processes are started by `accelerate launch --config_file configuration/accelera
 of them its rank by environment variables.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,9 +25,12 @@ from accelerate.utils import (
 )
 
 from heedful.inference.memory import keep_freed_memory
+from heedful.inference.native.weights import has_bfloat16
 from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
+
+logger = logging.getLogger(__name__)
 
 # How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others wait;
 # 10 minutes, NCCL's default, are too short for that. If a process dies, the launcher ends the others within seconds.
@@ -41,13 +45,19 @@ def make_accelerator(
     if on_cpu and settings.mixed_precision == "fp16":
         raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
     check_launch(settings, on_cpu)
+    precision = settings.mixed_precision
     if on_cpu:
         keep_freed_memory()
+        if precision == "bf16" and not has_bfloat16():
+            logger.warning(
+                "`optimization.mixed_precision` is bf16, which this processor lacks: float32 takes its place"
+            )
+            precision = "no"
     if world_size() == 1:  # one recipe after another, as in a notebook, may each have its device and precision
         AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(
         cpu=on_cpu,
-        mixed_precision=settings.mixed_precision,
+        mixed_precision=precision,
         log_with=list(trackers) or None,
         project_dir=None if folder is None else str(folder),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],

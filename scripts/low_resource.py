@@ -1,0 +1,164 @@
+"""Measure what each means is worth when pairs are few: the table of docs/studies/lowresource.md.
+
+    python scripts/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
+
+Every row is one or a few `heedful` commands, which are printed. What is done stands in docs/studies/lowresource.json,
+and is not done again, so that the table may grow over several sittings; a run that was stopped goes on.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import re
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+FOUND = Path(__file__).parents[1] / "docs" / "studies" / "lowresource.json"
+RECIPE = "tatoeba-en-de"
+# Of so many pairs: tokens of the vocabulary, updates, and German sentences for back-translation.
+SIZES = {5000: (2000, 2500, 20_000), 20_000: (4000, 6000, 60_000), 160_000: (8000, 20_000, 0)}
+BACKWARD = ["data.source=de", "data.target=en"]
+SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
+FORWARD = "forward: {train: $forward, source: en, target: de}"
+DIVERSE = "backward: {train: $backward, source: source, target: target}"
+DROPPED = [f"model.options.{name}" for name in ("attention_dropout=0.1", "activation_dropout=0.1")]
+WORDS = [f"model.options.{side}_word_dropout=0.1" for side in ("source", "target")]
+ROWS = {
+    "plain": [],
+    "dropout of 0.1 only": ["model.options.dropout=0.1"],
+    "R-Drop": ["optimization.r_drop=5"],
+    "BPE-dropout": ["tokenizer.dropout=0.1"],
+    "word dropout": WORDS,
+    "attention and activation dropout": DROPPED,
+    "joined sentences": ["data.augmentation={joined: 0.2}"],
+    "noise": ["data.augmentation={typos: 0.02, lower_case: 0.1, no_final_punctuation: 0.1}"],
+    "both directions": ["data.both_directions=true"],
+    "back-translation, tagged": [f"data.mixture={{{SYNTHETIC}}}"],
+    "data diversification": ["data.cleaning.drop_duplicates=true", f"data.mixture={{{FORWARD}, {DIVERSE}}}"],
+    "all together": [
+        *["optimization.r_drop=5", "tokenizer.dropout=0.1", "data.cleaning.drop_duplicates=true"],
+        f"data.mixture={{{SYNTHETIC}, {FORWARD}, {DIVERSE}}}",
+    ],
+}
+
+
+class Table:
+    """The runs of one number of pairs, in a folder of their own."""
+
+    def __init__(self, corpus: Path, folder: Path, pairs: int):
+        self.folder, self.pairs = folder / str(pairs), pairs
+        self.folder.mkdir(parents=True, exist_ok=True)
+        vocabulary, updates, self.sentences = SIZES[pairs]
+        with gzip.open(corpus / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
+            self.rows = [json.loads(line)["translation"] for line in stream]
+        random.Random(1).shuffle(self.rows)  # the file is sorted by length
+        self.train = (self.folder / "train.jsonl").resolve()
+        lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
+        self.train.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
+        self.settings += [f"optimization.max_updates={updates}", f"optimization.warmup_updates={updates // 10}"]
+        self.costs = 0.0  # CPU-seconds of the row that is being measured
+
+    def measure(self, row: str, seed: int) -> dict:
+        """Train one row, and return its scores and what it cost with all that it needs."""
+        self.costs = 0.0
+        changes = [self._filled(change) for change in ROWS[row]]
+        model = self._model(f"{row.replace(' ', '-')}-{seed}", [f"seed={seed}", *changes])
+        scores = json.loads((model / "metrics.json").read_text())
+        found = {"pairs": self.pairs, "row": row, "seed": seed, "loss": round(scores["validation"]["loss"], 4)}
+        found |= {name: round(scores["test"][name], 2) for name in ("bleu", "chrf")}
+        return found | {"cpu_hours": round(self.costs / 3600, 3)}
+
+    def _model(self, name: str, changes: list[str]) -> Path:
+        output = self.folder / name
+        self._run(output / "model", "train", RECIPE, *self.settings, f"output={output}", "resume=true", *changes)
+        return output / "model"
+
+    def _filled(self, change: str) -> str:
+        """Put the files that a setting names by $ in their place, and make them first."""
+        makers = {"back": self.back, "backward": self.backward, "forward": self.forward}
+        return re.sub(r"\$(\w+)", lambda match: str(makers[match[1]]().resolve()), change)
+
+    def back(self) -> Path:
+        """Make English for German sentences that have none among the pairs."""
+        return self._backtranslated("back", self.rows[self.pairs : self.pairs + self.sentences])
+
+    def backward(self) -> Path:
+        """Make English for the German of the pairs."""
+        return self._backtranslated("backward", self.rows[: self.pairs])
+
+    def _backtranslated(self, name: str, rows: list[dict]) -> Path:
+        made, texts = self.folder / f"{name}.jsonl", self.folder / f"{name}.de"
+        texts.write_text("".join(row["de"] + "\n" for row in rows), encoding="utf-8")
+        self._run(made, "backtranslate", self._model("other-direction", [*BACKWARD, "seed=11"]), texts, "-o", made)
+        return made
+
+    def forward(self) -> Path:
+        """Make German for the English of the pairs."""
+        made = self.folder / "forward.jsonl"
+        data = ("--data", self.train, "--source", "en", "--target", "de")
+        self._run(made, "distill", self._model("other-seed", ["seed=12"]), *data, "-o", made)
+        return made
+
+    def _run(self, made: Path, *command: object) -> None:
+        """Run a `heedful` command that makes a file or folder, unless it is there, and add up what it costs."""
+        price = made.with_name(f"{made.name}.seconds")
+        if not made.exists():
+            before = cpu_seconds()
+            print("$ heedful", *command, flush=True)
+            subprocess.run([sys.executable, "-m", "heedful", *map(str, command)], check=True)
+            price.write_text(str(cpu_seconds() - before))
+        self.costs += float(price.read_text())
+
+
+def cpu_seconds() -> float:
+    """Return the time that finished commands have computed."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def table(found: list[dict], pairs: int) -> str:
+    """Write the rows of one number of pairs in Markdown: means over seeds, and the difference from the plain one."""
+    lines = [f"| {pairs:,} pairs | seeds | BLEU | | chrF | CPU-hours |", "|---|---|---|---|---|---|"]
+    plain = None
+    for row in ROWS:
+        runs = [each for each in found if each["pairs"] == pairs and each["row"] == row]
+        if runs:
+            bleu, chrf, hours = (statistics.mean(each[key] for each in runs) for key in ("bleu", "chrf", "cpu_hours"))
+            plain = bleu if row == "plain" else plain
+            difference = "" if plain is None or row == "plain" else f"{bleu - plain:+.1f}"
+            seeds = ", ".join(str(each["seed"]) for each in runs)
+            lines.append(f"| {row} | {seeds} | {bleu:.2f} | {difference} | {chrf:.2f} | {hours:.2f} |")
+    return "\n".join(lines)
+
+
+def known() -> list[dict]:
+    """Return what was measured so far."""
+    return json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
+
+
+def main() -> None:
+    """Measure what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, help="folder with train, validation and test_tatoeba .jsonl.gz")
+    parser.add_argument("--pairs", type=int, nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--output", type=Path, default=Path("runs/lowresource"), help="folder of the runs")
+    arguments = parser.parse_args()
+    for pairs in arguments.pairs:
+        runs = Table(arguments.corpus.resolve(), arguments.output, pairs)
+        for seed in arguments.seeds:
+            for row in arguments.rows:
+                if not any((each["pairs"], each["row"], each["seed"]) == (pairs, row, seed) for each in known()):
+                    found = runs.measure(row, seed)
+                    FOUND.write_text(json.dumps([*known(), found], indent=1) + "\n", encoding="utf-8")
+        print(table(known(), pairs))
+
+
+if __name__ == "__main__":
+    main()

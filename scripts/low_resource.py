@@ -19,8 +19,8 @@ from pathlib import Path
 
 FOUND = Path(__file__).parents[1] / "docs" / "studies" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
-# Of so many pairs: tokens of the vocabulary, updates, and German sentences for back-translation.
-SIZES = {5000: (2000, 2500, 20_000), 20_000: (4000, 6000, 60_000), 160_000: (8000, 20_000, 0)}
+# Of so many pairs: tokens of the vocabulary, layers on either side, updates, and sentences for back-translation.
+SIZES = {5000: (2000, 2, 2500, 20_000), 20_000: (4000, 3, 6000, 60_000), 160_000: (8000, 3, 20_000, 0)}
 BACKWARD = ["data.source=de", "data.target=en"]
 SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
 FORWARD = "forward: {train: $forward, source: en, target: de}"
@@ -52,7 +52,7 @@ class Table:
     def __init__(self, corpus: Path, folder: Path, pairs: int):
         self.folder, self.pairs = folder / str(pairs), pairs
         self.folder.mkdir(parents=True, exist_ok=True)
-        vocabulary, updates, self.sentences = SIZES[pairs]
+        vocabulary, layers, updates, self.sentences = SIZES[pairs]
         with gzip.open(corpus / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
             self.rows = [json.loads(line)["translation"] for line in stream]
         random.Random(1).shuffle(self.rows)  # the file is sorted by length
@@ -60,6 +60,7 @@ class Table:
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
         self.train.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
+        self.settings += [f"model.options.{side}_layers={layers}" for side in ("encoder", "decoder")]
         self.settings += [f"optimization.max_updates={updates}", f"optimization.warmup_updates={updates // 10}"]
         self.costs = 0.0  # CPU-seconds of the row that is being measured
 

@@ -1,6 +1,7 @@
 """No test reaches for the network or for a second core."""
 
 import gc
+import io
 import os
 import shutil
 import sys
@@ -40,17 +41,27 @@ def _quick_collections_of_garbage():
 @pytest.fixture
 def heedful_command(monkeypatch, capsys):
     """Run the command `heedful` in this process; return its exit code, output and errors."""
+    from transformers.utils import logging
+
     from heedful.cli import main as cli
 
-    def run(*arguments):
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+
+    def run(*arguments, stdin=None):
         monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+        if stdin is not None:
+            stream = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
         output = capsys.readouterr()
         return ended.value.code or 0, output.out, output.err
 
-    return run
+    yield run
+    logging.set_verbosity(verbosity)
+    if bars:
+        logging.enable_progress_bar()
 
 
 @pytest.fixture(autouse=True)

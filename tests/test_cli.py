@@ -66,27 +66,8 @@ def model(trained):
 
 
 @pytest.fixture
-def heedful(monkeypatch, capsys):
-    """Run the command in this process; return its exit code, output and errors."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-
-    def run(*arguments, stdin=None):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        if stdin is not None:
-            stream = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    yield run
-    logging.set_verbosity(verbosity)
-    if bars:
-        logging.enable_progress_bar()
+def heedful(heedful_command):
+    return heedful_command
 
 
 @pytest.fixture

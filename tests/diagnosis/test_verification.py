@@ -2,7 +2,7 @@
 
 import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 from types import MethodType
 
@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration, modeling_heed
-from heedful.cli import main as cli
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
@@ -104,24 +103,8 @@ def bare(folder):
 
 
 @pytest.fixture
-def heedful(monkeypatch, capsys):
-    """Run `heedful verify` in this process; return its exit code, output and errors."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", "verify", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    yield run
-    logging.set_verbosity(verbosity)
-    if bars:
-        logging.enable_progress_bar()
+def heedful(heedful_command):
+    return partial(heedful_command, "verify")
 
 
 # Sound models

@@ -41,11 +41,13 @@ def train(
         if rank() == 0:
             print(estimated)
         return
+    from heedful.publishing.exports.transformers_export import check_recipe, export_run
     from heedful.publishing.learning_curve import CURVE_FILE
     from heedful.publishing.run_card import write_run_card
     from heedful.training.run import train as run_recipe
 
     options.quieten()
+    check_recipe(settings)
     result = run_recipe(settings)
     if rank() != 0:
         return
@@ -58,6 +60,8 @@ def train(
     print(f"model: {result.folder}\ncard: {card}")
     if (curve := card.with_name(CURVE_FILE)).is_file():
         print(f"learning curve: {curve}")
+    if settings.publish.also:
+        print(f"as a class of transformers' own: {export_run(result)}")
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:

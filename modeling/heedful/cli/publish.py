@@ -1,5 +1,6 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,12 +23,18 @@ def push(
     ] = None,
     revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
     message: Annotated[str | None, Option(help="Of the commit.")] = None,
+    form: Annotated[
+        Literal["heed", "transformers"],
+        Option("--as", help="With our code, or as a class of transformers' own; see `heedful export transformers`."),
+    ] = "heed",
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    from heedful.publishing.exports.transformers_export import stock_form
     from heedful.publishing.hub import push as push_folder
 
     options.quieten()
-    pushed = push_folder(model, repository, private=private, revision=revision, message=message)
+    with stock_form(model) if form == "transformers" else nullcontext(model) as folder:
+        pushed = push_folder(folder, repository, private=private, revision=revision, message=message)
     print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
 
 
@@ -116,6 +123,28 @@ def export_to_ctranslate2(
     result = export_ctranslate2(model, target, compared, quantization, device)
     _print_comparisons(result.comparisons)
     print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
+
+
+@export.command("transformers")
+def export_to_transformers(
+    model: options.AnyModel,
+    target: options.NewFolder,
+    zero_start: Annotated[
+        bool,
+        Option("--zero-start", help="Start a Marian's decoder from zeros, as CTranslate2's own converter demands."),
+    ] = False,
+    sentences: Sentences = None,
+    count: Count = 500,
+):
+    """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
+    from heedful.publishing.exports.comparison import sentences_to_compare
+    from heedful.publishing.exports.transformers_export import export_transformers
+
+    compared = sentences_to_compare(sentences, count)
+    options.quieten()
+    result = export_transformers(model, target, compared, zero_start)
+    _print_comparisons(result.comparisons)
+    print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
 
 
 def _print_comparisons(comparisons) -> None:

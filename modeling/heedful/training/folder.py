@@ -25,6 +25,7 @@ OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all 
 LEFTOVERS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
 # What a run writes into its folder; `overwrite` deletes these, but for what others have put into them.
 RUN_FILES = (*sorted(LEFTOVERS), "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model.partial", "model")
+RUN_FILES += ("transformers.partial", "transformers")
 TOKENIZER_FILES = (
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -41,7 +42,8 @@ OWN_FILES = (
         for name in (*CHECKED_FILES["weights"], "config.json", "generation_config.json", "metrics.json")
     ),
     *("model/README.md", "model/learning_curve.png", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
-    *("model.partial/*", "tokenizer.partial/*"),
+    *("model.partial/*", "tokenizer.partial/*", "transformers.partial/*"),
+    *(f"transformers/{name}" for name in (*TOKENIZER_FILES, *CHECKED_FILES["weights"], "*config.json", "README.md")),
 )
 # A recipe that lacks one of these was written by hand, and not by a run.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
@@ -67,6 +69,7 @@ CHANGEABLE_KEYS = (
     "decoding",
     "logging",
     "card",
+    "publish",
 )
 
 

@@ -259,6 +259,13 @@ class CardRecipe:
 
 
 @dataclass
+class PublishRecipe:
+    """In which further forms the model is written at the end of a run, each in a folder of its name."""
+
+    also: list[Literal["transformers"]] = field(default_factory=list)
+
+
+@dataclass
 class Recipe:
     """One training run; values out of range, and those that exclude each other, are a `ValueError` naming the key."""
 
@@ -277,6 +284,7 @@ class Recipe:
     decoding: DecodingRecipe = field(default_factory=DecodingRecipe)
     logging: LoggingRecipe = field(default_factory=LoggingRecipe)
     card: CardRecipe = field(default_factory=CardRecipe)
+    publish: PublishRecipe = field(default_factory=PublishRecipe)
 
     def __post_init__(self):
         """Fill in the output folder and check what concerns several sections."""

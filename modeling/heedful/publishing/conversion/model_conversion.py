@@ -30,6 +30,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"}),
     "marian": ("MarianMTModel", {"sinusoid_layout": "concatenated"}),
+    "pegasus": (
+        "PegasusForConditionalGeneration",
+        {"sinusoid_layout": "concatenated", "norm_placement": "pre"},
+    ),
     "mbart": (
         "MBartForConditionalGeneration",
         {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
@@ -134,6 +138,8 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
     options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
+    # A Heed model that became one of these says how its features stood.
+    options |= {name: getattr(config, name) for name in ("sinusoid_layout",) if hasattr(config, name)}
     sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
     return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
@@ -233,7 +239,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
 
 def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
-    weights = {}
+    weights, order = {}, paper_order(config).argsort()
     for name, value in theirs.state_dict().items():
         if name == "model.shared.weight":  # a second name of the embeddings
             continue
@@ -248,12 +254,27 @@ def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, t
             value = value[FIRST_POSITION:]
         for part, replacement in RENAMINGS.items():
             name = name.replace(part, replacement)
-        weights[name] = value
+        weights[name] = reordered(name, value, order) if config.sinusoid_layout == "interleaved" else value
     return weights
 
 
+def paper_order(config: HeedConfig) -> torch.Tensor:
+    """Return which of our features of d_model each of theirs is, `(d_model,)`, where ours stand as in the paper."""
+    features = torch.arange(config.d_model)
+    return torch.cat([features[0::2], features[1::2]])
+
+
+def reordered(name: str, value: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Put the features of d_model in another order: outputs of what writes them, inputs of what reads them."""
+    module, kind = name.split(".")[-2:]
+    if module in ("out_proj", "fc2") or module.endswith("norm"):
+        return value[order]
+    return value[:, order] if kind == "weight" else value  # biases of inner features and of tokens stay
+
+
 def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None:
-    expected = sinusoids(torch.arange(len(table)), config.d_model, config.sinusoid_layout)
+    layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
+    expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
     # 2e-3 is what half precision leaves of a sine.
     distance = (table.float().cpu() - expected).abs().max().item()
     if not distance <= 2e-3:

@@ -86,7 +86,7 @@ def begun_export(
         raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
     source = model_folder(model)
     loaded: Any = load_model(source)
-    _check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
+    check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
     if is_adapter(source) and not (source / "tokenizer.json").is_file():
         source = adapted_model(source)
     tokenizers = TokenizerPair.from_pretrained(source)
@@ -96,7 +96,8 @@ def begun_export(
         yield loaded, tokenizers, sentences, folder
 
 
-def _check_kind(config: Any) -> None:
+def check_kind(config: Any) -> None:
+    """Raise a `ValueError` for a model that is no Heed Transformer."""
     if config.model_type == "heed_rnn":
         raise ValueError(
             "`model_type` must be heed to be exported, but is heed_rnn instead: the engines know no recurrent "

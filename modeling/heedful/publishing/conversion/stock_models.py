@@ -1,0 +1,163 @@
+"""Heed models as models of transformers' own classes, which every engine knows: the way back of `model_conversion.py`.
+
+A Heed model of the paper's shape is a Marian whose features stand in another order: the paper puts the sine and the
+cosine of a wavelength side by side, Marian all sines before all cosines. Residual connections, norms and products of
+matrices compute the same whatever the order of the features, so the weights are put into Marian's.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.publishing.conversion.model_conversion import (
+    COPIED_FIELDS,
+    EMBEDDINGS,
+    FIRST_POSITION,
+    KINDS,
+    RENAMINGS,
+    paper_order,
+    reordered,
+)
+
+# What all the classes have, and none of them can have otherwise.
+COMMON = {
+    "share_encoder_decoder_embeddings": True,
+    "tie_output_embeddings": True,
+    "tie_word_embeddings": True,
+    "attention_scoring": "scaled_dot",
+    "encoder_neighbourhood": None,
+    "decoder_neighbourhood": None,
+    "norm_type": "layernorm",
+    "layer_norm_eps": 1e-5,
+}
+# Those of the kinds that differ from `HeedConfig`'s defaults stand in `KINDS`.
+CHOSEN = {"position_encoding": "sinusoidal", "norm_placement": "post", "embedding_norm": False}
+
+POSITIONS = "model.decoder.embed_positions.weight"
+
+
+def stock_config(config: HeedConfig) -> PreTrainedConfig:
+    """Return the config of the stock model that computes the same.
+
+    It is of a `MarianMTModel`; with `norm_placement` pre of a `PegasusForConditionalGeneration`; with learned
+    positions of a `BartForConditionalGeneration`; with both of an `MBartForConditionalGeneration`; with the sines of
+    Tensor2Tensor of an `M2M100ForConditionalGeneration`. A `ValueError` names every field that none of them can have.
+    """
+    kind = _kind_of(config)
+    _check_expressible(config, kind)
+    options = {name: getattr(config, name) for name in (*COPIED_FIELDS, "bos_token_id", "vocab_size")}
+    if kind == "marian":
+        options["decoder_vocab_size"] = config.vocab_size
+    if config.position_encoding == "sinusoidal":
+        options["sinusoid_layout"] = config.sinusoid_layout  # for the way back; transformers does not read it
+    # Some classes would end each translation that is cut off with a token of their own.
+    return AutoConfig.for_model(kind, **options, forced_eos_token_id=None, forced_bos_token_id=None)
+
+
+def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
+    """Return the stock model with the weights of a Heed model, copied, in evaluation mode; it raises as above."""
+    config = stock_config(ours.config)
+    theirs: Any = getattr(transformers, KINDS[config.model_type][0])(config)
+    # Biases that the model lacks are zero; sinusoids are the class's own.
+    weights = {
+        name: value if "embed_positions" in name else torch.zeros_like(value)
+        for name, value in theirs.state_dict().items()
+    }
+    weights |= _renamed_weights(ours)
+    weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
+    theirs.load_state_dict(weights, strict=True)
+    return theirs.to(ours.dtype).eval()
+
+
+@torch.no_grad()
+def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
+    """Return a Marian whose decoder starts with padding, the last token, of which the vector is zero.
+
+    Marian's own models do so, and CTranslate2's converter of them takes it for granted. What a Heed decoder starts
+    with is added to the first row of the decoder's table of positions, which a stock Marian reads from the file if it
+    is there. An engine that computes its positions cannot run such a model. For another class it is a `ValueError`.
+    """
+    config: Any = copy.deepcopy(stock.config)
+    if config.model_type != "marian":
+        raise ValueError(f"`zero_start` must be False for a {type(stock).__name__}, but is True instead.")
+    tokens, start = config.vocab_size, config.decoder_start_token_id
+    config.vocab_size = config.decoder_vocab_size = tokens + 1
+    config.pad_token_id = config.decoder_start_token_id = tokens
+    weights = stock.state_dict()
+    positions = weights[POSITIONS].clone()
+    positions[0] += weights["model.shared.weight"][start] * stock.model.decoder.embed_scale
+    for name in ("model.shared.weight", *EMBEDDINGS):
+        weights[name] = torch.nn.functional.pad(weights[name], (0, 0, 0, 1))
+    # Padding is never the next token.
+    weights["final_logits_bias"] = torch.nn.functional.pad(weights["final_logits_bias"], (0, 1), value=-1e4)
+    marian: Any = type(stock)(config)
+    marian.load_state_dict({**weights, POSITIONS: positions}, strict=True)
+    marian.generation_config = copy.deepcopy(stock.generation_config)
+    marian.generation_config.update(pad_token_id=tokens, decoder_start_token_id=tokens)
+    return marian.to(stock.dtype).eval()
+
+
+def save(stock: PreTrainedModel, folder: Path) -> None:
+    """Save a stock model, with its table of positions if they are not the class's own."""
+    stock.save_pretrained(folder)
+    if stock.config.decoder_start_token_id == stock.config.pad_token_id:
+        weights = load_file(folder / SAFE_WEIGHTS_NAME)
+        positions = stock.state_dict()[POSITIONS]
+        save_file({**weights, POSITIONS: positions}, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+
+
+def _kind_of(config: HeedConfig) -> str:
+    is_pre = config.norm_placement == "pre"
+    if config.position_encoding == "learned":
+        return "mbart" if is_pre else "bart"
+    if config.sinusoid_layout == "tensor2tensor":
+        return "m2m_100"
+    return "pegasus" if is_pre else "marian"
+
+
+def _check_expressible(config: Any, kind: str) -> None:
+    """Raise one error that names all fields which no stock class can have."""
+    offset = config.pad_token_id + 1 if kind == "m2m_100" else 0
+    wanted = COMMON | CHOSEN | {"position_offset": offset} | KINDS[kind][1]
+    wanted.pop("sinusoid_layout", None)  # the kind follows from it
+    for side in ("encoder", "decoder"):
+        heads = getattr(config, f"{side}_attention_heads")
+        # Each of these is by default what it must be.
+        own = {f"{side}_key_value_heads": heads, "d_k": config.d_model // heads, "d_v": config.d_model // heads}
+        wanted |= {name: value for name, value in own.items() if getattr(config, name) not in (None, value)}
+    faults = [
+        f"`{name}` must be {value}, but is {getattr(config, name)} instead."
+        for name, value in wanted.items()
+        if getattr(config, name) != value
+    ]
+    if config.activation_function in GATED_ACTIVATIONS:
+        faults.append(f"`activation_function` must have no gate, but is {config.activation_function} instead.")
+    if faults:
+        told = KINDS[kind][0]
+        raise ValueError(f"The model has no stock form, of which {told} is the nearest: {' '.join(faults)}")
+
+
+def _renamed_weights(ours: HeedForConditionalGeneration) -> dict[str, torch.Tensor]:
+    """Return the weights under their names, with the features of d_model in their order."""
+    config: Any = ours.config
+    is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
+    weights, order = {}, paper_order(config)
+    for name, value in ours.state_dict().items():
+        if is_interleaved:
+            value = reordered(name, value, order)
+        if name == "lm_head.bias":
+            name, value = "final_logits_bias", value[None]
+        if "embed_positions" in name:
+            value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
+        for part, replacement in RENAMINGS.items():
+            name = name.replace(replacement, part)
+        weights[name] = value
+    return weights

@@ -1,0 +1,220 @@
+"""A stock model computes what the Heed model does, and becomes it again; what no stock class has is refused."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.cli.main import app
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.conversion.model_conversion import convert, convert_model
+from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
+from heedful.publishing.exports import transformers_export as exporter
+from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
+from helpers import assert_refused, padded, sentences, shake, tiny_model
+from memorised import PAIRS, memorised_model
+from tiny_runs import tiny_recipe
+
+LEARNED = {"position_encoding": "learned", "embedding_norm": True}
+TENSOR2TENSOR = {"sinusoid_layout": "tensor2tensor", "position_offset": 1, "norm_placement": "pre"}
+# Each with the class that it becomes.
+EXPRESSIBLE = {
+    "the_paper": ("marian", {}),
+    "concatenated": ("marian", {"sinusoid_layout": "concatenated"}),
+    "pre_norm": ("pegasus", {"norm_placement": "pre"}),
+    "learned": ("bart", LEARNED),
+    "learned_pre_norm": ("mbart", {**LEARNED, "norm_placement": "pre"}),
+    "tensor2tensor": ("m2m_100", TENSOR2TENSOR),
+    "other_biases": ("marian", {"attention_bias": True, "output_bias": True, "feed_forward_bias": False}),
+    "unscaled": ("marian", {"scale_embedding": False, "activation_function": "gelu"}),
+    "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
+    "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
+}
+INEXPRESSIBLE = {
+    "share_encoder_decoder_embeddings": {"share_encoder_decoder_embeddings": False},
+    "tie_output_embeddings": {"tie_output_embeddings": False},
+    "tie_word_embeddings": {"tie_word_embeddings": False},
+    "attention_scoring": {"attention_scoring": "dot"},
+    "encoder_neighbourhood": {"encoder_neighbourhood": 2},
+    "decoder_neighbourhood": {"decoder_neighbourhood": 3},
+    "norm_type": {"norm_type": "rmsnorm"},
+    "layer_norm_eps": {"layer_norm_eps": 1e-6},
+    "activation_function": {"activation_function": "swiglu"},
+    "encoder_key_value_heads": {"encoder_key_value_heads": 2},
+    "decoder_key_value_heads": {"decoder_key_value_heads": 1},
+    "d_k": {"d_k": 4},
+    "d_v": {"d_v": 12},
+    "position_encoding": {"position_encoding": "rotary"},
+    "position_offset": {"position_offset": 2},
+    "embedding_norm": {"embedding_norm": True},
+    "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},
+}
+
+
+def model_of(changes: dict) -> HeedForConditionalGeneration:
+    return tiny_model(d_model=32, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of a model of the paper's shape that ends its translations by itself."""
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
+    folder = tmp_path_factory.mktemp("memorised") / "model"
+    for each in (memorised_model(pair, PAIRS, norm_placement="post"), pair):
+        each.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "out"
+    told = CliRunner().invoke(app, ["export", "transformers", str(folder), str(out), "--count", "6"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"greedy: 0 of 6 .*\n5 beams: 0 of 6 .*\nlogits differ by \d\.\de-0[678] at most", told.output)
+    return out
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_the_stock_model_gives_the_same_logits_and_tokens_and_becomes_the_first_again(name):
+    kind, changes = EXPRESSIBLE[name]
+    ours = model_of(changes)
+    shake(ours)
+    stock = stock_model(ours)
+    assert stock.config.model_type == kind
+    source, mask = padded(sentences(5, 9, 2))
+    inputs = {"input_ids": source, "attention_mask": mask}
+    target = {"decoder_input_ids": torch.tensor([[1, 5, 7], [1, 9, 9], [1, 70, 4]])}
+    expected = ours(**inputs, **target).logits
+    assert expected.std() > 0.1
+    for same in (stock, convert_model(stock)):
+        difference = (same(**inputs, **target).logits - expected).abs().max() / expected.abs().max().clamp(min=1)
+        assert difference < (1e-5 if same is stock else 1e-6)
+    for beams in (1, 3):
+        search = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": 2, "pad_token_id": 0}
+        search |= {"decoder_start_token_id": 1, "no_repeat_ngram_size": 1}
+        assert stock.generate(**inputs, **search).tolist() == ours.generate(**inputs, **search).tolist()
+
+
+@pytest.mark.parametrize("field", INEXPRESSIBLE)
+def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field(field):
+    config = model_of(INEXPRESSIBLE[field]).config
+    with pytest.raises(ValueError, match=f"no stock form, .*: `{field}` must (be|have)") as refusal:
+        stock_config(config)
+    assert str(refusal.value).count(" must ") == 1
+
+
+def test_all_fields_that_no_stock_class_has_are_named_at_once():
+    config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
+    with pytest.raises(ValueError, match=r"`norm_type` .* `d_k` .* `activation_function`"):
+        stock_config(config)
+
+
+def test_every_field_of_the_config_is_expressed_refused_or_for_training_alone():
+    tried = {name for _, changes in EXPRESSIBLE.values() for name in changes}
+    tried |= {name for changes in INEXPRESSIBLE.values() for name in changes}
+    others = {"depth_scaled_init", "dropout", "attention_dropout", "activation_dropout", "config_class"}
+    others |= {"encoder_layerdrop", "decoder_layerdrop", "max_position_embeddings"}
+    sizes = {"d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"}
+    assert set(HeedConfig.__annotations__) - tried - others - sizes == set()
+
+
+def test_the_folder_runs_where_heedful_and_trust_are_missing_as_its_card_says(exported):
+    assert not list(exported.glob("*.py"))
+    assert "auto_map" not in (exported / "config.json").read_text()
+    card = (exported / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    code = code.replace('"out"', json.dumps(str(exported))).replace('"…"', '"비가 온다."')
+    blocked = 'import sys; sys.modules["heedful"] = None\n' + code
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == "It rains.\n"
+
+
+def test_the_way_back_gives_the_first_model_and_its_tokenizer(exported, folder, tmp_path):
+    convert(exported, tmp_path / "back")
+    first, back = (HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back"))
+    source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
+    expected, found = (each(source, decoder_input_ids=target).logits for each in (first, back))
+    assert (expected - found).abs().max() / expected.abs().max().clamp(min=1) < 1e-6
+    ids = [AutoTokenizer.from_pretrained(each)(list(PAIRS))["input_ids"] for each in (folder, tmp_path / "back")]
+    assert ids[0] == ids[1]
+
+
+def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
+    out = tmp_path / "out"
+    export_transformers(folder, out, list(PAIRS), zero_start=True)
+    converter = ctranslate2.converters.TransformersConverter(str(out))
+    translator = ctranslate2.Translator(converter.convert(str(tmp_path / "ctranslate2")))
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    rows = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(list(PAIRS))["input_ids"]]
+    found = [result.hypotheses[0] for result in translator.translate_batch(rows, beam_size=1)]
+    assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
+
+
+def test_a_start_from_zero_is_refused_where_no_marian_is_written():
+    with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
+        start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
+
+
+def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):
+    def changed(ours):
+        stock = stock_model(ours)
+        stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2
+        return stock
+
+    def broken(stock, target):
+        stock.save_pretrained(target)
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr(exporter, "stock_model", changed)
+    with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
+        export_transformers(folder, tmp_path / "out", list(PAIRS))
+    monkeypatch.setattr(exporter, "save", broken)
+    with pytest.raises(ValueError, match=r"transformers alone cannot run .*; it says: ValueError: Unrecognized model"):
+        export_transformers(folder, tmp_path / "out", list(PAIRS))
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(folder, tmp_path):
+    korean, english = list(PAIRS), list(PAIRS.values())
+    for name, options in {
+        "two": {"joint": False, "target_vocab_size": 260},
+        "several": {"languages": ["ko", "en"]},
+    }.items():
+        pair = train_tokenizers(korean, english, vocab_size=272, **options)
+        sizes = {"vocab_size": len(pair.source), "decoder_vocab_size": len(pair.target)}
+        model = tiny_model(**sizes, **pair.special_ids(), share_encoder_decoder_embeddings=pair.is_joint)
+        for each in (model, pair):
+            each.save_pretrained(tmp_path / name)
+    shutil.copytree(folder, tmp_path / "used")
+    cases = [
+        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for a stock form"),
+        (("several", "out"), "must have one target language for a stock form, but has ko, en"),
+        (("used", "used"), "`target` must be a folder that does not exist yet"),
+    ]
+    assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), korean))
+    assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
+
+
+def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):
+    also = {"publish.also": ["transformers"]}
+    check_recipe(tiny_recipe(tmp_path / "good", also))
+    for key, value in {
+        "norm_type": {"model.options.norm_type": "rmsnorm"},
+        "share_encoder_decoder_embeddings": {"tokenizer.joint": False},
+        "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
+    }.items():
+        with pytest.raises(ValueError, match=f"`{key}` must be"):
+            check_recipe(tiny_recipe(tmp_path / key, also | value))
+    recipe = tiny_recipe(tmp_path / "used", also)
+    (recipe.folder / "transformers").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"`publish.also` must be empty where there is "):
+        check_recipe(recipe)

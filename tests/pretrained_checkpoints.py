@@ -1,4 +1,4 @@
-"""Tiny Marian, BART, mBART, M2M100 and NLLB checkpoints, saved as the real ones are: no name or file is ours."""
+"""Tiny Marian, Pegasus, BART, mBART, M2M100 and NLLB checkpoints, saved as the real ones are."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,9 @@ from transformers import (
     MBartForConditionalGeneration,
     MBartTokenizer,
     NllbTokenizer,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PegasusTokenizer,
 )
 
 from heedful.data.korean_english.pairs import korean_english_pairs
@@ -52,7 +55,7 @@ def randomized(model):
     """Draw all weights anew, final bias included, but keep the sinusoids."""
     kept = {name: value.clone() for name, value in model.state_dict().items() if "embed_positions" in name}
     shake(model)
-    if "marian" in model.config.model_type:
+    if model.config.model_type in ("marian", "pegasus"):
         model.load_state_dict(kept, strict=False)
     for embeddings in {model.get_input_embeddings(), model.get_decoder().get_input_embeddings()}:
         torch.nn.init.normal_(embeddings.weight, std=model.config.d_model**-0.5)
@@ -92,6 +95,20 @@ def marian(folder: Path, separate: bool = False) -> Path:
     model.generation_config.update(**settings)
     model.save_pretrained(folder)
     MarianTokenizer(**names, separate_vocabs=separate).save_pretrained(folder)
+    return folder
+
+
+def pegasus(folder: Path) -> Path:
+    """Like google/pegasus-xsum: the decoder starts with padding, and the first tokens are those of its pretraining."""
+    folder.mkdir()
+    special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103)), "<unk>"]
+    pieces = [(token, 0.0) for token in special] + [each for each in unigram_pieces(folder) if each[0] not in special]
+    tokenizer = PegasusTokenizer(vocab=pieces)
+    torch.manual_seed(0)
+    model = randomized(PegasusForConditionalGeneration(PegasusConfig(**SIZES, vocab_size=len(tokenizer))))
+    model.generation_config.update(max_length=24, num_beams=4, forced_eos_token_id=1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -187,6 +204,7 @@ def write_vocabulary(path: Path, tokens: list[str]) -> None:
 BUILDERS = {
     "marian": marian,
     "marian_separate": lambda folder: marian(folder, separate=True),
+    "pegasus": pegasus,
     "bart": bart,
     "mbart50": mbart,
     "mbart": lambda folder: mbart(folder, fifty=False),

@@ -51,11 +51,14 @@ def write_recipe(folder, changes=None):
     return path
 
 
+ALSO = "publish.also=[transformers]"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished `heedful train`, with the process's answer and the folder of the run."""
     folder = tmp_path_factory.mktemp("trained")
-    finished = process("train", write_recipe(folder, LEARNING), "optimization.max_updates=210", "seed=3")
+    finished = process("train", write_recipe(folder, LEARNING), "optimization.max_updates=210", "seed=3", ALSO)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished, folder / "run"
 
@@ -99,7 +102,7 @@ def test_training_learns(trained):
 def test_training_tells_what_it_made(trained):
     finished, run = trained
     lines = finished.stdout.splitlines()
-    told = ["validation", "unseen", lines[2], "model", "card", "learning curve"]
+    told = ["validation", "unseen", lines[2], "model", "card", "learning curve", "as a class of transformers' own"]
     assert [line.split(":")[0] for line in lines] == told
     assert lines[2].startswith("210 updates")
     assert str(run / "model") in lines[3]
@@ -144,6 +147,15 @@ def test_the_published_folder_is_complete(model):
         *CODE,
     }
     assert "tiny" in (model / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_the_run_was_to_publish_besides_lies_beside_the_model(trained, refused):
+    stock = trained[1] / "transformers"
+    assert json.loads((stock / "config.json").read_text())["architectures"] == ["MarianMTModel"]
+    assert "# tiny\n" in (stock / "README.md").read_text(encoding="utf-8")
+    assert f"as a class of transformers' own: {stock}" in trained[0].stdout
+    recipe = trained[1] / "recipe.yaml"
+    assert "`publish.also` must be empty where there is" in refused("train", recipe, "resume=true")
 
 
 SENTENCES = [pair["ko"] for pair in korean_english_pairs("test", 5)]

@@ -10,16 +10,19 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import torch
+from test_model_card import FACTS
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing import hub
 from heedful.publishing.conversion.model_conversion import convert, convert_model
 from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
+from heedful.publishing.model_card import RunFacts, write_model_card
 from helpers import assert_refused, padded, sentences, shake, tiny_model
 from memorised import PAIRS, memorised_model
 from tiny_runs import tiny_recipe
@@ -162,6 +165,29 @@ def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder,
 def test_a_start_from_zero_is_refused_where_no_marian_is_written():
     with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
         start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
+
+
+def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(folder, tmp_path, monkeypatch):
+    sent = {}
+
+    def push(out, repository, **options):
+        sent.update(
+            {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.suffix != ".safetensors"}
+        )
+        return hub.Pushed(repository, "0123", "https://hub/me/stock")
+
+    shutil.copytree(folder, tmp_path / "model")
+    write_model_card(tmp_path / "model", RunFacts(**(FACTS | {"example_source": 'Ein "Test".'})))
+    monkeypatch.setattr(hub, "push", push)
+    told = CliRunner().invoke(app, ["push", str(tmp_path / "model"), "me/stock", "--as", "transformers"])
+    assert told.exit_code == 0, told.output
+    assert "me/stock at revision 0123" in told.output
+    assert json.loads(sent["config.json"])["architectures"] == ["MarianMTModel"]
+    own, card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), sent["README.md"]
+    assert card.split("## How to use")[0] == own.split("## How to use")[0]
+    assert card.split("## Training data")[1] == own.split("## Training data")[1]
+    assert 'tokenizer(["Ein \\"Test\\"."]' in card
+    assert "trust_remote_code" not in card
 
 
 def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def outputs(tmp_path_factory):
     folder = place / "runs" / "quickstart" / "model"
     folder.mkdir(parents=True)
     tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=272)
-    memorised_model(tokenizers, SHOWN).save_pretrained(folder)
+    memorised_model(tokenizers, SHOWN, norm_placement="post").save_pretrained(folder)
     tokenizers.save_pretrained(folder)
     write_model_card(folder, RunFacts(**(FACTS | {"example_source": "제 이모는 변호사예요."})))
     with HubStandIn() as hub:

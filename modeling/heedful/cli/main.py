@@ -37,31 +37,19 @@ def train(
         from heedful.diagnosis.estimate import dry_run as estimate
 
         options.quieten()
-        estimated = estimate(settings)
         if rank() == 0:
-            print(estimated)
+            print(estimate(settings))
         return
-    from heedful.publishing.exports.transformers_export import check_recipe, export_run
-    from heedful.publishing.learning_curve import CURVE_FILE
-    from heedful.publishing.run_card import write_run_card
+    from heedful.publishing.exports.transformers_export import check_recipe
+    from heedful.publishing.run_card import publish_run
     from heedful.training.run import train as run_recipe
 
     options.quieten()
     check_recipe(settings)
     result = run_recipe(settings)
-    if rank() != 0:
-        return
-    card = write_run_card(result)
-    for name, values in result.metrics.items():
-        scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
-        print(f"{name}: {scores}")
-    done = result.progress
-    print(f"{done.update:,} updates, {done.target_tokens:,} target tokens, {done.seconds / 60:.1f} min")
-    print(f"model: {result.folder}\ncard: {card}")
-    if (curve := card.with_name(CURVE_FILE)).is_file():
-        print(f"learning curve: {curve}")
-    if settings.publish.also:
-        print(f"as a class of transformers' own: {export_run(result)}")
+    if rank() == 0:
+        for line in publish_run(result):
+            print(line)
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:

@@ -70,7 +70,7 @@ def convert(
     ] = None,
     target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
 ):
-    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
+    """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed model that computes the same."""
     from heedful.publishing.conversion.model_conversion import convert as convert_folder
 
     options.quieten()

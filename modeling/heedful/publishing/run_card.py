@@ -1,12 +1,13 @@
 """The facts of a finished run, for the card of the model it made."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
-from heedful.publishing.learning_curve import leave_learning_curve
+from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import (
     BUILTIN,
     LANGUAGE_CODE,
@@ -19,6 +20,23 @@ from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
 BUILTIN_LICENSE = "apache-2.0"
+
+
+def publish_run(result: RunResult) -> Iterator[str]:
+    """Write a run's card and what `publish.also` asks for, and yield what to tell: scores, cost, places."""
+    card = write_run_card(result)
+    for name, values in result.metrics.items():
+        scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
+        yield f"{name}: {scores}"
+    done = result.progress
+    yield f"{done.update:,} updates, {done.target_tokens:,} target tokens, {done.seconds / 60:.1f} min"
+    yield f"model: {result.folder}\ncard: {card}"
+    if (curve := card.with_name(CURVE_FILE)).is_file():
+        yield f"learning curve: {curve}"
+    if result.recipe.publish.also:
+        from heedful.publishing.exports.transformers_export import export_run
+
+        yield f"as a class of transformers' own: {export_run(result)}"
 
 
 def write_run_card(result: RunResult) -> Path:

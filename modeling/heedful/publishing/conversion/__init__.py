@@ -1,1 +1,1 @@
-"""Saved Marian, BART, mBART, M2M100 and NLLB models become Heed models that compute the same."""
+"""Models of transformers' own classes become Heed models that compute the same, and Heed models become theirs."""

@@ -1,4 +1,4 @@
-"""Saved Marian, BART, mBART, M2M100 and NLLB models as Heed models: the same logits, the same generated tokens.
+"""Saved Marian, Pegasus, BART, mBART, M2M100 and NLLB models as Heed models: the same logits, the same tokens.
 
 Nothing is approximated. What Heed cannot express is refused by name, and before a folder is written, both models are
 compared on random sentences.
@@ -82,7 +82,7 @@ def convert(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> Conversion:
-    """Turn a saved Marian, BART, mBART, M2M100 or NLLB model into a Heed folder, tokenizers and card included.
+    """Turn a saved Marian, Pegasus, BART, mBART, M2M100 or NLLB model into a Heed folder, with tokenizers and card.
 
     The folder appears whole or not at all.
 
@@ -146,11 +146,11 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
-    """Return a Heed model with the weights of a Marian, BART, mBART or M2M100 model, copied, in evaluation mode.
+    """Return a Heed model with the weights of a model of one of the `KINDS`, copied, in evaluation mode.
 
     Args:
-        theirs: A `MarianMTModel`, `BartForConditionalGeneration`, `MBartForConditionalGeneration` or
-            `M2M100ForConditionalGeneration`.
+        theirs: A `MarianMTModel`, `PegasusForConditionalGeneration`, `BartForConditionalGeneration`,
+            `MBartForConditionalGeneration` or `M2M100ForConditionalGeneration`.
 
     Raises:
         ValueError: If it cannot be expressed; the message names every field that prevents it.

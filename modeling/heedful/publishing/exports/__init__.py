@@ -1,1 +1,1 @@
-"""A Heed model written for another engine, ONNX or CTranslate2, and compared with `generate()` before it appears."""
+"""A Heed model written for ONNX, CTranslate2 or transformers alone, and compared before it appears."""

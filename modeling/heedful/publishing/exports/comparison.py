@@ -106,7 +106,7 @@ def check_kind(config: Any) -> None:
     if config.model_type != "heed":
         raise ValueError(
             f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
-            "turns Marian, BART, mBART, M2M100 and NLLB models into Heed models."
+            "turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models."
         )
 
 

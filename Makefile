@@ -14,7 +14,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test test-all oldest conformance bench check format clean
+.PHONY: quickstart test test-all oldest conformance browser bench check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -31,6 +31,10 @@ oldest: .venv-oldest/developed .venv/developed
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py
+
+# What `heedful export web` is made for; its tests are skipped without it.
+browser:
+	npm install --prefix .node --ignore-scripts --no-audit --no-fund @huggingface/transformers@4.3.1
 
 # One after the other: they would disturb each other.
 bench: $(DEVELOPED)
@@ -53,7 +57,7 @@ format: $(DEVELOPED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build dist runs modeling/*.egg-info
+	rm -rf .venv .venv-oldest .node build dist runs modeling/*.egg-info
 
 # What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt

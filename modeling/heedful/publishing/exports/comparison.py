@@ -110,6 +110,20 @@ def check_kind(config: Any) -> None:
         )
 
 
+def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
+    """Raise a `ValueError` if a model needs more than one tokenizer, or one that writes tags before sentences."""
+    if not tokenizers.is_joint:
+        raise ValueError(
+            f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: source and target "
+            "have a tokenizer each, and the folder has one."
+        )
+    if len(tokenizers.languages) > 1:
+        raise ValueError(
+            f"The model must have one target language for {form}, but has {', '.join(tokenizers.languages)}: nothing "
+            "there writes their tags before a sentence."
+        )
+
+
 def check_quantization(quantization: str, known: Sequence[str]) -> None:
     """Raise a `ValueError` if a type of weights is not among the known ones."""
     if quantization not in known:

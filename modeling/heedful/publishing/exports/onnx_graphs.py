@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -37,15 +37,18 @@ BATCH, SOURCE = "batch_size", "encoder_sequence_length"
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
-def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
+def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention: bool = False) -> None:
     """Write the ONNX files of a model on the CPU and its configuration into an existing folder, in float32.
 
-    The model is changed: to evaluation mode, float32 and the `eager` attention function.
+    The decoders give the attention to the source too where it is asked for, as `cross_attentions.N` of layer N, of
+    shape `(batch, heads, target_length, source_length)`. The model is changed: to evaluation mode, float32 and the
+    `eager` attention function.
     """
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
-    encoder, first, following = _Encoder(model).eval(), _Decoder(model).eval(), _Decoder(model, has_past=True).eval()
-    config: Any = model.config
+    first, following = (_Decoder(model, has_past, with_attention).eval() for has_past in (False, True))
+    encoder, config = _Encoder(model).eval(), cast("Any", model.config)
+    attention = [f"cross_attentions.{layer}" for layer in range(config.decoder_layers if with_attention else 0)]
     # No two sizes are alike and none is 1, so that the trace cannot take one for another.
     tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
     source: dict[int, str] = {0: BATCH, 1: SOURCE}
@@ -59,12 +62,13 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
             "encoder_hidden_states": (states, source),
             "encoder_attention_mask": (mask, source),
         }
-        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present])
+        write_part(folder / DECODER_FILE, first, inputs, ["logits", *present, *attention])
         inputs = {"input_ids": (start[:, :1], {0: BATCH}), "encoder_attention_mask": (mask, source)}
-        for name, value in zip(cache_names(config.decoder_layers), first(start, states, mask)[1:], strict=True):
+        past = first(start, states, mask)[1 : 1 + len(present)]
+        for name, value in zip(cache_names(config.decoder_layers), past, strict=True):
             inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
         present = cache_names(config.decoder_layers, "present", has_source=False)
-        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present])
+        write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present, *attention])
     _write_configuration(model, folder)
 
 
@@ -107,12 +111,12 @@ class _Encoder(nn.Module):
 class _Decoder(nn.Module):
     """What decoder_model.onnx computes, and decoder_with_past_model.onnx beside keys and values of earlier steps."""
 
-    def __init__(self, model: HeedForConditionalGeneration, has_past: bool = False):
+    def __init__(self, model: HeedForConditionalGeneration, has_past: bool, with_attention: bool):
         super().__init__()
         self.config = model.config
         self.decoder = model.model.decoder
         self.lm_head = model.lm_head
-        self.has_past = has_past
+        self.has_past, self.with_attention = has_past, with_attention
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache: Any = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -130,8 +134,11 @@ class _Decoder(nn.Module):
             encoder_attention_mask=added,
             past_key_values=cache,
             use_cache=True,
+            output_attentions=self.with_attention,
         )
-        return self.lm_head(output.last_hidden_state), *cached_tensors(cache, has_source=not self.has_past)
+        attention = output.cross_attentions if self.with_attention else ()
+        present = cached_tensors(cache, has_source=not self.has_past)
+        return self.lm_head(output.last_hidden_state), *present, *attention
 
 
 def write_part(

@@ -61,8 +61,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
 
     Args:
         config: Configuration of the exported model.
-        folder: Where its ONNX files are.
-        threads: Number of onnxruntime's threads within one operator; by default as many as torch uses.
+        sessions: Of onnxruntime, for the `ONNX_FILES`.
     """
 
     config_class = HeedConfig
@@ -70,21 +69,24 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
     device = torch.device("cpu")  # where the sessions compute
     dtype = torch.float32  # of the logits
 
-    def __init__(self, config: HeedConfig, folder: str | Path, threads: int | None = None):
+    def __init__(self, config: HeedConfig, sessions: Sequence[Any]):
         super().__init__(config)
-        sessions = [_session(Path(folder) / name, threads or torch.get_num_threads()) for name in ONNX_FILES]
         self.encoder = OnnxEncoder(sessions[0])
         self.first_step, self.next_step = sessions[1:]
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> Self:  # type: ignore[override]
-        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`."""
+        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`.
+
+        `threads` are onnxruntime's within one operator, by default as many as torch uses.
+        """
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} must hold a model exported to ONNX, but has no {name}.")
         check_inside(folder)
-        model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), folder, threads)
+        sessions = [session_of(folder / name, threads) for name in ONNX_FILES]
+        model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), sessions)
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
 
@@ -159,10 +161,11 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=states)
 
 
-def _session(path: Path, threads: int) -> Any:
+def session_of(path: Path, threads: int | None = None) -> Any:
+    """Open a file in onnxruntime, by default with as many threads within one operator as torch has."""
     onnxruntime = import_extra("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 3  # errors
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -76,7 +76,7 @@ def export_transformers(
     the fields that no class of transformers can have, or the sentence for which the written model gives other tokens.
     """
     with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
-        _check_tokenizers(tokenizers)
+        comparison.check_one_tokenizer(tokenizers, "a stock form")
         own, stock = loaded.generation_config, stock_model(loaded)
         stock.generation_config = _generation_config(own)
         if zero_start:
@@ -149,19 +149,6 @@ def _pad_with_the_last_token(file: Path) -> None:
         vocabulary[pad["id"]][0] = unused
     pad["content"] = unused
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-
-
-def _check_tokenizers(tokenizers: TokenizerPair) -> None:
-    if not tokenizers.is_joint:
-        raise ValueError(
-            "`share_encoder_decoder_embeddings` must be True for a stock form, but is False instead: source and "
-            "target have a tokenizer each, and a folder of transformers has one."
-        )
-    if len(tokenizers.languages) > 1:
-        raise ValueError(
-            f"The model must have one target language for a stock form, but has {', '.join(tokenizers.languages)}: no "
-            "tokenizer of transformers' own writes our tags before a sentence."
-        )
 
 
 def _generation_config(own: GenerationConfig) -> GenerationConfig:

@@ -1,0 +1,1 @@
+"""Heed models for browsers."""

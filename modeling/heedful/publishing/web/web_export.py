@@ -1,0 +1,152 @@
+"""Heed models for transformers.js: what its pages and programs load, and a page that translates with them.
+
+Before the folder appears, onnxruntime has translated sentences with it. In float32 each translation must have the
+tokens of `generate()`, greedily; of int8 the number of differences is told.
+"""
+
+import copy
+import html
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.configuration_base_heed import position_limit
+from heedful.files import import_extra
+from heedful.publishing.exports import comparison
+from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
+from heedful.publishing.exports.onnx_model import (
+    DECODER_FILE,
+    DECODER_WITH_PAST_FILE,
+    ENCODER_FILE,
+    ONNX_FILES,
+    OnnxModel,
+    cache_names,
+    session_of,
+)
+from heedful.publishing.web.merged_decoder import merge_decoders
+
+PAGE = Path(__file__).with_name("translate.html")
+# Types of weights as transformers.js tells them apart, with the ends of their files' names.
+SUFFIXES = {"float32": "", "int8": "_quantized"}
+MERGED = "decoder_model_merged"
+# What transformers.js reads of a config.json; its type is one that it knows, whose graph it does not ask for.
+# fmt: off
+CONFIG_FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "vocab_size",
+    "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
+    "is_encoder_decoder",
+)
+# fmt: on
+
+
+def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) -> comparison.Export:
+    """Write a folder that transformers.js loads, with weights in float32 and in int8, and a page for a Space.
+
+    `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
+    whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence for which the
+    files in float32 give other tokens than `generate()`, greedily.
+    """
+    for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
+        import_extra(name, "onnx")
+    with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+        comparison.check_one_tokenizer(tokenizers, "transformers.js")
+        _check_size(loaded)
+        _write_files(loaded, folder / "onnx")
+        config: Any = loaded.config
+        read = {"model_type": "marian", **{name: getattr(config, name) for name in CONFIG_FIELDS}}
+        (folder / "config.json").write_text(json.dumps(read, indent=2) + "\n", encoding="utf-8")
+        greedy = copy.deepcopy(loaded.generation_config)
+        greedy.update(num_beams=1, do_sample=False, num_return_sequences=1, length_penalty=1.0, early_stopping=False)
+        greedy.to_json_file(folder / "generation_config.json")
+        _write_page(folder, Path(target).name, compared[0])
+        greedy.update(max_length=None)
+        limit = position_limit(config)
+        sources = comparison.encode(tokenizers, compared, limit)
+        comparisons: dict[str, comparison.Comparison] = {}
+        for quantization, suffix in SUFFIXES.items():
+            engines = [
+                comparison.UnscoredEngine(each) for each in (loaded, _web_model(folder / "onnx", suffix, config))
+            ]
+            search = {f"greedy, {quantization}": copy.deepcopy(greedy)}
+            found = comparison.compare_engines(engines, compared, sources, search, limit)
+            comparison.refuse(found, "onnxruntime", quantization)
+            comparisons |= found
+        size = sum(path.stat().st_size for path in (folder / "onnx").glob("*_quantized.onnx"))
+    return comparison.Export(Path(target), "int8", size, comparisons)
+
+
+def _check_size(model: Any) -> None:
+    """Raise a `ValueError` for a model whose files a browser does not load."""
+    size = 4 * model.num_parameters()
+    if size > LARGEST_FILE:
+        raise ValueError(
+            f"The model must have at most {LARGEST_FILE / 1e9:.1f} GB of weights in float32 for a browser, but has "
+            f"{size / 1e9:.1f} GB instead."
+        )
+
+
+def _write_files(model: Any, folder: Path) -> None:
+    folder.mkdir()
+    with tempfile.TemporaryDirectory() as work:
+        parts = {name: Path(work) / name for name in ONNX_FILES}
+        write_onnx(model, Path(work), with_attention=True)
+        for quantization, suffix in SUFFIXES.items():
+            if quantization == "int8":
+                for path in parts.values():
+                    quantize_file(path)
+            encoder = folder / f"{Path(ENCODER_FILE).stem}{suffix}.onnx"
+            encoder.write_bytes(parts[ENCODER_FILE].read_bytes())
+            merge_decoders(parts[DECODER_FILE], parts[DECODER_WITH_PAST_FILE], folder / f"{MERGED}{suffix}.onnx")
+
+
+def _web_model(folder: Path, suffix: str, config: Any) -> OnnxModel:
+    """Return what onnxruntime computes with the files of one type of weights."""
+    encoder = session_of(folder / f"{Path(ENCODER_FILE).stem}{suffix}.onnx")
+    decoder = session_of(folder / f"{MERGED}{suffix}.onnx")
+    layers = config.decoder_layers
+    outputs = [["logits", *cache_names(layers, "present", has_source)] for has_source in (True, False)]
+    return OnnxModel(config, [encoder, *(_Step(decoder, names) for names in outputs)]).eval()
+
+
+class _Step:
+    """The merged decoder, called as a decoder of its own for the first step or the later ones."""
+
+    def __init__(self, session: Any, outputs: list[str]):
+        self.session, self.outputs = session, outputs
+
+    def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Compute the outputs, with inputs that are not given as transformers.js fills them in: with nothing."""
+        rows, empty = len(inputs["input_ids"]), {}
+        for each in self.session.get_inputs():
+            shape = [size if isinstance(size, int) else 0 for size in each.shape]
+            empty[each.name] = np.zeros([rows, *shape[1:]], np.float32)
+        return self.session.run(self.outputs, empty | inputs)
+
+
+def _write_page(folder: Path, name: str, example: str) -> None:
+    """Write the page, and the lines by which the Hub serves the folder as a Space."""
+    parts = {"{{name}}": html.escape(name), "{{example}}": html.escape(example)}
+    page = re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], PAGE.read_text(encoding="utf-8"))
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    facts = {"title": name, "sdk": "static", "pinned": False}
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]
+    told = f"{PAGE_TOLD}\n"
+    (folder / "README.md").write_text("\n".join(["---", *lines, "---", "", told]), encoding="utf-8")
+
+
+PAGE_TOLD = """A translation model in the browser, written by Heedful. `index.html` loads the files beside it with
+transformers.js; other pages and programs do so with
+
+```javascript
+import { pipeline } from "@huggingface/transformers";
+
+const translate = await pipeline("translation", "me/model");
+console.log(await translate("…"));
+```
+
+The weights are there in int8, which browsers take, and in float32 (`dtype: "fp32"`)."""

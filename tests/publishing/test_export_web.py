@@ -1,0 +1,180 @@
+"""What transformers.js computes with an exported folder, in Node and in a browser, is what `generate()` does."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from chromium import EXECUTABLE, Chromium
+from heedful.cli.main import app
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.exports.onnx_model import session_of
+from heedful.publishing.web import web_export
+from heedful.publishing.web.web_export import export_web
+from memorised import PAIRS, memorised_model
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+# Where `make browser` installs it.
+MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
+PACKAGE = MODULES / "@huggingface" / "transformers"
+NODE = shutil.which("node")
+needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
+CDN = "https://cdn.jsdelivr.net/npm/"
+TRANSLATE = """
+const { pipeline, env } = await import(process.argv[2]);
+env.allowRemoteModels = false;
+env.localModelPath = process.argv[3];
+const texts = JSON.parse(process.argv[4]);
+const found = {};
+for (const dtype of ["fp32", "q8"]) {
+  const translate = await pipeline("translation", "web", { dtype });
+  found[dtype] = (await translate(texts)).map((one) => one.translation_text);
+}
+const inputs = await (await (await import(process.argv[2])).AutoTokenizer.from_pretrained("web"))(texts[0]);
+const model = await (await import(process.argv[2])).AutoModelForSeq2SeqLM.from_pretrained("web", { dtype: "fp32" });
+const out = await model.generate({ ...inputs, return_dict_in_generate: true, output_attentions: true });
+const newest = (layer) => layer.tolist()[0].map((head) => head.at(-1));
+found.attention = out.cross_attentions.map((layers) => layers.map(newest));
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model, and its folder."""
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=270)
+    model = memorised_model(pair, PAIRS, encoder_layers=1, decoder_layers=1)
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    for each in (model, pair):
+        each.save_pretrained(folder)
+    return model.set_attn_implementation("eager") or model, pair, folder
+
+
+@pytest.fixture(scope="module")
+def web(saved, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "web"
+    told = CliRunner().invoke(app, ["export", "web", str(saved[2]), str(out), "--count", "6"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"greedy, float32: 0 of 6 .*\ngreedy, int8: \d of 6 .*\n0\.\d MB in int8", told.output)
+    return out
+
+
+def attention_of(saved):
+    """The attention of each generated token of the first sentence to the source, `(tokens, layers, heads, source)`."""
+    model, pair, _ = saved
+    source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))
+    out = model.generate(source, num_beams=1, return_dict_in_generate=True, output_attentions=True)
+    return torch.stack([torch.stack([layer[0, :, -1] for layer in step]) for step in out.cross_attentions])
+
+
+def test_one_decoder_serves_every_step_and_gives_the_attention(saved, web):
+    decoder = session_of(web / "onnx" / "decoder_model_merged.onnx")
+    model, pair, _ = saved
+    source = torch.tensor(pair.encode_source(list(PAIRS)[:1]))
+    states = model.get_encoder()(source).last_hidden_state.detach().numpy()
+    fixed = {each.name: each.shape for each in decoder.get_inputs()}
+    assert fixed["past_key_values.0.decoder.key"] == ["batch_size", 4, "past_decoder_sequence_length", 12]
+    past = {name: np.zeros([1, 4, 0, 12], np.float32) for name in fixed if name.startswith("past")}
+    names, token, found = [each.name for each in decoder.get_outputs()], 1, []
+    for _ in range(8):
+        inputs = {"input_ids": np.array([[token]]), "encoder_attention_mask": np.ones(source.shape, np.int64)}
+        outputs = decoder.run(None, {**inputs, "encoder_hidden_states": states, **past})
+        told = dict(zip(names, outputs, strict=True))
+        token = int(told["logits"][0, -1].argmax())
+        past = {name: told[name.replace("past_key_values", "present")] for name in past}
+        found.append(told["cross_attentions.0"][0, :, -1])
+    expected = attention_of(saved)[:8, 0]
+    assert np.abs(np.stack(found) - expected.numpy()).max() < 1e-5
+    assert expected.std() > 0.01
+
+
+def test_weights_that_both_steps_need_are_in_the_file_once(web):
+    graph = onnx.load(web / "onnx" / "decoder_model_merged.onnx").graph
+    contents = [weight.raw_data for weight in graph.initializer if len(weight.raw_data) > 64]
+    assert len(contents) == len(set(contents)) > 10
+
+
+@needs_package
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_transformers_js_gives_the_translations_and_the_attention_in_node(saved, web, tmp_path):
+    script = tmp_path / "translate.mjs"
+    script.write_text(TRANSLATE, encoding="utf-8")
+    entry = PACKAGE / "dist" / "transformers.node.mjs"
+    command = [NODE, script, entry, f"{web.parent}/", json.dumps(list(PAIRS), ensure_ascii=False)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fp32"] == found["q8"] == list(PAIRS.values())
+    assert np.abs(np.array(found["attention"]) - attention_of(saved).numpy()).max() < 1e-5
+
+
+@needs_package
+@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path):
+    class Files(SimpleHTTPRequestHandler):
+        def do_GET(self):
+            first, rest = self.path.lstrip("/").split("/", 1)
+            file = {"web": web, "npm": MODULES}[first] / (re.sub(r"(?<=\w)@[^/]+", "", rest) or "index.html")
+            content = file.read_bytes() if file.is_file() else b""
+            if file.suffix in (".html", ".js", ".mjs"):
+                content = content.replace(CDN.encode(), f"{address}/npm/".encode())
+            kinds = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript"}
+            self.send_response(200 if file.is_file() else 404)
+            self.send_header("Content-Type", kinds.get(file.suffix, "application/octet-stream"))
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    address = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    browser = Chromium(tmp_path)
+    try:
+        browser("Page.navigate", url=f"{address}/web/")
+        end = time.monotonic() + 60
+
+        def shown(text: str) -> list[str]:
+            while time.monotonic() < end and browser.run("document.querySelector('output').textContent") != text:
+                time.sleep(0.1)
+            rows = "[...document.querySelectorAll('#attention tr')].map((row) => row.children[0].textContent)"
+            return browser.run(rows)
+
+        # The example on the page is the first built-in sentence, which this model does not know.
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not browser.run("document.querySelector('output')?.textContent"):
+            time.sleep(0.1)
+        for source, target in list(PAIRS.items())[:2]:
+            box = "document.getElementById('source')"
+            browser.run(f"{box}.value = {json.dumps(source)}; {box}.dispatchEvent(new Event('input'))")
+            assert shown(target) == ["", *target.split(), "</s>"]
+        weights = "[...document.querySelectorAll('#attention td')].map((e) => +e.style.getPropertyValue('--weight'))"
+        assert max(browser.run(weights)) > 0.2
+        assert not browser.complaints()
+        assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
+    finally:
+        browser.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_no_browser_holds_is_refused_with_its_size(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(web_export, "LARGEST_FILE", 10_000)
+    with pytest.raises(
+        ValueError, match=r"must have at most 0\.0 GB of weights in float32 for a browser, but has 0\.0"
+    ):
+        export_web(saved[2], tmp_path / "out", list(PAIRS))
+    assert not list(tmp_path.iterdir())

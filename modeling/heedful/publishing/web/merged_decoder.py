@@ -4,10 +4,7 @@ It calls the decoder of every step with the same inputs, and at the first one wi
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from onnx import GraphProto
+from typing import Any
 
 PAST = "past_key_values.0.decoder.key"
 
@@ -52,7 +49,7 @@ def merge_decoders(first: Path, following: Path, merged: Path) -> None:
     onnx.save(result, merged)
 
 
-def _renamed_nodes(graph: "GraphProto", branch: str, weights: dict[bytes, Any], inputs: dict[str, Any]) -> list[Any]:
+def _renamed_nodes(graph: Any, branch: str, weights: dict[bytes, Any], inputs: dict[str, Any]) -> list[Any]:
     """Return the nodes of a graph with names of their own, and add its weights to those by their contents."""
     names = {name: name for name in (*inputs, "")}
     for weight in graph.initializer:

@@ -18,7 +18,7 @@ from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
-from heedful.cli.publish import card, convert, export, push
+from heedful.cli.publish import card, convert, export, page, push
 from heedful.cli.start import init, recipes, tune
 from heedful.cli.use import attention, backtranslate, distill, evaluate, score, translate
 from heedful.training.processes.launcher import rank
@@ -74,7 +74,7 @@ app = Typer(
 START = (recipes, init, tune, train, plot, doctor)
 USE = (evaluate, translate, score, attention, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
-for command in (*START, *USE, *CHECKS, card, push, convert, version):
+for command in (*START, *USE, *CHECKS, card, page, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)

@@ -81,6 +81,18 @@ def convert(
     print(f"model: {result.folder}")
 
 
+def page(
+    models: Annotated[list[str], Argument(metavar="MODEL…", help="Folders of saved models, or their ids on the Hub.")],
+    output: Annotated[Path, Option("--output", "-o", help="The page to write; it ends in .html.")],
+    example: Annotated[str | None, Option(help="Text that stands in the page. Default: a built-in one.")] = None,
+):
+    """Write a page that translates without any network and shows how: one file, with the models inside."""
+    from heedful.publishing.web.page import write_page
+
+    options.quieten()
+    print(write_page(models, output, example))
+
+
 @export.command("onnx")
 def export_to_onnx(
     model: options.AnyModel,

@@ -1,0 +1,182 @@
+"""A model in one HTML file that opens from a disk: int8 weights, a tokenizer, and the Transformer in JavaScript.
+
+The page asks the network for nothing. `transformer.js` beside this file computes, and `page.html` shows.
+"""
+
+import base64
+import copy
+import html
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenization import TokenizerPair
+from heedful.files import check_writable, write_text
+from heedful.inference.loading import load_model, model_folder
+from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
+
+PAGE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "transformer.js"))
+LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
+WIDEST = 127  # of int8, symmetrical
+# fmt: off
+CONFIG_FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "norm_placement", "layer_norm_eps", "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding",
+    "activation_function", "eos_token_id", "decoder_start_token_id",
+)
+# fmt: on
+# What the JavaScript computes; every other value is refused.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "attention_scoring": ("scaled_dot",),
+    "position_encoding": ("sinusoidal", "learned"),
+    "norm_type": ("layernorm",),
+    "activation_function": ("relu", "gelu", "silu", "swish", "tanh"),
+    "encoder_neighbourhood": (None,),
+    "decoder_neighbourhood": (None,),
+}
+
+
+def write_page(models: Sequence[str | Path], path: str | Path, example: str | None = None) -> Path:
+    """Write a page with one model or several, which translate one text side by side.
+
+    Args:
+        models: Folders, or ids on the Hub, of Heed Transformers with a byte-level BPE tokenizer for both sides.
+        path: The file, which must end in .html; one that is there is replaced.
+        example: The text that stands in the page when it is opened; by default a built-in Korean sentence.
+
+    Raises:
+        ValueError: If a model, its tokenizer or its size is none that the page can hold; the message names the field.
+    """
+    path = check_writable(path, [".html"])
+    packed = []
+    for model in models:
+        folder = model_folder(model)
+        loaded: Any = load_model(folder)
+        check_kind(loaded.config)
+        tokenizers = TokenizerPair.from_pretrained(folder)
+        check_one_tokenizer(tokenizers, "a page")
+        _check_expressible(loaded.config)
+        packed.append(_packed(folder.resolve().name, loaded, tokenizers))
+    size = sum(len(each["weights"]) * 3 // 4 for each in packed)
+    if size > LARGEST:
+        raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
+    example = example if example is not None else next(iter(korean_english_pairs("test", 1)))["ko"]
+    parts = {
+        "{{title}}": html.escape(" · ".join(each["name"] for each in packed)),
+        "{{example}}": html.escape(example),
+        "{{transformer}}": SCRIPT.read_text(encoding="utf-8"),
+        "{{models}}": _json_in_html(packed),
+    }
+    write_text(path, re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], PAGE.read_text(encoding="utf-8")))
+    return path
+
+
+def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `(rows, columns)` int8 and the `(rows)` scales in float32 by which they are multiplied."""
+    scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
+    return (matrix / scales[:, None]).round().to(torch.int8), scales
+
+
+def dequantized(model: Any) -> Any:
+    """Return a copy of a model with the weights that a page computes with."""
+    same = copy.deepcopy(model).float()
+    for name, weight in same.named_parameters():
+        if weight.dim() == 2 and "embed_positions" not in name:
+            values, scales = quantize(weight.data)
+            weight.data = values * scales[:, None]
+    return same
+
+
+def _check_expressible(config: Any) -> None:
+    """Raise one error that names all fields which the JavaScript cannot compute."""
+    faults = []
+    for name, choices in CHOICES.items():
+        if getattr(config, name) not in choices:
+            faults.append(
+                f"`{name}` must be {' or '.join(map(str, choices))}, but is {getattr(config, name)} instead."
+            )
+    for side in ("encoder", "decoder"):
+        heads = getattr(config, f"{side}_attention_heads")
+        if getattr(config, f"{side}_key_value_heads") not in (None, heads):
+            told = getattr(config, f"{side}_key_value_heads")
+            faults.append(f"`{side}_key_value_heads` must be {heads}, but is {told} instead.")
+        if (config.d_k or config.d_model // heads) != (config.d_v or config.d_model // heads):
+            faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
+    if faults:
+        raise ValueError(f"A page cannot hold the model: {' '.join(dict.fromkeys(faults))}")
+
+
+def _packed(name: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return all that the page needs of a model, as JSON can say it."""
+    config, search = model.config, model.generation_config
+    told = {field: getattr(config, field) for field in CONFIG_FIELDS}
+    told["d_k"] = config.d_k or config.d_model // config.decoder_attention_heads
+    told["activation_function"] = {"swish": "silu"}.get(told["activation_function"], told["activation_function"])
+    tensors, weights = _tensors(model)
+    return {
+        "name": name,
+        "config": told,
+        "tokenizer": _tokenizer(tokenizers),
+        "search": {
+            "beams": min(search.num_beams or 1, 5),
+            "lengthPenalty": 1.0 if search.length_penalty is None else search.length_penalty,
+            "longest": min(search.max_length or 256, config.max_position_embeddings) - 1,
+            "earlyStopping": search.early_stopping is True,
+        },
+        "tensors": tensors,
+        "weights": base64.b64encode(weights).decode("ascii"),
+    }
+
+
+def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
+    """Return where each tensor lies in the bytes: matrices of int8 behind all numbers of float32, shared ones once."""
+    vectors, matrices, places = bytearray(), bytearray(), {}
+    tensors: dict[str, Any] = {}
+    state = model.float().state_dict()
+    for name, value in state.items():
+        name = name.removeprefix("model.")
+        if value.dim() == 2 and "embed_positions" not in name:
+            if value.data_ptr() not in places:
+                int8, scales = quantize(value)
+                places[value.data_ptr()] = {"at": len(matrices), "scales": len(vectors)}
+                matrices += int8.numpy().tobytes()
+                vectors += scales.numpy().tobytes()
+            tensors[name] = {"rows": value.shape[0], "columns": value.shape[1], **places[value.data_ptr()]}
+        else:
+            tensors[name.removesuffix(".weight") if value.dim() == 2 else name] = {
+                "columns": value.numel(),
+                "at": len(vectors),
+            }
+            vectors += value.numpy().tobytes()
+    for tensor in tensors.values():
+        tensor["at"] += len(vectors) if "rows" in tensor else 0
+    return tensors, bytes(vectors + matrices)
+
+
+def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return the vocabulary and the merges of a byte-level BPE tokenizer; another kind is a `ValueError`."""
+    tokenizer: Any = tokenizers.source
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    kind = state["model"]["type"], (state["pre_tokenizer"] or {}).get("type"), (state["normalizer"] or {}).get("type")
+    if kind != ("BPE", "ByteLevel", "NFC"):
+        told = ", ".join(str(part) for part in kind)
+        raise ValueError(f"The tokenizer must be byte-level BPE with NFC for a page, but is {told} instead.")
+    return {
+        "vocabulary": tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
+        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in state["model"]["merges"]],
+        "special": sorted(tokenizer.added_tokens_decoder),
+        "end": tokenizer.eos_token_id,
+    }
+
+
+def _json_in_html(data: Any) -> str:
+    """Write JSON in which no text can end the script element around it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text

@@ -1,0 +1,194 @@
+"""A page computes what its model does with int8 weights, by itself, and shows what each token attended to."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from chromium import EXECUTABLE, Chromium
+from heedful.cli.main import app
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.web import page as page_module
+from heedful.publishing.web.page import dequantized, write_page
+from helpers import assert_refused, tiny_model, tiny_rnn
+from memorised import PAIRS, memorised_model
+
+NODE = shutil.which("node")
+# Runs the scripts of a page as they stand there; prints ids, tokens, score and text for each model and sentence.
+RUN = r"""
+const page = require("fs").readFileSync(process.argv[2], "utf8");
+const code = page.match(/<script>\n"use strict";\n([\s\S]*?)<\/script>/)[1];
+const models = JSON.parse(page.match(/const views = (\[.*\])\.map/)[1]);
+const { Tokenizer, Transformer, search } = new Function(`${code}; return { Tokenizer, Transformer, search };`)();
+const [texts, beams] = JSON.parse(process.argv[3]);
+console.log(JSON.stringify(models.map((data) => {
+  const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
+  const tokenizer = new Tokenizer(data.tokenizer), model = new Transformer(data, bytes);
+  return texts.map((text) => {
+    const ids = tokenizer.encode(text), { encoded, hypotheses } = search(model, ids, { ...data.search, beams });
+    const [{ tokens, score, steps }] = hypotheses;
+    const weights = (head) => Array.from(head.weights);
+    const cross = steps.map((step) => step.attention.cross.map((layer) => layer.map(weights)));
+    return { ids, tokens, score, cross, count: hypotheses.length, text: tokenizer.decode(tokens) };
+  });
+})));
+"""
+# Each is an option that the JavaScript has a line for.
+EXPRESSIBLE = {
+    "the_paper": {"norm_placement": "post"},
+    "pre_norm": {},
+    "learned": {"position_encoding": "learned", "embedding_norm": True, "max_position_embeddings": 64},
+    "biases_and_gelu": {"attention_bias": True, "output_bias": True, "activation_function": "gelu"},
+    "no_bias_and_silu": {"feed_forward_bias": False, "activation_function": "silu", "sinusoid_layout": "concatenated"},
+    "tensor2tensor": {"sinusoid_layout": "tensor2tensor", "position_offset": 2, "activation_function": "tanh"},
+    "nothing_shared": {"tie_word_embeddings": False, "scale_embedding": False, "d_k": 6, "d_v": 6},
+}
+TEXTS = [*PAIRS, "Hello  wörld 12's!\n  x", "그녀는 </s> 사과를 ㅎ 읽는다 😀", " "]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=300)
+
+
+def saved(folder: Path, tokenizers, **options) -> Path:
+    model = memorised_model(tokenizers, PAIRS, **options)
+    model.generation_config.max_length = 32
+    for each in (model, tokenizers):
+        each.save_pretrained(folder)
+    return folder
+
+
+def run(path: Path, texts: list[str], beams: int) -> list[list[dict]]:
+    command = [
+        str(NODE),
+        "-e",
+        RUN.replace("process.argv[2]", "process.argv[1]").replace("process.argv[3]", "process.argv[2]"),
+    ]
+    done = subprocess.run(
+        [*command, str(path), json.dumps([texts, beams])], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with_beams(tokenizers, tmp_path):
+    folders = [saved(tmp_path / name, tokenizers, **options) for name, options in EXPRESSIBLE.items()]
+    write_page(folders, tmp_path / "page.html")
+    for beams in (1, 3):
+        for folder, found in zip(folders, run(tmp_path / "page.html", TEXTS, beams), strict=True):
+            same = dequantized(page_module.load_model(folder))
+            for text, one in zip(TEXTS, found, strict=True):
+                (ids,) = tokenizers.encode_source([text])
+                assert one["ids"] == ids, text
+                out = same.generate(torch.tensor([ids]), num_beams=beams)
+                assert [1, *one["tokens"]] == out[0].tolist(), (folder.name, beams, text)
+                assert one["count"] == beams
+            assert [one["text"] for one in found[: len(PAIRS)]] == list(PAIRS.values())
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path):
+    folder = saved(tmp_path / "model", tokenizers)
+    write_page([folder], tmp_path / "page.html")
+    ((found,),) = run(tmp_path / "page.html", TEXTS[:1], 1)
+    same = dequantized(page_module.load_model(folder))
+    same.set_attn_implementation("eager")
+    output = same(
+        torch.tensor([found["ids"]]),
+        decoder_input_ids=torch.tensor([[1, *found["tokens"][:-1]]]),
+        output_attentions=True,
+    )
+    expected = torch.stack([layer[0] for layer in output.cross_attentions]).permute(2, 0, 1, 3)  # (T, layers, h, S)
+    assert (torch.tensor(found["cross"]) - expected).abs().max() < 1e-4
+    assert expected.std() > 0.01
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(tokenizers, tmp_path):
+    folders = [saved(tmp_path / name, tokenizers, **EXPRESSIBLE[name]) for name in ("the_paper", "pre_norm")]
+    path = tmp_path / "page.html"
+    told = CliRunner().invoke(app, ["page", *map(str, folders), "-o", str(path), "--example", "<b>네."])
+    assert (told.exit_code, told.output.strip()) == (0, str(path))
+    (tmp_path / "profile").mkdir()
+    browser = Chromium(tmp_path / "profile")
+    try:
+        browser.open(path)
+        assert browser.run("document.getElementById('source').value") == "<b>네."
+        browser.run("source.value = '비가 온다.'; views.forEach((view) => view.translate(source.value))")
+        outputs = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
+        assert browser.run(outputs) == ["It rains."] * 2
+        browser.run("language = 'en'; sayAll()")
+        # With the mouse, and with the keyboard: the token, and the numbers behind it.
+        browser.move_to("document.querySelectorAll('.target button')[2]")
+        asked = "document.querySelector('.asked').textContent"
+        first = browser.run(asked)
+        browser.press("Tab")
+        browser.run("document.querySelectorAll('.target button')[3].focus()")
+        assert first.startswith("Token ")
+        assert browser.run(asked) != first
+        rows = (
+            "[...document.querySelector('.weights').rows].map((row) => [...row.cells].map((each) => each.textContent))"
+        )
+        table = browser.run(rows)
+        assert len(table) == len(tokenizers.encode_source(["비가 온다."])[0])
+        assert sum(float(row[3]) for row in table) == pytest.approx(1, abs=0.02)
+        assert {len(row) for row in table} == {4}
+        assert browser.run("document.querySelector('.next').rows.length") == 8
+        for kind in ("encoder", "decoder"):
+            browser.run(f"document.querySelector('.kind').value = '{kind}'; views[0].chooseKind()")
+            assert browser.run(rows)
+        browser.run("language = 'ko'; sayAll()")
+        assert "원문 토큰" in browser.run("document.querySelector('h3').textContent")
+        browser("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
+        assert browser.run("document.documentElement.scrollWidth") <= 360
+        assert browser.requests() == [path.as_uri()]
+        assert not browser.complaints()
+    finally:
+        browser.close()
+
+
+def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(tokenizers, tmp_path):
+    folder = saved(tmp_path / "model", tokenizers)
+    write_page([folder], tmp_path / "page.html", example="</script><script>alert(1)</script>")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("</script>") == 2
+    parameters = sum(p.numel() for p in page_module.load_model(folder).parameters())
+    assert len(text.encode()) <= 1.5 * parameters + 300_000
+
+
+def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkeypatch):
+    sizes = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids()}
+    cases = {
+        "attention_scoring": {"attention_scoring": "dot"},
+        "position_encoding": {"position_encoding": "rotary"},
+        "norm_type": {"norm_type": "rmsnorm"},
+        "activation_function": {"activation_function": "swiglu"},
+        "encoder_neighbourhood": {"encoder_neighbourhood": 2},
+        "decoder_neighbourhood": {"decoder_neighbourhood": 2},
+        "encoder_key_value_heads": {"encoder_key_value_heads": 2},
+        "d_v": {"d_k": 4},
+    }
+    for name, changes in cases.items():
+        for each in (tiny_model(**sizes, **changes), tokenizers):
+            each.save_pretrained(tmp_path / name)
+    for each in (tiny_rnn(**sizes), tokenizers):
+        each.save_pretrained(tmp_path / "model_type")
+    words = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=300, algorithm="unigram")
+    for each in (tiny_model(vocab_size=len(words.source), **words.special_ids()), words):
+        each.save_pretrained(tmp_path / "tokenizer")
+    messages = [([name], f"`{name}` must be") for name in (*cases, "model_type")]
+    messages.append((["tokenizer"], "must be byte-level BPE with NFC for a page, but is Unigram"))
+    assert_refused(messages, lambda names: write_page([tmp_path / name for name in names], tmp_path / "page.html"))
+    monkeypatch.setattr(page_module, "LARGEST", 1000)
+    with pytest.raises(ValueError, match=r"must have at most 1,000 bytes of weights, but have \d\d"):
+        write_page([saved(tmp_path / "large", tokenizers)], tmp_path / "page.html")
+    with pytest.raises(ValueError, match=re.escape("must end in one of .html")):
+        write_page([tmp_path / "large"], tmp_path / "page.txt")
+    assert not (tmp_path / "page.html").exists()

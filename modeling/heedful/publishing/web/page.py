@@ -1,6 +1,6 @@
-"""A model in one HTML file that opens from a disk: int8 weights, a tokenizer, and the Transformer in JavaScript.
+"""A model in one HTML file that opens from a disk: int8 weights, a tokenizer, and all that computes in JavaScript.
 
-The page asks the network for nothing. `transformer.js` beside this file computes, and `page.html` shows.
+The page asks the network for nothing. `transformer.js` and `recurrent.js` compute, and `page.html` shows.
 """
 
 import base64
@@ -14,20 +14,27 @@ from typing import Any
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, write_text
 from heedful.inference.loading import load_model, model_folder
 from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
 
-PAGE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "transformer.js"))
+PAGE, TRANSFORMER, RECURRENT = (
+    Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
+)
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
+LONGEST = 512  # tokens of a translation where nothing else limits it
 WIDEST = 127  # of int8, symmetrical
 # fmt: off
-CONFIG_FIELDS = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-    "norm_placement", "layer_norm_eps", "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding",
-    "activation_function", "eos_token_id", "decoder_start_token_id",
+CONFIG_FIELDS = ("model_type", "encoder_layers", "decoder_layers", "eos_token_id", "decoder_start_token_id")
+TRANSFORMER_FIELDS = (
+    "d_model", "encoder_attention_heads", "decoder_attention_heads", "norm_placement", "layer_norm_eps",
+    "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding", "activation_function",
+)
+RECURRENT_FIELDS = (
+    "embedding_size", "hidden_size", "cell", "bidirectional", "attention", "input_feeding", "bridge", "reverse_source",
 )
 # fmt: on
 # What the JavaScript computes; every other value is refused.
@@ -35,7 +42,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_scoring": ("scaled_dot",),
     "position_encoding": ("sinusoidal", "learned"),
     "norm_type": ("layernorm",),
-    "activation_function": ("relu", "gelu", "silu", "swish", "tanh"),
+    "activation_function": ("relu", "gelu", "silu", "tanh"),
     "encoder_neighbourhood": (None,),
     "decoder_neighbourhood": (None,),
 }
@@ -45,7 +52,8 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     """Write a page with one model or several, which translate one text side by side.
 
     Args:
-        models: Folders, or ids on the Hub, of Heed Transformers with a byte-level BPE tokenizer for both sides.
+        models: Folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
+            byte-level BPE tokenizer for both sides.
         path: The file, which must end in .html; one that is there is replaced.
         example: The text that stands in the page when it is opened; by default a built-in Korean sentence.
 
@@ -57,10 +65,9 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     for model in models:
         folder = model_folder(model)
         loaded: Any = load_model(folder)
-        check_kind(loaded.config)
+        _check_expressible(loaded.config)
         tokenizers = TokenizerPair.from_pretrained(folder)
         check_one_tokenizer(tokenizers, "a page")
-        _check_expressible(loaded.config)
         packed.append(_packed(folder.resolve().name, loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
@@ -69,7 +76,8 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
     parts = {
         "{{title}}": html.escape(" · ".join(each["name"] for each in packed)),
         "{{example}}": html.escape(example),
-        "{{transformer}}": SCRIPT.read_text(encoding="utf-8"),
+        "{{transformer}}": TRANSFORMER.read_text(encoding="utf-8"),
+        "{{recurrent}}": RECURRENT.read_text(encoding="utf-8"),
         "{{models}}": _json_in_html(packed),
     }
     write_text(path, re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], PAGE.read_text(encoding="utf-8")))
@@ -94,6 +102,11 @@ def dequantized(model: Any) -> Any:
 
 def _check_expressible(config: Any) -> None:
     """Raise one error that names all fields which the JavaScript cannot compute."""
+    if config.model_type == "heed_rnn":
+        if config.attention == "none":
+            raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
+        return
+    check_kind(config)
     faults = []
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
@@ -114,18 +127,24 @@ def _check_expressible(config: Any) -> None:
 def _packed(name: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
     """Return all that the page needs of a model, as JSON can say it."""
     config, search = model.config, model.generation_config
-    told = {field: getattr(config, field) for field in CONFIG_FIELDS}
-    told["d_k"] = config.d_k or config.d_model // config.decoder_attention_heads
-    told["activation_function"] = {"swish": "silu"}.get(told["activation_function"], told["activation_function"])
+    is_recurrent = config.model_type == "heed_rnn"
+    fields = RECURRENT_FIELDS if is_recurrent else TRANSFORMER_FIELDS
+    told = {field: getattr(config, field) for field in (*CONFIG_FIELDS, *fields)}
+    kinds = {"cross": [1, 1]}  # what attention there is to look at: layers, and heads of each
+    if not is_recurrent:
+        decoder = [config.decoder_layers, config.decoder_attention_heads]
+        encoder = [config.encoder_layers, config.encoder_attention_heads]
+        kinds = {"cross": decoder, "encoder": encoder, "decoder": decoder}
     tensors, weights = _tensors(model)
     return {
         "name": name,
         "config": told,
+        "kinds": kinds,
         "tokenizer": _tokenizer(tokenizers),
         "search": {
             "beams": min(search.num_beams or 1, 5),
             "lengthPenalty": 1.0 if search.length_penalty is None else search.length_penalty,
-            "longest": min(search.max_length or 256, config.max_position_embeddings) - 1,
+            "longest": min(search.max_length or 256, position_limit(config) or LONGEST) - 1,
             "earlyStopping": search.early_stopping is True,
         },
         "tensors": tensors,

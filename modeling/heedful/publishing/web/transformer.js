@@ -66,7 +66,7 @@ function erf(x) {
 
 // The model
 
-class Transformer {
+class Model {
   constructor({ config, tensors }, bytes) {
     this.config = config;
     this.weights = readTensors(tensors, bytes);
@@ -75,7 +75,9 @@ class Transformer {
   linear(name, x) {
     return linear(this.weights[`${name}.weight`], this.weights[`${name}.bias`], x);
   }
+}
 
+class Transformer extends Model {
   /** LayerNorm(x); x itself where the model has no such norm. */
   norm(name, x) {
     const gain = this.weights[`${name}.weight`], bias = this.weights[`${name}.bias`];
@@ -122,7 +124,7 @@ class Transformer {
 
   /**
    * softmax(QKᵀ/√d_k)V of one query in each of h heads (equation 1, section 3.2.2).
-   * K and V are lists of vectors; `seen` collects raw scores q·k and weights of each head.
+   * K and V are lists of vectors; `seen` collects the scores q·k, the scaled ones and the weights of each head.
    */
   attention(name, h, q, K, V, seen) {
     const d_k = q.length / h, joined = new Float32Array(q.length);
@@ -133,11 +135,11 @@ class Transformer {
         for (let i = begin; i < end; i++) dot += q[i] * k[i];
         return dot;
       });
-      const weights = softmax(dots.map((dot) => dot / Math.sqrt(d_k)));
+      const scaled = dots.map((dot) => dot / Math.sqrt(d_k)), weights = softmax(scaled);
       V.forEach((v, place) => {
         for (let i = begin; i < end; i++) joined[i] += weights[place] * v[i];
       });
-      seen.push({ dots, weights });
+      seen.push({ dots, scaled, weights });
     }
     return this.linear(`${name}.out_proj`, joined);
   }
@@ -211,7 +213,7 @@ class Transformer {
 function search(model, ids, { beams, lengthPenalty, longest, earlyStopping }) {
   const { decoder_start_token_id: start, eos_token_id: end } = model.config;
   const encoded = model.encode(ids), source = model.remember(encoded);
-  let running = [{ tokens: [], sum: 0, past: model.begin(), steps: [] }];
+  let running = [{ tokens: [], sum: 0, past: model.begin(source), steps: [] }];
   let finished = [];
   for (let length = 1; length <= longest && running.length; length++) {
     const candidates = [];

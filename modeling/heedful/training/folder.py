@@ -43,7 +43,10 @@ OWN_FILES = (
     ),
     *("model/README.md", "model/learning_curve.png", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
     *("model.partial/*", "tokenizer.partial/*", "transformers.partial/*"),
-    *(f"transformers/{name}" for name in (*TOKENIZER_FILES, *CHECKED_FILES["weights"], "*config.json", "README.md")),
+    *(
+        f"transformers/{name}"
+        for name in (*TOKENIZER_FILES, *CHECKED_FILES["weights"], "*config.json", "README.md", "*.png")
+    ),
 )
 # A recipe that lacks one of these was written by hand, and not by a run.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}

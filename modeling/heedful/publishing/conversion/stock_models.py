@@ -65,6 +65,8 @@ def stock_config(config: HeedConfig) -> PreTrainedConfig:
 def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
     """Return the stock model with the weights of a Heed model, copied, in evaluation mode; it raises as above."""
     config = stock_config(ours.config)
+    if ours.config.position_encoding == "sinusoidal":  # theirs are a table, which must be long enough
+        config.max_position_embeddings = max(config.max_position_embeddings, ours.generation_config.max_length or 0)
     theirs: Any = getattr(transformers, KINDS[config.model_type][0])(config)
     # Biases that the model lacks are zero; sinusoids are the class's own.
     weights = {

@@ -7,6 +7,7 @@ sentences, the same logits, and the same translations, greedily and with beams.
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from heedful.inference.translation import LONGEST_SOURCE
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
+from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, UNDETERMINED, metadata_of_card, python_string
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
@@ -271,4 +273,6 @@ def _write_card(source: Path, name: str, folder: Path, facts: dict[str, Any], un
         name=python_string(name), example=example[1] if example else '"…"', beams=BEAMS, more=more, **facts
     )
     text = USAGE.sub(lambda _: usage, text)
+    if (source / CURVE_FILE).is_file():
+        shutil.copy(source / CURVE_FILE, folder)
     (folder / CARD_FILE).write_text(text.rstrip() + "\n", encoding="utf-8")

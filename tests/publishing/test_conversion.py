@@ -255,7 +255,9 @@ def test_what_cannot_be_expressed_is_named_and_nothing_is_left(tmp_path, source,
 
 
 def test_other_kinds_of_models_are_named(tmp_path):
-    with pytest.raises(ValueError, match="`model_type` must be one of bart, m2m_100, marian, mbart, but is t5"):
+    with pytest.raises(
+        ValueError, match="`model_type` must be one of bart, m2m_100, marian, pegasus, mbart, but is t5"
+    ):
         convert_config(T5Config())
     BartForSequenceClassification(BartConfig(**SIZES, vocab_size=99)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match=r"`architectures` must be .*, but is BartForSequenceClassification"):

@@ -33,18 +33,18 @@ def train(
     from heedful.training.recipe_file import read_recipe
 
     settings = read_recipe(recipe, overrides)
+    options.quieten()
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate
 
-        options.quieten()
+        estimated = estimate(settings)  # by all processes together
         if rank() == 0:
-            print(estimate(settings))
+            print(estimated)
         return
     from heedful.publishing.exports.transformers_export import check_recipe
     from heedful.publishing.run_card import publish_run
     from heedful.training.run import train as run_recipe
 
-    options.quieten()
     check_recipe(settings)
     result = run_recipe(settings)
     if rank() == 0:

@@ -239,6 +239,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
 
 def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
+    is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
     weights, order = {}, paper_order(config).argsort()
     for name, value in theirs.state_dict().items():
         if name == "model.shared.weight":  # a second name of the embeddings
@@ -254,7 +255,7 @@ def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, t
             value = value[FIRST_POSITION:]
         for part, replacement in RENAMINGS.items():
             name = name.replace(part, replacement)
-        weights[name] = reordered(name, value, order) if config.sinusoid_layout == "interleaved" else value
+        weights[name] = reordered(name, value, order) if is_interleaved else value
     return weights
 
 

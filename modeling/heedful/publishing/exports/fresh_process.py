@@ -31,8 +31,9 @@ def serve(folder: str, threads: str) -> None:
     """Answer until standard input ends."""
     sys.modules["heedful"] = None  # type: ignore[assignment]
     torch.set_num_threads(int(threads))
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(model, tokenizer, json.loads(line))) + "\n")
         sys.stdout.flush()

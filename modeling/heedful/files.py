@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
@@ -96,6 +97,20 @@ def read_lines(path: str | Path, name: str) -> list[str]:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {error}.") from error
+
+
+def filled_template(template: Path, parts: Mapping[str, str]) -> str:
+    """Return a template with each `{{name}}` in it replaced by the part of that name."""
+    # In one pass, because the inserted text may contain such marks itself.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template.read_text(encoding="utf-8"))
+
+
+def json_in_html(data: Any) -> str:
+    """Write JSON in which no text can end the script element around it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
 
 
 def check_inside(folder: Path) -> None:

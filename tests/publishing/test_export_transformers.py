@@ -236,6 +236,7 @@ def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):
     for key, value in {
         "norm_type": {"model.options.norm_type": "rmsnorm"},
         "share_encoder_decoder_embeddings": {"tokenizer.joint": False},
+        "publish.also": {"data.both_directions": True},
         "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
     }.items():
         with pytest.raises(ValueError, match=f"`{key}` must be"):

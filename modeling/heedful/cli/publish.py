@@ -29,11 +29,13 @@ def push(
     ] = "heed",
 ):
     """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
-    from heedful.publishing.exports.transformers_export import stock_form
     from heedful.publishing.hub import push as push_folder
 
+    in_form: Any = nullcontext
+    if form == "transformers":
+        from heedful.publishing.exports.transformers_export import stock_form as in_form
     options.quieten()
-    with stock_form(model) if form == "transformers" else nullcontext(model) as folder:
+    with in_form(model) as folder:
         pushed = push_folder(folder, repository, private=private, revision=revision, message=message)
     print(f"{pushed.repository} at revision {pushed.commit}\n{pushed.url}")
 

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.files import check_writable, write_text
+from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.inference.attention.maps import AttentionMaps
 from heedful.inference.attention.measures import attention_rollout, between_words, word_attention
 from heedful.inference.attention.recording import Kind, check_number
@@ -72,10 +71,8 @@ def write_attention_report(
         "kinds": {name: _kind(maps, name) for name in maps.kinds},
         "start": {"kind": kind, "layer": number, "head": head},
     }
-    parts = {"{{title}}": html.escape(title), "{{data}}": _json_in_html(data)}
-    # In one pass, because the inserted text may contain such marks itself.
-    page = re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], TEMPLATE.read_text(encoding="utf-8"))
-    write_text(path, page)
+    parts = {"title": html.escape(title), "data": json_in_html(data)}
+    write_text(path, filled_template(TEMPLATE, parts))
     return path
 
 
@@ -104,11 +101,3 @@ def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
 def _packed(weights: np.ndarray) -> str:
     """Pack weights as little-endian 16-bit parts of 1 in base64, a third of what digits would take."""
     return base64.b64encode(np.rint(weights.clip(0, 1) * PARTS).astype("<u2").tobytes()).decode("ascii")
-
-
-def _json_in_html(data: dict[str, Any]) -> str:
-    """Write JSON in which no text can end the script element around it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text

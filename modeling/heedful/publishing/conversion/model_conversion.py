@@ -139,7 +139,8 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
     # A Heed model that became one of these says how its features stood.
-    options |= {name: getattr(config, name) for name in ("sinusoid_layout",) if hasattr(config, name)}
+    if hasattr(config, "sinusoid_layout"):
+        options["sinusoid_layout"] = config.sinusoid_layout
     sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
     return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
+from heedful.data.epochs.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import PAD
 from heedful.inference.engines import pad_sources
@@ -83,7 +84,7 @@ def export_transformers(
         stock.generation_config = _generation_config(own)
         if zero_start:
             stock = start_from_zero(stock)
-            _pad_with_the_last_token(folder / "tokenizer.json")
+            _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
             write_checksums(folder, "tokenizer")
         save(stock, folder)
         write_checksums(folder, "weights")
@@ -123,6 +124,11 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError(
             f"`publish.also` must be empty where there is {folder}, but is {recipe.publish.also} instead."
         )
+    if languages := languages_of(recipe.data.parts):
+        must = "empty for a model of several target languages, which no class of transformers is told"
+        raise ValueError(
+            f"`publish.also` must be {must} ({', '.join(languages)}), but is {recipe.publish.also} instead."
+        )
     config: Any = (
         config_of(settings, {}, recipe.tokenizer.joint)
         if settings.start_from is None
@@ -138,11 +144,11 @@ def export_run(result: RunResult) -> Path:
     return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
 
 
-def _pad_with_the_last_token(file: Path) -> None:
-    """Add a token to a tokenizer of n tokens, `<pad>` with the id n, and give the one that was it another name."""
+def _pad_with_the_last_token(file: Path, last: int) -> None:
+    """Add `<pad>` to a tokenizer as its last token, and give the one that was it another name."""
     state = json.loads(file.read_text(encoding="utf-8"))
     pad = next(token for token in state["added_tokens"] if token["content"] == PAD)
-    state["added_tokens"].append(pad | {"id": len(state["model"]["vocab"])})
+    state["added_tokens"].append(pad | {"id": last})
     unused = f"<unused_{pad['id']}>"
     vocabulary = state["model"]["vocab"]
     if isinstance(vocabulary, dict):

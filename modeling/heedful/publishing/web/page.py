@@ -7,7 +7,6 @@ import base64
 import copy
 import html
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from heedful.configuration_base_heed import position_limit
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_writable, write_text
+from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.inference.loading import load_model, model_folder
 from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
 
@@ -74,13 +73,13 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
     example = example if example is not None else next(iter(korean_english_pairs("test", 1)))["ko"]
     parts = {
-        "{{title}}": html.escape(" · ".join(each["name"] for each in packed)),
-        "{{example}}": html.escape(example),
-        "{{transformer}}": TRANSFORMER.read_text(encoding="utf-8"),
-        "{{recurrent}}": RECURRENT.read_text(encoding="utf-8"),
-        "{{models}}": _json_in_html(packed),
+        "title": html.escape(" · ".join(each["name"] for each in packed)),
+        "example": html.escape(example),
+        "transformer": TRANSFORMER.read_text(encoding="utf-8"),
+        "recurrent": RECURRENT.read_text(encoding="utf-8"),
+        "models": json_in_html(packed),
     }
-    write_text(path, re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], PAGE.read_text(encoding="utf-8")))
+    write_text(path, filled_template(PAGE, parts))
     return path
 
 
@@ -191,11 +190,3 @@ def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
         "special": sorted(tokenizer.added_tokens_decoder),
         "end": tokenizer.eos_token_id,
     }
-
-
-def _json_in_html(data: Any) -> str:
-    """Write JSON in which no text can end the script element around it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text

@@ -7,7 +7,6 @@ tokens of `generate()`, greedily; of int8 the number of differences is told.
 import copy
 import html
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from heedful.configuration_base_heed import position_limit
-from heedful.files import import_extra
+from heedful.files import filled_template, import_extra
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import (
@@ -42,6 +41,18 @@ CONFIG_FIELDS = (
     "is_encoder_decoder",
 )
 # fmt: on
+
+PAGE_TOLD = """A translation model in the browser, written by Heedful. `index.html` loads the files beside it with
+transformers.js; other pages and programs do so with
+
+```javascript
+import { pipeline } from "@huggingface/transformers";
+
+const translate = await pipeline("translation", "me/model");
+console.log(await translate("…"));
+```
+
+The weights are there in int8, which browsers take, and in float32 (`dtype: "fp32"`)."""
 
 
 def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) -> comparison.Export:
@@ -130,23 +141,8 @@ class _Step:
 
 def _write_page(folder: Path, name: str, example: str) -> None:
     """Write the page, and the lines by which the Hub serves the folder as a Space."""
-    parts = {"{{name}}": html.escape(name), "{{example}}": html.escape(example)}
-    page = re.sub(r"\{\{\w+\}\}", lambda mark: parts[mark[0]], PAGE.read_text(encoding="utf-8"))
+    page = filled_template(PAGE, {"name": html.escape(name), "example": html.escape(example)})
     (folder / "index.html").write_text(page, encoding="utf-8")
     facts = {"title": name, "sdk": "static", "pinned": False}
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]
-    told = f"{PAGE_TOLD}\n"
-    (folder / "README.md").write_text("\n".join(["---", *lines, "---", "", told]), encoding="utf-8")
-
-
-PAGE_TOLD = """A translation model in the browser, written by Heedful. `index.html` loads the files beside it with
-transformers.js; other pages and programs do so with
-
-```javascript
-import { pipeline } from "@huggingface/transformers";
-
-const translate = await pipeline("translation", "me/model");
-console.log(await translate("…"));
-```
-
-The weights are there in int8, which browsers take, and in float32 (`dtype: "fp32"`)."""
+    (folder / "README.md").write_text("\n".join(["---", *lines, "---", "", PAGE_TOLD, ""]), encoding="utf-8")

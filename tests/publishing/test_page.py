@@ -174,10 +174,11 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
 
 
 def test_a_page_is_little_larger_than_its_weights_and_no_text_ends_its_script(tokenizers, tmp_path):
-    folder = saved(tmp_path / "model", tokenizers)
+    folder = saved(tmp_path / "<!--<script>", tokenizers)
     write_page([folder], tmp_path / "page.html", example="</script><script>alert(1)</script>")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert text.count("</script>") == 2
+    assert text.count("<script>") == text.count("</script>") == 2
+    assert "<!--" not in text
     parameters = sum(p.numel() for p in page_module.load_model(folder).parameters())
     assert len(text.encode()) <= 1.5 * parameters + 300_000
 

@@ -112,8 +112,9 @@ def test_a_page_gives_the_tokens_of_generate_with_every_option_greedily_and_with
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 @pytest.mark.parametrize("options", [{}, RECURRENT["bahdanau"]], ids=["transformer", "recurrent"])
 def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path, options):
-    folder = saved(tmp_path / "model", tokenizers, **options)
+    folder = saved(tmp_path / "a-run" / "model", tokenizers, **options)
     write_page([folder], tmp_path / "page.html")
+    assert "<title>a-run</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     ((found,),) = run(tmp_path / "page.html", TEXTS[:1], 1)
     same = dequantized(page_module.load_model(folder))
     same.set_attn_implementation("eager")

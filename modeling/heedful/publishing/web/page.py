@@ -19,6 +19,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.inference.loading import load_model, model_folder
 from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
+from heedful.training.publication import MODEL_FOLDER
 
 PAGE, TRANSFORMER, RECURRENT = (
     Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
@@ -67,7 +68,9 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         _check_expressible(loaded.config)
         tokenizers = TokenizerPair.from_pretrained(folder)
         check_one_tokenizer(tokenizers, "a page")
-        packed.append(_packed(folder.resolve().name, loaded, tokenizers))
+        place = folder.resolve()
+        name = place.parent.name if place.name == MODEL_FOLDER else place.name  # a run has its model in a folder
+        packed.append(_packed(name if Path(model).is_dir() else str(model), loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")

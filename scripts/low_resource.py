@@ -17,10 +17,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from heedful.files import write_text
+
 FOUND = Path(__file__).parents[1] / "docs" / "studies" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
-# Of so many pairs: tokens of the vocabulary, layers on either side, updates, and sentences for back-translation.
-SIZES = {5000: (2000, 2, 2500, 20_000), 20_000: (4000, 3, 6000, 60_000), 160_000: (8000, 3, 20_000, 0)}
+# Of so many pairs: tokens of the vocabulary, layers on either side, width, peak of the learning rate, updates, tokens
+# of an update, and sentences for back-translation.
+SIZES = {
+    5000: (2000, 2, 128, 0.003, 4000, 4096, 20_000),
+    20_000: (4000, 3, 192, 0.002, 5000, 4096, 60_000),
+    164_303: (8000, 4, 256, 0.0015, 6000, 8192, 0),
+}
 BACKWARD = ["data.source=de", "data.target=en"]
 SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
 FORWARD = "forward: {train: $forward, source: en, target: de}"
@@ -39,6 +46,7 @@ ROWS = {
     "both directions": ["data.both_directions=true"],
     "back-translation, tagged": [f"data.mixture={{{SYNTHETIC}}}"],
     "data diversification": ["data.cleaning.drop_duplicates=true", f"data.mixture={{{FORWARD}, {DIVERSE}}}"],
+    "R-Drop and BPE-dropout": ["optimization.r_drop=5", "tokenizer.dropout=0.1"],
     "all together": [
         *["optimization.r_drop=5", "tokenizer.dropout=0.1", "data.cleaning.drop_duplicates=true"],
         f"data.mixture={{{SYNTHETIC}, {FORWARD}, {DIVERSE}}}",
@@ -50,19 +58,28 @@ class Table:
     """The runs of one number of pairs, in a folder of their own."""
 
     def __init__(self, corpus: Path, folder: Path, pairs: int):
-        self.folder, self.pairs = folder / str(pairs), pairs
+        self.folder, self.pairs, self.costs = folder / str(pairs), pairs, 0.0
         self.folder.mkdir(parents=True, exist_ok=True)
-        vocabulary, layers, updates, self.sentences = SIZES[pairs]
+        vocabulary, layers, width, rate, updates, tokens, self.sentences = SIZES[pairs]
         with gzip.open(corpus / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
             self.rows = [json.loads(line)["translation"] for line in stream]
         random.Random(1).shuffle(self.rows)  # the file is sorted by length
         self.train = (self.folder / "train.jsonl").resolve()
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
-        self.train.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if not self.train.is_file():
+            write_text(self.train, "\n".join(lines) + "\n")
+        model = {"d_model": width}
+        for side in ("encoder", "decoder"):
+            model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * width}
+        run = {
+            "max_updates": updates,
+            "warmup_updates": updates // 10,
+            "learning_rate": rate,
+            "tokens_per_update": tokens,
+        }
         self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
-        self.settings += [f"model.options.{side}_layers={layers}" for side in ("encoder", "decoder")]
-        self.settings += [f"optimization.max_updates={updates}", f"optimization.warmup_updates={updates // 10}"]
-        self.costs = 0.0  # CPU-seconds of the row that is being measured
+        self.settings += [f"model.options.{name}={value}" for name, value in model.items()]
+        self.settings += [f"optimization.{name}={value}" for name, value in run.items()]
 
     def measure(self, row: str, seed: int) -> dict:
         """Train one row, and return its scores and what it cost with all that it needs."""

@@ -16,8 +16,10 @@ from torch.autograd.function import once_differentiable
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, linear, runs_plainly
 
-# `OutputLoss` holds the logits of so many target tokens at once,
+# `OutputLoss` holds the logits of so many target tokens at once on the CPU,
 TOKENS_AT_ONCE = 256
+# or so many logits on a GPU, where to launch an operation for a few takes as long as for many,
+LOGITS_ON_GPU = 2**27
 # adds up the gradients of so many rows of the pre-softmax matrix at once,
 MATRIX_ROWS_AT_ONCE = 8192
 # and on the CPU computes the softmax of so many logits at once: they are read several times, and stay in its cache.
@@ -43,8 +45,8 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
 class OutputLoss(torch.autograd.Function):
     """`smoothed_cross_entropy` of the pre-softmax layer's logits, without ever holding all of them.
 
-    A few hundred target tokens at a time it computes logits, loss and gradients, so that memory does not grow with
-    tokens × vocabulary, and nothing is computed for padding.
+    It computes logits, loss and gradients for some hundred target tokens at a time, on a GPU for more, so that memory
+    does not grow with tokens × vocabulary, and nothing is computed for padding.
     """
 
     @staticmethod
@@ -73,7 +75,8 @@ class OutputLoss(torch.autograd.Function):
             if objective is not None:
                 compute, passes = objective.replace_by_gradient, objective.passes
             predicted = (labels != IGNORED_LABEL).nonzero()[:, 0].view(passes, -1)
-            for rows in predicted.split(TOKENS_AT_ONCE // passes, dim=1) if predicted.numel() else ():
+            size = tokens_at_once(states.device, len(weight)) // passes
+            for rows in predicted.split(size, dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
                 logits = linear(part, matrix, None if bias is None else bias.to(dtype))
@@ -93,6 +96,11 @@ class OutputLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients that `forward` has computed."""
         return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None, None
+
+
+def tokens_at_once(device: torch.device, vocabulary: int) -> int:
+    """Return of how many target tokens the logits are held at once."""
+    return TOKENS_AT_ONCE if device.type == "cpu" else max(TOKENS_AT_ONCE, LOGITS_ON_GPU // vocabulary)
 
 
 def replace_by_gradient(

@@ -24,6 +24,7 @@ from heedful.inference.loading import load_model
 from heedful.inference.memory import keep_freed_memory
 from heedful.inference.translation import Translator
 from heedful.training.preparation import StoredCorpus, prepare_corpus
+from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 
@@ -60,7 +61,8 @@ def train(run: Path, recipe: Recipe, corpus: StoredCorpus, steps: int) -> tuple[
         train_sampling_strategy="group_by_length",
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
+        use_cpu=runs_on_cpu(settings.device),
+        bf16=settings.mixed_precision == "bf16",
         seed=recipe.seed,
         dataloader_pin_memory=False,
     )

@@ -437,6 +437,14 @@ def test_the_loss_without_logits_is_the_loss_with_them(options, num_items, monke
     assert_same(gradients(model, short.loss * 3), {name: value * 3 for name, value in wanted.items()})
 
 
+def test_a_gpu_takes_many_tokens_at_once_and_a_small_part_of_any_vocabulary():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [loss_heed.tokens_at_once(cpu, size) for size in (100, 10_000)] == [256, 256]
+    assert loss_heed.tokens_at_once(gpu, 8000) * 8000 * 4 <= 512 * 2**20
+    assert loss_heed.tokens_at_once(gpu, 8000) > 16_000  # a whole micro-batch of the recipes, so one launch
+    assert loss_heed.tokens_at_once(gpu, 2**22) == 256
+
+
 def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkeypatch):
     monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 8)
     rows = []

@@ -4,17 +4,14 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from chromium import EXECUTABLE, Chromium
+from chromium import EXECUTABLE, MODULES, Chromium, served
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.exports.onnx_model import session_of
@@ -25,12 +22,9 @@ from memorised import PAIRS, memorised_model
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-# Where `make browser` installs it.
-MODULES = Path(__file__).parents[2] / ".node" / "node_modules"
 PACKAGE = MODULES / "@huggingface" / "transformers"
 NODE = shutil.which("node")
 needs_package = pytest.mark.skipif(not PACKAGE.is_dir(), reason="transformers.js is not installed (make browser)")
-CDN = "https://cdn.jsdelivr.net/npm/"
 TRANSLATE = """
 const { pipeline, env } = await import(process.argv[2]);
 env.allowRemoteModels = false;
@@ -122,26 +116,11 @@ def test_transformers_js_gives_the_translations_and_the_attention_in_node(saved,
 @needs_package
 @pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path):
-    class Files(SimpleHTTPRequestHandler):
-        def do_GET(self):
-            first, rest = self.path.lstrip("/").split("/", 1)
-            file = {"web": web, "npm": MODULES}[first] / (re.sub(r"(?<=\w)@[^/]+", "", rest) or "index.html")
-            content = file.read_bytes() if file.is_file() else b""
-            if file.suffix in (".html", ".js", ".mjs"):
-                content = content.replace(CDN.encode(), f"{address}/npm/".encode())
-            kinds = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript"}
-            self.send_response(200 if file.is_file() else 404)
-            self.send_header("Content-Type", kinds.get(file.suffix, "application/octet-stream"))
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    with served(web=web) as address:
+        translate_in_a_browser(address, tmp_path)
 
-        def log_message(self, *_):
-            pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    address = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def translate_in_a_browser(address, tmp_path):
     browser = Chromium(tmp_path)
     try:
         browser("Page.navigate", url=f"{address}/web/")
@@ -167,8 +146,6 @@ def test_the_page_translates_and_shows_attention_in_a_browser(web, tmp_path):
         assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
     finally:
         browser.close()
-        server.shutdown()
-        server.server_close()
 
 
 def test_what_no_browser_holds_is_refused_with_its_size(saved, tmp_path, monkeypatch):

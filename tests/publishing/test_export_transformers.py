@@ -23,6 +23,7 @@ from heedful.publishing.conversion.stock_models import start_from_zero, stock_co
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.training.recipe_file import read_recipe, recipes
 from helpers import assert_refused, padded, sentences, shake, tiny_model
 from memorised import PAIRS, memorised_model
 from tiny_runs import tiny_recipe
@@ -228,6 +229,12 @@ def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(fold
     ]
     assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), korean))
     assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
+
+
+@pytest.mark.parametrize("name", sorted(set(recipes()) - {"scan-simple"}))  # which has two vocabularies
+def test_the_recipes_make_models_that_a_stock_class_can_say(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_recipe(read_recipe(name, ["publish.also=[transformers]"]))
 
 
 def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):

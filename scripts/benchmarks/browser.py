@@ -7,11 +7,11 @@ by sentence, greedily, each on one thread. `same` counts the translations that a
 of its model with int8 weights; for the int8 files of transformers.js there is no such model.
 """
 
-import json
 import statistics
 import sys
 import tempfile
 import time
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +71,7 @@ def measure(folder: Path, sentences: int) -> dict[str, list[Any]]:
             while not browser.run("window.finished"):
                 time.sleep(1)
                 if mistakes := [each for each in browser.complaints() if each["method"] == "Runtime.exceptionThrown"]:
-                    raise RuntimeError(json.dumps(mistakes))
+                    raise RuntimeError(dumps(mistakes))
             found = browser.run("window.found")
     finally:
         browser.close()
@@ -84,7 +84,7 @@ def main(
     source: Annotated[str, typer.Option(help="Language or column.")],
     target: Annotated[str, typer.Option(help="Language or column.")],
     count: Annotated[int, typer.Option(help="Sentences.")] = 500,
-    file: Json = None,
+    json: Json = None,
 ) -> None:
     """Print a row for each form."""
     begin(1)
@@ -93,7 +93,7 @@ def main(
     translator = Translator.from_pretrained(model, device="cpu")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+        (folder / "texts.json").write_text(dumps(texts), encoding="utf-8")
         export_web(model, folder / "web", texts[:20])
         write_page([model], folder / "page.html")
         found = measure(folder, len(texts))
@@ -111,7 +111,7 @@ def main(
             expected = [best.text for best, *_ in own.translate(texts, num_beams=1)]
             row["same"] = sum(one == other for one, other in zip(translations, expected, strict=True))
         rows.append(row)
-    report(rows, file)
+    report(rows, json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +148,27 @@ def translate_in_a_browser(address, tmp_path):
         assert all(url.startswith((address, f"blob:{address}")) for url in browser.requests())
     finally:
         browser.close()
+
+
+@pytest.mark.slow
+@needs_package
+@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+def test_the_forms_for_browsers_are_measured_side_by_side(saved, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    lines = [json.dumps({"ko": source, "en": target}) for source, target in PAIRS.items()]
+    pairs.write_text("\n".join(lines * 4), encoding="utf-8")  # `web` compares with twenty sentences
+    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "browser.py"
+    options = ["--data", pairs, "--source", "ko", "--target", "en", "--json", tmp_path / "found.json"]
+    done = subprocess.run(
+        list(map(str, [sys.executable, script, saved[2], *options])),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, *rows = json.loads((tmp_path / "found.json").read_text())
+    assert [(row["form"], row.get("same")) for row in rows] == [("page", 24), ("float32", 24), ("int8", None)]
+    assert all(row["BLEU"] == pytest.approx(100) and row["MB"] > 0 and row["ms"] > 0 for row in rows)
 
 
 def test_what_no_browser_holds_is_refused_with_its_size(saved, tmp_path, monkeypatch):

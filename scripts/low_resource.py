@@ -2,8 +2,10 @@
 
     python scripts/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
 
-Every row is one or a few `heedful` commands, which are printed. What is done stands in docs/studies/lowresource.json,
-and is not done again, so that the table may grow over several sittings; a run that was stopped goes on.
+Every row is one or a few `heedful` commands, which are printed. What is done stands in docs/figures/lowresource.json,
+and is not done again, so that the table may grow over several sittings; a run that was stopped goes on. A GPU, which
+one small model leaves half idle, trains several rows at once with `--jobs 4`. `--prices` measures on the CPU what an
+update takes, for the column of costs.
 """
 
 import argparse
@@ -11,15 +13,17 @@ import gzip
 import json
 import random
 import re
-import resource
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 from heedful.files import write_text
 
-FOUND = Path(__file__).parents[1] / "docs" / "studies" / "lowresource.json"
+FOUND = Path(__file__).parents[1] / "docs" / "figures" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
 # Of so many pairs: tokens of the vocabulary, layers on either side, width, peak of the learning rate, updates, tokens
 # of an update, and sentences for back-translation.
@@ -58,16 +62,16 @@ class Table:
     """The runs of one number of pairs, in a folder of their own."""
 
     def __init__(self, corpus: Path, folder: Path, pairs: int):
-        self.folder, self.pairs, self.costs = folder / str(pairs), pairs, 0.0
+        self.folder, self.pairs = folder / str(pairs), pairs
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._is_being_made: dict[Path, Lock] = defaultdict(Lock)
         vocabulary, layers, width, rate, updates, tokens, self.sentences = SIZES[pairs]
         with gzip.open(corpus / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
             self.rows = [json.loads(line)["translation"] for line in stream]
         random.Random(1).shuffle(self.rows)  # the file is sorted by length
         self.train = (self.folder / "train.jsonl").resolve()
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
-        if not self.train.is_file():
-            write_text(self.train, "\n".join(lines) + "\n")
+        write_text(self.train, "\n".join(lines) + "\n")
         model = {"d_model": width}
         for side in ("encoder", "decoder"):
             model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * width}
@@ -82,14 +86,17 @@ class Table:
         self.settings += [f"optimization.{name}={value}" for name, value in run.items()]
 
     def measure(self, row: str, seed: int) -> dict:
-        """Train one row, and return its scores and what it cost with all that it needs."""
-        self.costs = 0.0
-        changes = [self._filled(change) for change in ROWS[row]]
-        model = self._model(f"{row.replace(' ', '-')}-{seed}", [f"seed={seed}", *changes])
+        """Train one row with all that it needs, and return its scores."""
+        model = self._model(f"{row.replace(' ', '-')}-{seed}", [f"seed={seed}", *map(self._filled, ROWS[row])])
         scores = json.loads((model / "metrics.json").read_text())
         found = {"pairs": self.pairs, "row": row, "seed": seed, "loss": round(scores["validation"]["loss"], 4)}
-        found |= {name: round(scores["test"][name], 2) for name in ("bleu", "chrf")}
-        return found | {"cpu_hours": round(self.costs / 3600, 3)}
+        return found | {name: round(scores["test"][name], 2) for name in ("bleu", "chrf")}
+
+    def price(self, changes: list[str]) -> float:
+        """Return the seconds that an update takes on the CPU."""
+        command = ["train", RECIPE, *self.settings, *changes, "optimization.device=cpu", "--dry-run"]
+        done = subprocess.run([sys.executable, "-m", "heedful", *command], check=True, capture_output=True, text=True)
+        return float(re.search(r"([\d.e-]+) s an update", done.stdout)[1])
 
     def _model(self, name: str, changes: list[str]) -> Path:
         output = self.folder / name
@@ -123,40 +130,35 @@ class Table:
         return made
 
     def _run(self, made: Path, *command: object) -> None:
-        """Run a `heedful` command that makes a file or folder, unless it is there, and add up what it costs."""
-        price = made.with_name(f"{made.name}.seconds")
-        if not made.exists():
-            before = cpu_seconds()
-            print("$ heedful", *command, flush=True)
-            subprocess.run([sys.executable, "-m", "heedful", *map(str, command)], check=True)
-            price.write_text(str(cpu_seconds() - before))
-        self.costs += float(price.read_text())
+        """Run a `heedful` command that makes a file or folder, unless it is there."""
+        with self._is_being_made[made]:
+            if not made.exists():
+                print("$ heedful", *command, flush=True)
+                subprocess.run([sys.executable, "-m", "heedful", *map(str, command)], check=True)
 
 
-def cpu_seconds() -> float:
-    """Return the time that finished commands have computed."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def hours(row: str, pairs: int, prices: dict[str, float]) -> float:
+    """Return the hours on the CPU that a row's trainings take, those of the models that make its pairs included."""
+    text = " ".join(ROWS[row])
+    models = ("$back" in text) + ("$forward" in text)
+    return SIZES[pairs][4] * (prices["R-Drop" if "r_drop" in text else "plain"] + models * prices["plain"]) / 3600
 
 
-def table(found: list[dict], pairs: int) -> str:
+def table(known: dict, pairs: int) -> str:
     """Write the rows of one number of pairs in Markdown: means over seeds, and the difference from the plain one."""
+    found, prices = known["rows"], known["seconds of an update"].get(str(pairs))
     lines = [f"| {pairs:,} pairs | seeds | BLEU | | chrF | CPU-hours |", "|---|---|---|---|---|---|"]
     plain = None
     for row in ROWS:
         runs = [each for each in found if each["pairs"] == pairs and each["row"] == row]
         if runs:
-            bleu, chrf, hours = (statistics.mean(each[key] for each in runs) for key in ("bleu", "chrf", "cpu_hours"))
+            bleu, chrf = (statistics.mean(each[key] for each in runs) for key in ("bleu", "chrf"))
+            cost = f"{hours(row, pairs, prices):.1f}" if prices else ""
             plain = bleu if row == "plain" else plain
             difference = "" if plain is None or row == "plain" else f"{bleu - plain:+.1f}"
             seeds = ", ".join(str(each["seed"]) for each in runs)
-            lines.append(f"| {row} | {seeds} | {bleu:.2f} | {difference} | {chrf:.2f} | {hours:.2f} |")
+            lines.append(f"| {row} | {seeds} | {bleu:.2f} | {difference} | {chrf:.2f} | {cost} |")
     return "\n".join(lines)
-
-
-def known() -> list[dict]:
-    """Return what was measured so far."""
-    return json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
 
 
 def main() -> None:
@@ -166,16 +168,37 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
+    parser.add_argument("--prices", action="store_true", help="measure what an update takes, and nothing else")
     parser.add_argument("--output", type=Path, default=Path("runs/lowresource"), help="folder of the runs")
     arguments = parser.parse_args()
+    known = json.loads(FOUND.read_text(encoding="utf-8"))
+    writing = Lock()
+
+    def measure(runs: Table, row: str, seed: int) -> None:
+        if any((each["pairs"], each["row"], each["seed"]) == (runs.pairs, row, seed) for each in known["rows"]):
+            return
+        found = runs.measure(row, seed)
+        with writing:
+            known["rows"].append(found)
+            write_text(FOUND, json.dumps(known, indent=1) + "\n")
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        waiting = []
+        for pairs in arguments.pairs:
+            runs = Table(arguments.corpus.resolve(), arguments.output, pairs)
+            if arguments.prices:
+                prices = {row: runs.price(ROWS[row]) for row in ("plain", "R-Drop")}
+                known["seconds of an update"][str(pairs)] = prices
+                write_text(FOUND, json.dumps(known, indent=1) + "\n")
+            else:
+                waiting += [
+                    pool.submit(measure, runs, row, seed) for seed in arguments.seeds for row in arguments.rows
+                ]
+        for each in waiting:
+            each.result()
     for pairs in arguments.pairs:
-        runs = Table(arguments.corpus.resolve(), arguments.output, pairs)
-        for seed in arguments.seeds:
-            for row in arguments.rows:
-                if not any((each["pairs"], each["row"], each["seed"]) == (pairs, row, seed) for each in known()):
-                    found = runs.measure(row, seed)
-                    FOUND.write_text(json.dumps([*known(), found], indent=1) + "\n", encoding="utf-8")
-        print(table(known(), pairs))
+        print(table(known, pairs))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The scripts, run as functions on tiny models."""
 
 import ast
+import gzip
 import importlib.util
 import json
 import math
@@ -143,3 +144,38 @@ def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
     trained = {pair["ko"] for pair in korean_english_pairs("train", 5000)}
     assert len(unseen) == 5
     assert not trained & {pair["ko"] for pair in unseen}
+
+
+def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_one(tmp_path, monkeypatch, capsys):
+    script, commands = load("low_resource"), []
+
+    def run(command, **_):
+        commands.append(command[3:])
+        is_training = command[3] == "train"
+        made = Path(next(part[7:] for part in command if part.startswith("output=")) if is_training else command[-1])
+        if is_training:
+            (made / "model").mkdir(parents=True)
+            bleu = 12 + 4 * ("all-together" in made.name)
+            scores = {"validation": {"loss": 2.0}, "test": {"bleu": bleu, "chrf": 30.0}}
+            (made / "model" / "metrics.json").write_text(json.dumps(scores))
+        else:
+            made.write_text("")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "FOUND", tmp_path / "found.json")
+    prices = {"5000": {"plain": 0.9, "R-Drop": 1.8}}
+    (tmp_path / "found.json").write_text(json.dumps({"seconds of an update": prices, "rows": []}))
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as stream:
+        stream.writelines(json.dumps({"translation": {"en": f"a {n}", "de": f"b {n}"}}) + "\n" for n in range(5005))
+    rows = ["plain", "back-translation, tagged", "data diversification", "all together"]
+    options = ["--pairs", "5000", "--jobs", "4", "--output", str(tmp_path / "runs"), "--rows", *rows]
+    for _ in range(2):  # what is known is not measured again
+        monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
+        script.main()
+    assert sorted(command[0] for command in commands) == ["backtranslate"] * 2 + ["distill"] + ["train"] * 6
+    assert (tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()[0].startswith("b ")
+    assert len((tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()) == 5
+    printed = capsys.readouterr().out.splitlines()
+    assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
+    # One training of the row itself, with R-Drop, and the two models that make pairs for it.
+    assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed

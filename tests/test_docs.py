@@ -19,7 +19,8 @@ from heedful.training.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+KOREAN = ROOT / "README.ko.md"
+DOCUMENTS = [ROOT / "README.md", KOREAN, *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted(
     {
         line.strip().removeprefix("$ ")
@@ -52,6 +53,12 @@ def test_the_python_of_the_readme_runs(quickstart_model, capsys):
     assert "runs/quickstart/model" in code
     exec(code.replace("runs/quickstart/model", str(quickstart_model)), {})
     assert capsys.readouterr().out.strip().startswith("[")
+
+
+def test_the_korean_readme_shows_what_the_english_one_shows():
+    shown = re.findall(r"```.*?\n(.*?)```", KOREAN.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(shown) == 5
+    assert [line for block in shown for line in block.splitlines() if line not in README] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)

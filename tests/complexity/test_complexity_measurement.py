@@ -19,7 +19,19 @@ def test_memory_grows_with_the_length_and_with_its_square_where_all_pairs_are_he
     layer = make_layer(kind, settings)
     short, long = (held_bytes(layer, torch.randn(1, length, 16)) for length in (1024, 2048))
     growth = long / short
-    assert 3.8 < growth < 4.2 if kind in ("plain", "masked") else 1.9 < growth < 2.05
+    assert 3.8 < growth < 4.2 if kind in ("plain", "masked", "additive") else 1.9 < growth < 2.05
+
+
+def test_additive_scores_are_measured_as_far_as_they_fit(monkeypatch):
+    settings = ComplexitySettings(**TINY | {"rounds": 1, "lengths": (4, 8, 16, 32)})
+    monkeypatch.setattr(measurement, "MOST_ADDITIVE_BYTES", 16**2 * 16 * 4)
+    found = measure(settings)
+    for column in ("milliseconds", "bytes"):
+        assert found["additive"][column][3] is None
+        assert all(value > 0 for value in found["additive"][column][:3] + found["plain"][column])
+    assert exponent([4, 8, 16, 32], [9.0, 2.0, 8.0, None]) == pytest.approx(2)
+    monkeypatch.setattr(measurement, "MOST_ADDITIVE_BYTES", 8**2 * 16 * 4)
+    assert "additive" not in measure(settings)
 
 
 def test_no_tensor_of_restricted_self_attention_is_as_large_as_all_pairs():

@@ -30,7 +30,7 @@ def operations(kind: str, length: int, settings: ComplexitySettings) -> int:
     twice as many outputs as inputs (2·k·n·d²).
     """
     n, d = length, settings.d_model
-    if kind in ("self_attention", "plain", "masked"):
+    if kind in ("self_attention", "plain", "masked", "additive"):
         return 4 * n * d**2 + 2 * n**2 * d
     if kind == "restricted":
         block = max(settings.neighbourhood, NARROWEST_BLOCK)

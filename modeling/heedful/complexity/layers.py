@@ -8,7 +8,7 @@ Letters in shape comments: B batch, S source length, T target length, D = d_mode
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +28,17 @@ class SelfAttentionLayer(nn.Module):
     """Multi-head self-attention as in Heed's encoder (section 3.2), its mask included; no feed-forward network.
 
     A neighbourhood (restricted self-attention, section 4) is computed in blocks, as Heed does it, or by a mask of all
-    pairs of positions. The kernel is `sdpa`, or `eager`, which is equation 1 as written.
+    pairs of positions. The kernel is `sdpa`, or `eager`, which is equation 1 as written, or with additive scores.
     """
 
     def __init__(
-        self, d_model: int, heads: int, neighbourhood: int | None = None, in_windows: bool = True, kernel: str = "sdpa"
+        self,
+        d_model: int,
+        heads: int,
+        neighbourhood: int | None = None,
+        in_windows: bool = True,
+        kernel: str = "sdpa",
+        scoring: Literal["scaled_dot", "additive"] = "scaled_dot",
     ):
         super().__init__()
         self.config = HeedConfig(
@@ -40,6 +46,7 @@ class SelfAttentionLayer(nn.Module):
             encoder_attention_heads=heads,
             decoder_attention_heads=heads,
             encoder_neighbourhood=neighbourhood,
+            attention_scoring=scoring,
             position_encoding="none",
         )
         self.config._attn_implementation = kernel
@@ -169,6 +176,7 @@ def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", de
     """Make a layer of a kind, in evaluation mode.
 
     Kinds are those of Table 1, `plain` and `masked`, which compute attention with every pair of positions in memory,
+    `additive`, which is `plain` with Bahdanau's score (section 3.2.1 compares the two),
     and `causal` and `dilated` convolutions, as a decoder has them. The kernel computes attention where the kind does
     not say; with the depth in the stack, from 0, dilation grows k-fold.
     """
@@ -179,6 +187,7 @@ def make_layer(kind: str, settings: ComplexitySettings, kernel: str = "sdpa", de
         "recurrent": lambda: RecurrentLayer(width, settings.cell),
         "convolutional": lambda: ConvolutionalEncoderLayer(width, k),
         "plain": lambda: SelfAttentionLayer(width, heads, kernel="eager"),
+        "additive": lambda: SelfAttentionLayer(width, heads, kernel="eager", scoring="additive"),
         "masked": lambda: SelfAttentionLayer(width, heads, radius, in_windows=False, kernel=kernel),
         "causal": lambda: CausalConvolutionLayer(width, k),
         "dilated": lambda: CausalConvolutionLayer(width, k, k**depth),

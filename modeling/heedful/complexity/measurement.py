@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from heedful.complexity.layers import make_layer
-from heedful.complexity.settings import ComplexitySettings
+from heedful.complexity.settings import FEWEST_LENGTHS, ComplexitySettings
 from heedful.diagnosis.memory import HeldBytes
 
-# Those of Table 1, then two that compute attention with every pair of positions in memory.
-KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked")
+# Those of Table 1, then three that compute attention with every pair of positions in memory.
+KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked", "additive")
+# Additive scores need d numbers for each pair of positions. They are measured up to so many bytes of them.
+MOST_ADDITIVE_BYTES = 2**31
 # Shorter calls are repeated, so that what is timed lasts so many seconds.
 SHORTEST_TIMING = 0.02
 
@@ -40,45 +42,61 @@ def seconds_of(layer: nn.Module, states: torch.Tensor) -> float:
     return (time.process_time() - start) / calls
 
 
-def exponent(lengths: Sequence[int], costs: Sequence[float]) -> float:
+def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float:
     """Return the power of the length by which costs grow: the slope of a line through the logarithms.
 
-    Only the upper half of the lengths counts (the middle one included), where constant costs matter least.
+    Only the upper half of the lengths with a cost counts (the middle one included), where constant costs matter least.
     """
-    points = [(math.log(n), math.log(cost)) for n, cost in zip(lengths, costs, strict=True)][len(lengths) // 2 :]
+    points = [(math.log(n), math.log(cost)) for n, cost in zip(lengths, costs, strict=True) if cost is not None]
+    points = points[len(points) // 2 :]
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float]]]:
+def fits(kind: str, length: int, d_model: int) -> bool:
+    """Return whether a layer is measured at a length."""
+    return kind != "additive" or 4 * length**2 * d_model <= MOST_ADDITIVE_BYTES
+
+
+def kinds_of(settings: ComplexitySettings) -> list[str]:
+    """Return the kinds that are measured at three lengths or more, so that a growth can be told."""
+    return [kind for kind in KINDS if sum(fits(kind, n, settings.d_model) for n in settings.lengths) >= FEWEST_LENGTHS]
+
+
+def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float | None]]]:
     """Time every layer at every length, all in turns, and count the bytes it holds.
 
     Everything is computed in float32 by one thread, without gradients, for one sequence. Seconds are the process's own
     (CPU time), so that other processes disturb them through caches and clock rates alone.
 
     Returns:
-        For each kind `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by length.
+        For each of `kinds_of` `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by length; None
+        at a length for which additive scores are too large.
     """
     torch.manual_seed(settings.seed)
-    layers = {kind: make_layer(kind, settings) for kind in KINDS}
+    layers = {kind: make_layer(kind, settings) for kind in kinds_of(settings)}
     inputs = [torch.randn(1, length, settings.d_model) for length in settings.lengths]
-    seconds: dict[str, list[list[float]]] = {kind: [[] for _ in inputs] for kind in KINDS}
+    seconds: dict[str, list[list[float]]] = {kind: [[] for _ in inputs] for kind in layers}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        held = {kind: [float(held_bytes(layer, states)) for states in inputs] for kind, layer in layers.items()}
+        held = {
+            kind: [float(held_bytes(layer, states)) if fits(kind, *states.shape[1:]) else None for states in inputs]
+            for kind, layer in layers.items()
+        }
         for _ in range(settings.rounds):
             for number, states in enumerate(inputs):
                 for kind, layer in layers.items():
-                    seconds[kind][number].append(seconds_of(layer, states))
+                    if fits(kind, *states.shape[1:]):
+                        seconds[kind][number].append(seconds_of(layer, states))
     finally:
         torch.set_num_threads(threads)
-    return {kind: {**_summaries(seconds[kind]), "bytes": held[kind]} for kind in KINDS}
+    return {kind: {**_summaries(seconds[kind]), "bytes": held[kind]} for kind in layers}
 
 
-def _summaries(rounds: list[list[float]]) -> dict[str, list[float]]:
+def _summaries(rounds: list[list[float]]) -> dict[str, list[float | None]]:
     summaries: dict[str, Callable[[list[float]], float]]
     summaries = {"milliseconds": statistics.median, "fastest": min, "slowest": max}
-    return {name: [1000 * of(each) for each in rounds] for name, of in summaries.items()}
+    return {name: [1000 * of(each) if each else None for each in rounds] for name, of in summaries.items()}
 
 
 def machine() -> dict[str, Any]:

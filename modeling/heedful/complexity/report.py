@@ -1,6 +1,7 @@
 """All about Table 1 in one report: as JSON, as Markdown tables, as a figure, and as a folder with all three."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ PAPER = {
     "recurrent": ("O(n·d²)", "O(n)", "O(n)", 1),
     "convolutional": ("O(k·n·d²)", "O(1)", "O(n/k), O(log_k n) dilated", 1),
 }
-# What is measured: label, colour, line; the last two are no layers of Table 1.
+# What is measured: label, colour, line; the last three are no layers of Table 1.
 STYLES = {
     "self_attention": ("self-attention", "tab:blue", "-"),
     "restricted": ("restricted self-attention", "tab:green", "-"),
@@ -31,6 +32,7 @@ STYLES = {
     "convolutional": ("convolutional", "tab:orange", "-"),
     "plain": ("self-attention, all scores in memory", "tab:blue", ":"),
     "masked": ("restricted by a mask of all pairs", "tab:green", ":"),
+    "additive": ("self-attention, additive scores", "tab:purple", ":"),
 }
 # What path lengths are looked for in: label, formula, colour, marker.
 REACH_STYLES = {
@@ -55,7 +57,7 @@ def make_report(settings: ComplexitySettings) -> dict[str, Any]:
         found = {name: round(exponent(settings.lengths, layer[column]), 2) for name, column in costs.items()}
         layer["exponents"] = {"paper": PAPER[kind][3] if kind in PAPER else 2, **found}
         for column in ("milliseconds", "fastest", "slowest"):
-            layer[column] = [round(value, 3) for value in layer[column]]
+            layer[column] = [None if value is None else round(value, 3) for value in layer[column]]
     after = machine()["load_average"]
     return {
         "settings": {**asdict(settings), "lengths": [*settings.lengths], "reach_lengths": [*settings.reach_lengths]},
@@ -91,8 +93,8 @@ def tables(report: dict[str, Any]) -> str:
     growth = [["grows with n to the power of", "Table 1", "multiply-adds", "time", "memory"]]
     times = [["milliseconds", *(f"n = {n:,}" for n in lengths), f"MiB at {lengths[-1]:,}"]]
     reach = [["path length, by gradient", "formula", *(f"n = {n:,}" for n in reach_lengths)]]
-    for kind, (label, *_) in STYLES.items():
-        layer = report["layers"][kind]
+    for kind, layer in report["layers"].items():
+        label = STYLES[kind][0]
         if kind in PAPER:
             millions = [f"{layer[name][-1] / 1e6:,.1f}" for name in ("operations", "term_of_table_1")]
             numbers = [f"{layer[name][-1]:,}" for name in ("sequential_steps", "path_length")]
@@ -100,8 +102,9 @@ def tables(report: dict[str, Any]) -> str:
         powers = layer["exponents"]
         paper = str(powers["paper"]) if kind in PAPER else "—"
         growth.append([label, paper, *(f"{powers[name]:.2f}" for name in ("operations", "time", "memory"))])
-        milliseconds = (f"{value:,.1f}" for value in layer["milliseconds"])
-        times.append([label, *milliseconds, f"{layer['bytes'][-1] / MIB:,.1f}"])
+        milliseconds = ("–" if value is None else f"{value:,.1f}" for value in layer["milliseconds"])
+        largest, held = max((n, held) for n, held in zip(lengths, layer["bytes"], strict=True) if held is not None)
+        times.append([label, *milliseconds, f"{held / MIB:,.1f}" + f" at {largest:,}" * (largest != lengths[-1])])
     for kind, (label, formula, *_) in REACH_STYLES.items():
         found = [row for row in report["reach"] if row["kind"] == kind]
         cells = [str(row["path"]) + (f" (not {row['formula']})" * (row["path"] != row["formula"])) for row in found]
@@ -137,10 +140,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(13, 5.8), dpi=100, layout="constrained")
     time, memory, reach = figure.subplots(1, 3)
     lengths, reach_lengths = report["settings"]["lengths"], report["settings"]["reach_lengths"]
-    for kind, (label, colour, line) in STYLES.items():
-        layer = report["layers"][kind]
-        mebibytes = [value / MIB for value in layer["bytes"]]
-        for axes, name, costs in ((time, "time", layer["milliseconds"]), (memory, "memory", mebibytes)):
+    for kind, layer in report["layers"].items():
+        label, colour, line = STYLES[kind]
+        milliseconds = [math.nan if value is None else value for value in layer["milliseconds"]]
+        mebibytes = [math.nan if value is None else value / MIB for value in layer["bytes"]]
+        for axes, name, costs in ((time, "time", milliseconds), (memory, "memory", mebibytes)):
             named = f"{label}: n^{layer['exponents'][name]:.2f}"
             axes.plot(lengths, costs, label=named, color=colour, linestyle=line, marker="o", markersize=3)
     for kind, (label, _, colour, marker) in REACH_STYLES.items():

@@ -8,6 +8,8 @@ from heedful.files import check_at_least
 Cell = Literal["rnn", "gru", "lstm"]
 # On longer ways through a recurrent layer gradients become zero, in float64 too.
 LONGEST_REACH = 256
+# A line through the upper half of fewer lengths than three would be a line through a point.
+FEWEST_LENGTHS = 3
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,7 @@ class ComplexitySettings:
             raise ValueError(f"`kernel_width` must be odd and at least 3, but is {self.kernel_width} instead.")
         if self.cell not in get_args(Cell):
             raise ValueError(f"`cell` must be rnn, gru or lstm, but is {self.cell!r} instead.")
-        # A line through the upper half of fewer lengths than three would be a line through a point.
-        for name, fewest in (("lengths", 3), ("reach_lengths", 1)):
+        for name, fewest in (("lengths", FEWEST_LENGTHS), ("reach_lengths", 1)):
             lengths = getattr(self, name)
             if len(lengths) < fewest or any(n < 2 for n in lengths) or list(lengths) != sorted(set(lengths)):
                 raise ValueError(

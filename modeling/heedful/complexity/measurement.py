@@ -59,7 +59,8 @@ def fits(kind: str, length: int, d_model: int) -> bool:
 
 def kinds_of(settings: ComplexitySettings) -> list[str]:
     """Return the kinds that are measured at three lengths or more, so that a growth can be told."""
-    return [kind for kind in KINDS if sum(fits(kind, n, settings.d_model) for n in settings.lengths) >= FEWEST_LENGTHS]
+    measured = {kind: sum(fits(kind, length, settings.d_model) for length in settings.lengths) for kind in KINDS}
+    return [kind for kind, lengths in measured.items() if lengths >= FEWEST_LENGTHS]
 
 
 def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float | None]]]:

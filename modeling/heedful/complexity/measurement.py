@@ -70,8 +70,8 @@ def measure(settings: ComplexitySettings) -> dict[str, dict[str, list[float | No
     (CPU time), so that other processes disturb them through caches and clock rates alone.
 
     Returns:
-        For each of `kinds_of` `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by length; None
-        at a length for which additive scores are too large.
+        For each of `kinds_of` `milliseconds` (medians), `fastest` and `slowest` in milliseconds, and `bytes`, by
+        length; None at a length for which additive scores are too large.
     """
     torch.manual_seed(settings.seed)
     layers = {kind: make_layer(kind, settings) for kind in kinds_of(settings)}

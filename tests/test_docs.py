@@ -61,6 +61,15 @@ def test_the_korean_readme_shows_what_the_english_one_shows():
     assert [line for block in shown for line in block.splitlines() if line not in README] == []
 
 
+def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatch, capsys):
+    guide = (ROOT / "docs" / "guides" / "chatbot.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (tmp_path / "answers.txt").write_text("좋은 생각이에요.\n좋은 생각이에요.\n네.\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out == "distinct-1 0.600\ndistinct-2 0.500\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_documents_has_known_options_and_recipes(command):
     words = shlex.split(re.split(r" [<>|] ", command)[0])

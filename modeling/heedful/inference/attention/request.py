@@ -1,14 +1,17 @@
 """What `heedful attention` is asked for, and its answer."""
 
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heedful.files import check_matplotlib, check_writable
 from heedful.inference.attention.drawing import PICTURE_SUFFIXES, draw_attention, draw_attention_grid
-from heedful.inference.attention.maps import AttentionMap, AttentionMaps, attention_maps
+from heedful.inference.attention.maps import AttentionMap, AttentionMaps, AttentionSteps, attention_maps
 from heedful.inference.attention.measures import (
     GoldAlignment,
     alignment_errors,
@@ -34,6 +37,8 @@ CONFLICTS = (
     ("grid", "gold", "which reads one map"),
     ("output", "data", "because it shows one sentence"),
     ("entropy", "data", "because it is of one sentence"),
+    ("steps", "data", "because they are of one sentence"),
+    ("steps", "rollout", "which averages the heads"),
 )
 NAMES = {"page": "a report (.html)"}
 ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
@@ -56,22 +61,27 @@ class Request:
     head: int | None = None
     grid: bool = False
     rollout: bool = False
+    scores: bool = False
     tokens: bool = False
     # What to print.
     alignment: bool = False
     gold: Path | None = None
     entropy: bool = False
+    steps: bool = False  # of head 0, unless another is chosen
     json: bool = False
 
     def __post_init__(self):
         given = {name for name, value in vars(self).items() if value is not None and value is not False}
-        if not given & {"output", "alignment", "gold", "entropy", "json"}:
-            raise ValueError("Something must be asked for: -o FILE, --alignment, --gold FILE, --entropy or --json.")
+        asked = "-o FILE, --alignment, --gold FILE, --entropy, --steps or --json"
+        if not given & {"output", "alignment", "gold", "entropy", "steps", "json"}:
+            raise ValueError(f"Something must be asked for: {asked}.")
         if self.output is not None:
             check_writable(self.output, (*PICTURE_SUFFIXES, *REPORT_SUFFIXES))
             given.add("page" if self.is_page else "picture")
         if self.grid and "picture" not in given:
             raise ValueError(f"`--grid` must come with a picture to draw (-o FILE, {', '.join(PICTURE_SUFFIXES)}).")
+        if self.scores and not self.grid:
+            raise ValueError("`--scores` must come with --grid; a page shows them, and --steps writes them.")
         if self.tokens and self.output is None:
             raise ValueError("`--tokens` must come with a picture or page (-o FILE): nothing else shows words.")
         for one, other, reason in CONFLICTS:
@@ -79,7 +89,7 @@ class Request:
                 raise ValueError(f"`--{one}` must not come with {NAMES.get(other, f'--{other}')}, {reason}.")
         if given & {"alignment", "gold"} and self.kind not in (None, "cross"):
             raise ValueError("`--kind` must be cross to align words.")
-        if given & {"layer", "head", "rollout"} and not given & {"output", "alignment", "gold", "json"}:
+        if given & {"layer", "head", "rollout"} and not given & {"output", "alignment", "gold", "steps", "json"}:
             options = "`--layer`, `--head` and `--rollout`"
             raise ValueError(f"{options} must not come with --entropy alone, which tells of all heads.")
         if "picture" in given:
@@ -116,7 +126,8 @@ class Request:
         """Compute and write what is asked for, with the gold alignments that were read.
 
         What was found can be JSON: `output`, `alignments`, `alignment_errors`, `entropy` (by layer and head, in `nats`
-        and as a `share`) and `maps`, as far as they were asked for.
+        and as a `share`), `steps` (of one head, see `AttentionSteps`; −∞ is null) and `maps`, as far as they were
+        asked for.
         """
         kind, answer, links = self.kind or "cross", dict[str, Any](), []
         # A page shows all kinds, and rollout to the source needs the encoder's.
@@ -131,6 +142,9 @@ class Request:
             if self.entropy:
                 entropy = attention_entropy(maps, kind)
                 answer["entropy"] = {"nats": entropy.nats.tolist(), "share": entropy.share.tolist()}
+            if self.steps:
+                steps = maps.steps(kind, -1 if self.layer is None else self.layer, self.head or 0)
+                answer["steps"] = {"title": self._title(maps, self.head or 0), **_steps_as_lists(steps)}
             if self.json:
                 attention = self._map(maps)
                 numbers = [[round(float(weight), 6) for weight in row] for row in attention.weights]
@@ -153,19 +167,34 @@ class Request:
             return write_attention_report(maps, path, self.pairs[0][0], **chosen)
         kind = self.kind or "cross"
         if self.grid:
-            return draw_attention_grid(maps, path, kind, self.layer, f"{kind} attention of each head", self.tokens)
+            title = f"{kind} attention of each head"
+            return draw_attention_grid(maps, path, kind, self.layer, title, self.tokens, self.scores)
         attention = self._map(maps)
-        return draw_attention(attention if self.tokens else word_attention(maps, attention), path, self._title(maps))
+        return draw_attention(
+            attention if self.tokens else word_attention(maps, attention), path, self._title(maps, self.head)
+        )
 
-    def _title(self, maps: AttentionMaps) -> str:
-        """Say which layer and head a picture shows."""
+    def _title(self, maps: AttentionMaps, head: int | None) -> str:
+        """Say which layer and head a picture or the steps show."""
         kind = self.kind or "cross"
         last, heads = maps.layers(kind) - 1, maps.heads(kind)
         number = maps.layer_number(kind, -1 if self.layer is None else self.layer)
         layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
         if self.rollout:
             return f"rollout of {kind} attention, {layer}"
-        return f"{kind} attention, {layer}, {f'mean of {heads} heads' if self.head is None else f'head {self.head}'}"
+        return f"{kind} attention, {layer}, {f'mean of {heads} heads' if head is None else f'head {head}'}"
+
+
+def _steps_as_lists(steps: AttentionSteps) -> dict[str, Any]:
+    """Return the steps as JSON can hold them: labels, numbers to six digits, None for −∞."""
+    attention = steps.attention
+    arrays = {"query": steps.query, "key": steps.key, "value": steps.value, "scores": steps.scores}
+    arrays |= {"scaled": steps.scaled, "weights": attention.weights, "output": steps.output}
+    found: dict[str, Any] = {"source_tokens": attention.source_tokens, "target_tokens": attention.target_tokens}
+    found |= {"kind": attention.kind, "scaling": steps.scaling}
+    for name, array in arrays.items():
+        found[name] = [[round(float(one), 6) if np.isfinite(one) else None for one in row] for row in array]
+    return found
 
 
 def pairs_of(
@@ -202,5 +231,40 @@ def answer_lines(answer: dict[str, Any]) -> Iterator[str]:
             cells += [f"{nat:.2f} ({share:4.0%})" for nat, share in zip(row, parts, strict=True)]
         for first, *others in table:
             yield f"{first:<23}" + "".join(f"{cell:<15}" for cell in others).rstrip()
+    if "steps" in answer:
+        yield from _steps_lines(answer["steps"])
     if "output" in answer:
         yield answer["output"]
+
+
+def _steps_lines(steps: dict[str, Any]) -> Iterator[str]:
+    """Write equation 1 with its numbers and shapes, rows and columns labelled by their tokens."""
+    rows, columns = steps["target_tokens"], steps["source_tokens"]
+    d_k, d_v = len(steps["key"][0]), len(steps["value"][0])
+    shape = f"({len(rows)}, {len(columns)})"
+    yield f"{steps['title']}: each row's query looks at the keys of the columns"
+    sizes = {"Q (queries)": (len(rows), d_k), "K (keys)": (len(columns), d_k), "V (values)": (len(columns), d_v)}
+    yield "Shapes: " + ", ".join(f"{name} {size}" for name, size in sizes.items())
+    yield f"\n1. Scores Q Kᵀ {shape}: q·k of each row and column"
+    yield from _table(rows, columns, steps["scores"], 2)
+    root = f"√{d_k} = {math.sqrt(d_k):.3f}" if steps["scaling"] != 1 else "1, for this model does not scale"
+    yield f"\n2. Scores divided by √d_k = {root} {shape}"
+    yield from _table(rows, columns, steps["scaled"], 2)
+    yield f"\n3. Weights, the softmax of each row {shape}; a row sums to 1"
+    yield from _table(rows, [*columns, "sum"], [[*row, sum(row)] for row in steps["weights"]], 3)
+    yield f"\n4. Output, the weighted sum of the values ({len(rows)}, {d_v}), of which each row's length"
+    yield from _table(rows, ["norm"], [[math.hypot(*row)] for row in steps["output"]], 3)
+
+
+def _table(rows: Sequence[str], columns: Sequence[str], numbers: Sequence[Sequence[float | None]], digits: int):
+    """Yield the lines of a table, in which Korean and Chinese letters are two places wide, as in a terminal."""
+    cells = [["−∞" if one is None else f"{one:.{digits}f}" for one in row] for row in numbers]
+    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
+    left = max(map(_width, rows))
+    for label, row in zip(["", *rows], [columns, *cells], strict=True):
+        padded = (" " * (2 + width - _width(cell)) + cell for cell, width in zip(row, widths, strict=True))
+        yield f"{label}{' ' * (left - _width(label))}{''.join(padded)}".rstrip()
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -158,7 +158,8 @@ class AttentionMaps:
         """Return what one head computes step by step; arguments are those of `map`, errors also those of `scores`."""
         attention = self.map(kind, layer, head)
         *parts, scaling = self._states_of(kind)[layer]
-        return AttentionSteps(attention, *(part[head].numpy() for part in parts), scaling)
+        query, key, value, scores = (part[head].numpy() for part in parts)
+        return AttentionSteps(attention, query, key, value, scores, scaling)
 
     def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
         """Return weights (rows, columns) with the labels of a kind."""

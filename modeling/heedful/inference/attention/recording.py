@@ -18,7 +18,10 @@ from heedful.modeling_heed import HeedPreTrainedModel
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Names of the attentions in a layer of Heed's encoder and decoder.
-ATTENTIONS = {"encoder": {"encoder": "self_attn"}, "decoder": {"decoder": "self_attn", "cross": "cross_attn"}}
+ATTENTIONS: dict[str, dict[Kind, str]] = {
+    "encoder": {"encoder": "self_attn"},
+    "decoder": {"decoder": "self_attn", "cross": "cross_attn"},
+}
 
 
 class HeadStates(NamedTuple):
@@ -149,8 +152,8 @@ def _keep_heads(
     scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)
     if mask is not None:  # 0 where a column is seen, else the smallest number there is
         scores = scores.masked_fill(mask < 0, -torch.inf)
-    parts = (part[0].float().cpu() for part in (query, key, value, scores))
-    found.append(HeadStates(*parts, module.scaling))
+    query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
+    found.append(HeadStates(query, key, value, scores, module.scaling))
 
 
 def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:

@@ -39,6 +39,7 @@ CONFLICTS = (
     ("entropy", "data", "because it is of one sentence"),
     ("steps", "data", "because they are of one sentence"),
     ("steps", "rollout", "which averages the heads"),
+    ("steps", "json", "which writes no text"),
 )
 NAMES = {"page": "a report (.html)"}
 ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
@@ -126,8 +127,7 @@ class Request:
         """Compute and write what is asked for, with the gold alignments that were read.
 
         What was found can be JSON: `output`, `alignments`, `alignment_errors`, `entropy` (by layer and head, in `nats`
-        and as a `share`), `steps` (of one head, see `AttentionSteps`; −∞ is null) and `maps`, as far as they were
-        asked for.
+        and as a `share`), `steps` (lines of text) and `maps`, as far as they were asked for.
         """
         kind, answer, links = self.kind or "cross", dict[str, Any](), []
         # A page shows all kinds, and rollout to the source needs the encoder's.
@@ -144,7 +144,7 @@ class Request:
                 answer["entropy"] = {"nats": entropy.nats.tolist(), "share": entropy.share.tolist()}
             if self.steps:
                 steps = maps.steps(kind, -1 if self.layer is None else self.layer, self.head or 0)
-                answer["steps"] = {"title": self._title(maps, self.head or 0), **_steps_as_lists(steps)}
+                answer["steps"] = [self._title(maps, self.head or 0), *_steps_lines(steps)]
             if self.json:
                 attention = self._map(maps)
                 numbers = [[round(float(weight), 6) for weight in row] for row in attention.weights]
@@ -185,18 +185,6 @@ class Request:
         return f"{kind} attention, {layer}, {f'mean of {heads} heads' if head is None else f'head {head}'}"
 
 
-def _steps_as_lists(steps: AttentionSteps) -> dict[str, Any]:
-    """Return the steps as JSON can hold them: labels, numbers to six digits, None for −∞."""
-    attention = steps.attention
-    arrays = {"query": steps.query, "key": steps.key, "value": steps.value, "scores": steps.scores}
-    arrays |= {"scaled": steps.scaled, "weights": attention.weights, "output": steps.output}
-    found: dict[str, Any] = {"source_tokens": attention.source_tokens, "target_tokens": attention.target_tokens}
-    found |= {"kind": attention.kind, "scaling": steps.scaling}
-    for name, array in arrays.items():
-        found[name] = [[round(float(one), 6) if np.isfinite(one) else None for one in row] for row in array]
-    return found
-
-
 def pairs_of(
     text: str | None, target: str | None, data: Sequence[str] | None, source: str | None, target_column: str | None
 ) -> list[Pair]:
@@ -231,39 +219,35 @@ def answer_lines(answer: dict[str, Any]) -> Iterator[str]:
             cells += [f"{nat:.2f} ({share:4.0%})" for nat, share in zip(row, parts, strict=True)]
         for first, *others in table:
             yield f"{first:<23}" + "".join(f"{cell:<15}" for cell in others).rstrip()
-    if "steps" in answer:
-        yield from _steps_lines(answer["steps"])
+    yield from answer.get("steps", [])
     if "output" in answer:
         yield answer["output"]
 
 
-def _steps_lines(steps: dict[str, Any]) -> Iterator[str]:
+def _steps_lines(steps: AttentionSteps) -> Iterator[str]:
     """Write equation 1 with its numbers and shapes, rows and columns labelled by their tokens."""
-    rows, columns = steps["target_tokens"], steps["source_tokens"]
-    d_k, d_v = len(steps["key"][0]), len(steps["value"][0])
-    shape = f"({len(rows)}, {len(columns)})"
-    yield f"{steps['title']}: each row's query looks at the keys of the columns"
-    sizes = {"Q (queries)": (len(rows), d_k), "K (keys)": (len(columns), d_k), "V (values)": (len(columns), d_v)}
-    yield "Shapes: " + ", ".join(f"{name} {size}" for name, size in sizes.items())
-    yield f"\n1. Scores Q Kᵀ {shape}: q·k of each row and column"
-    yield from _table(rows, columns, steps["scores"], 2)
-    root = f"√{d_k} = {math.sqrt(d_k):.3f}" if steps["scaling"] != 1 else "1, for this model does not scale"
-    yield f"\n2. Scores divided by √d_k = {root} {shape}"
-    yield from _table(rows, columns, steps["scaled"], 2)
-    yield f"\n3. Weights, the softmax of each row {shape}; a row sums to 1"
-    yield from _table(rows, [*columns, "sum"], [[*row, sum(row)] for row in steps["weights"]], 3)
-    yield f"\n4. Output, the weighted sum of the values ({len(rows)}, {d_v}), of which each row's length"
-    yield from _table(rows, ["norm"], [[math.hypot(*row)] for row in steps["output"]], 3)
+    rows, columns, weights = steps.attention.target_tokens, steps.attention.source_tokens, steps.attention.weights
+    d_k, shape = steps.key.shape[1], weights.shape
+    yield f"Q {steps.query.shape}: a query for each row; K {steps.key.shape} and V {steps.value.shape}: columns"
+    yield f"\n1. Scores q·k, Q Kᵀ {shape}; −∞ where a later token is masked"
+    yield from _table(rows, columns, steps.scores, 2)
+    divisor = f"√d_k = √{d_k} = {math.sqrt(d_k):.3f}" if steps.scaling != 1 else "1: this model does not scale"
+    yield f"\n2. Scores divided by {divisor}"
+    yield from _table(rows, columns, steps.scaled, 2)
+    yield "\n3. Weights, the softmax of each row: their sum is 1"
+    yield from _table(rows, [*columns, "sum"], np.c_[weights, weights.sum(axis=1)], 3)
+    yield f"\n4. Output, the sum of the values by these weights {steps.output.shape}: the norm of each row"
+    yield from _table(rows, ["norm"], np.linalg.norm(steps.output, axis=1, keepdims=True), 3)
 
 
-def _table(rows: Sequence[str], columns: Sequence[str], numbers: Sequence[Sequence[float | None]], digits: int):
+def _table(rows: Sequence[str], columns: Sequence[str], numbers: np.ndarray, digits: int) -> Iterator[str]:
     """Yield the lines of a table, in which Korean and Chinese letters are two places wide, as in a terminal."""
-    cells = [["−∞" if one is None else f"{one:.{digits}f}" for one in row] for row in numbers]
-    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
-    left = max(map(_width, rows))
-    for label, row in zip(["", *rows], [columns, *cells], strict=True):
-        padded = (" " * (2 + width - _width(cell)) + cell for cell, width in zip(row, widths, strict=True))
-        yield f"{label}{' ' * (left - _width(label))}{''.join(padded)}".rstrip()
+    cells = [[f"{one:.{digits}f}".replace("-inf", "−∞") for one in row] for row in numbers]
+    lines = [["", *columns], *([label, *row] for label, row in zip(rows, cells, strict=True))]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    for label, *others in lines:
+        padded = (" " * (2 + width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True))
+        yield f"{label}{' ' * (widths[0] - _width(label))}{''.join(padded)}"
 
 
 def _width(text: str) -> int:

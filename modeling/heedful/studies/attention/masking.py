@@ -58,7 +58,7 @@ def seeing_all() -> Iterator[None]:
 
     Padding stays hidden where a mask of it is given; training gives none, because a causal decoder needs none.
     """
-    with register_module_forward_pre_hook(_show_all):
+    with register_module_forward_pre_hook(_show_all):  # type: ignore[arg-type]  # it may return arguments
         yield
 
 
@@ -78,15 +78,15 @@ def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> 
     return torch.stack([one.query @ one.key.transpose(1, 2) * one.scaling for one in heads["decoder"]])
 
 
-def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[list[list[float]], dict[str, float]]:
+def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
     """Look at a trained model's scores along given translations, whose second halves are then exchanged.
 
     Returns:
-        For each of the first positions the sums of the rows with zeros after the softmax, and by the name of each way
-        the mean sum of the absolute changes of a row's weights in the first half, where nothing that may be seen has
-        changed.
+        By the name of each way, the sums of the weights of every layer's and head's row at each of the first
+        positions, and the mean over rows of the first half, where nothing that may be seen has changed, of the sum of
+        the absolute changes of their weights.
     """
-    sums: list[list[float]] = [[] for _ in range(POSITIONS)]
+    sums: dict[str, list[list[float]]] = {way: [[] for _ in range(POSITIONS)] for way in WAYS}
     changes: dict[str, list[float]] = {way: [] for way in WAYS}
     for index in range(len(rows)):
         source_ids, labels = rows[index]["input_ids"], rows[index]["labels"]
@@ -94,9 +94,9 @@ def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[list[list[float]], dic
         others = rows[(index + 1) % len(rows)]["labels"] * len(labels)
         scores = scores_of(model, source_ids, fed_ids)
         exchanged = scores_of(model, source_ids, [*fed_ids[:half], *others[: len(fed_ids) - half]])
-        for own, found in zip(sums, zeroed_after(scores).sum(-1).flatten(0, 1).T.tolist(), strict=False):
-            own += found  # of every layer and head
         for way, weigh in WAYS.items():
+            for own, found in zip(sums[way], weigh(scores).sum(-1).flatten(0, 1).T.tolist(), strict=False):
+                own += found
             differences = (weigh(scores) - weigh(exchanged))[..., :half, :half].abs().sum(-1)
             changes[way] += differences.flatten().tolist()
     return sums, {way: fmean(found) for way, found in changes.items()}
@@ -127,51 +127,48 @@ def timed_step(model: Any, *arguments: Any) -> tuple[float, float]:
     return loss.item(), 1000 * median(seconds)
 
 
-def passes_by_length(masked: Any, unmasked: Any, rows: EncodedPairs) -> list[tuple[float, ...]]:
-    """Return for each length the losses and times in one pass and one by one, and the losses without the mask."""
+def passes_by_length(model: Any, rows: EncodedPairs) -> list[tuple[float, ...]]:
+    """Return for each length the loss in one pass and one by one, the milliseconds of both, and their ratio."""
     sources, targets = ([id_ for index in range(len(rows)) for id_ in rows[index][key]] for key in rows[0])
     found: list[tuple[float, ...]] = []
     for length in LENGTHS:
         texts = sources[:length], targets[:length]
-        (loss, fast), (same_loss, slow) = (timed_step(masked, *texts, is_one_pass) for is_one_pass in (True, False))
-        with torch.no_grad(), seeing_all():
-            cheated, honest = (next_token_loss(unmasked, *texts, is_one_pass).item() for is_one_pass in (True, False))
-        found.append((length, loss, same_loss, fast, slow, slow / fast, cheated, honest))
+        (loss, fast), (same_loss, slow) = (timed_step(model, *texts, is_one_pass) for is_one_pass in (True, False))
+        found.append((length, loss, same_loss, fast, slow, slow / fast))
     return found
-
-
-def train_both(lab: Lab) -> tuple[Training, Training]:
-    """Train a model with the mask, and the same without it, in a folder of its own: their recipes are the same."""
-    masked = lab.train("with the mask")
-    with seeing_all():
-        return masked, replace(lab, folder=lab.folder / "without_mask").train("without the mask")
 
 
 def run(lab: Lab) -> Outcome:
     """Mask small and trained scores in both ways, train without a mask, and predict one by one."""
-    trainings = train_both(lab)
+    trainings = [lab.train("with the mask")]
+    with seeing_all():  # in a folder of its own, because the recipe is the same
+        trainings.append(replace(lab, folder=lab.folder / "without_mask").train("without the mask"))
     translators = [training.translator() for training in trainings]
-    masked, unmasked = (translator.model.eval() for translator in translators)
     pairs = held_out_pairs()
-    rows = measures.encoded(pairs[:PAIRS], translators[0].tokenizers)
+    masked, rows = translators[0].model.eval(), measures.encoded(pairs[:PAIRS], translators[0].tokenizers)
     sums, changes = look_at_sums(masked, rows)
-    passes = passes_by_length(masked, unmasked, rows)
+    hidden, zeroed = sums.values()
+    passes = passes_by_length(masked, rows)
     quality = []
     for training, translator in zip(trainings, translators, strict=True):
         loss = measures.loss_per_token(translator.model, measures.encoded(pairs, translator.tokenizers))
         scores = training.bleu(), training.metrics["test"]["exact_match"]
         quality.append((training.name, training.curve("train/loss")[-1][1], training.loss, loss, *scores))
     sources = [source for source, _ in pairs[:EXAMPLES]]
-    texts = [[best.text for best, *_ in translator.translate(sources)] for translator in translators]
+    texts = [[best.text or "–" for best, *_ in translator.translate(sources)] for translator in translators]
     values: dict[str, Cell] = {"hidden_change": changes["−∞ before"], "zeroed_change": changes["0 after"]}
     for name, row in zip(("masked", "unmasked"), quality, strict=True):
         values |= {f"{name}_{column}": cell for column, cell in zip(COLUMNS, row, strict=True)}
-    values |= {"first_sum": fmean(sums[0]), "mean_sum": fmean(chain(*sums)), "length": LENGTHS[-1]}
+    values |= {"first_sum": fmean(zeroed[0]), "mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
+    values |= {"furthest": max(abs(1 - one) for one in chain(*hidden))}
     values |= {"difference": max(abs(row[1] - row[2]) for row in passes), "faster": passes[-1][5]}
     return Outcome(
         {
             "example": _example_rows(),
-            "sums": [(place, 1.0, fmean(found), min(found)) for place, found in enumerate(sums, start=1)],
+            "sums": [
+                (place, fmean(own), fmean(found), min(found))
+                for place, (own, found) in enumerate(zip(hidden, zeroed, strict=True), start=1)
+            ],
             "training": quality,
             "examples": list(zip(*zip(*pairs[:EXAMPLES], strict=True), *texts, strict=True)),
             "passes": passes,
@@ -194,10 +191,9 @@ def _example_rows() -> list[tuple[Cell, ...]]:
 
 
 def _panels(
-    sums: list[list[float]], trainings: Sequence[Training], passes: list[tuple[float, ...]]
+    sums: dict[str, list[list[float]]], trainings: Sequence[Training], passes: list[tuple[float, ...]]
 ) -> dict[str, list[Panel]]:
-    places = range(1, len(sums) + 1)
-    rows = {"−∞ before": [(n, 1.0) for n in places], "0 after": list(zip(places, map(fmean, sums), strict=True))}
+    rows = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
     curves = {training.name: training.curve() for training in trainings}
     times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
     return {

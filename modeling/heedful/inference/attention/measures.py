@@ -160,10 +160,7 @@ def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarra
 
 
 def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
-    """Average scores (…, rows, columns) over the tokens of each word, without those that are masked: −∞ if all are.
-
-    So the score of two words is that of the mean of their queries and the mean of their keys.
-    """
+    """Average scores (…, rows, columns) over the tokens of each word, without those that are masked: −∞ if all are."""
     looking, seen = _membership(rows.of_tokens).T, _membership(columns.of_tokens)
     is_finite = np.isfinite(scores)
     counts = looking @ is_finite.astype(np.float32) @ seen

@@ -10,9 +10,9 @@ from heedful.inference.attention.recording import record_attention
 from heedful.studies import pairs
 from heedful.studies.attention import masking
 from heedful.studies.study import Lab, run_study
-from helpers import sentences, tiny_model
+from helpers import tiny_model
 
-SOURCE, TARGET, OTHER = ([int(id_) for id_ in one] for one in sentences(6, 7, 7))
+SOURCE, TARGET, OTHER_TOKEN = [12, 40, 7, 33, 21, 2], [50, 8, 19, 64, 31, 11, 2], 77
 
 
 @pytest.fixture(params=["eager", "sdpa"])
@@ -76,12 +76,13 @@ def test_the_scores_masked_by_minus_infinity_give_the_models_own_weights(model):
     own = torch.stack(record_attention(model, SOURCE, fed, ["decoder"])["decoder"])
     found = masking.scores_of(model, SOURCE, fed)
     torch.testing.assert_close(masking.hidden_before(found), own, atol=1e-6, rtol=1e-5)
-    assert (masking.zeroed_after(found).sum(-1)[..., :-1] < 1).all()
+    sums = masking.zeroed_after(found).sum(-1)
+    assert sums.max() < 1 + 1e-5
+    assert sums[..., :-1].mean() < 0.9
 
 
 def test_without_the_mask_a_prediction_depends_on_later_tokens_and_only_meanwhile(model):
-    changed = [*TARGET[:-1], OTHER[-1]]
-    assert changed != TARGET
+    changed = [*TARGET[:-1], OTHER_TOKEN]
     before = logits(model, TARGET)
     torch.testing.assert_close(logits(model, changed)[:-1], before[:-1])
     with masking.seeing_all():

@@ -117,10 +117,10 @@ class HeedAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)
         if key_value_states is None:
-            query, key, value = self._project_own(hidden_states, past_key_values, positions, tokens)
+            query, key, value = self.project_own(hidden_states, past_key_values, positions, tokens)
         else:
-            query = self._split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
-            key, value = self._project_source(key_value_states, past_key_values, source_tokens)
+            query = self.split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
+            key, value = self.project_source(key_value_states, past_key_values, source_tokens)
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0
@@ -139,13 +139,14 @@ class HeedAttention(nn.Module):
             output = tokens.pack(output.flatten(2))
         return project(output.reshape(*hidden_states.shape[:-1], -1), self.out_proj), weights
 
-    def _split_heads(self, states: torch.Tensor, width: int, tokens: PackedTokens | None) -> torch.Tensor:
+    def split_heads(self, states: torch.Tensor, width: int, tokens: PackedTokens | None = None) -> torch.Tensor:
+        """Lay out `(batch, length, heads · width)` as `(batch, heads, length, width)`, with the padding back."""
         if tokens is not None:
             states = tokens.unpack(states)
         # -1 heads, not h: under tensor parallelism each process holds a share of them.
         return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
 
-    def _project_own(
+    def project_own(
         self,
         states: torch.Tensor,
         past_key_values: EncoderDecoderCache | None,
@@ -154,15 +155,15 @@ class HeedAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project queries, keys and values of a stack's own states; keys and values of earlier steps are added."""
         query, key, value = project_together(states, self.q_proj, self.k_proj, self.v_proj)
-        query, key = (self._split_heads(projected, self.d_k, tokens) for projected in (query, key))
-        value = self._split_heads(value, self.d_v, tokens)
+        query, key = (self.split_heads(projected, self.d_k, tokens) for projected in (query, key))
+        value = self.split_heads(value, self.d_v, tokens)
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
         if past_key_values is not None:
             key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
         return query, key, value
 
-    def _project_source(
+    def project_source(
         self, states: torch.Tensor, past_key_values: EncoderDecoderCache | None, tokens: PackedTokens | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project keys and values of the source, or take from the cache what an earlier step projected."""
@@ -170,7 +171,7 @@ class HeedAttention(nn.Module):
             layer: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
         key, value = project_together(states, self.k_proj, self.v_proj)
-        key, value = self._split_heads(key, self.d_k, tokens), self._split_heads(value, self.d_v, tokens)
+        key, value = self.split_heads(key, self.d_k, tokens), self.split_heads(value, self.d_v, tokens)
         if past_key_values is None:
             return key, value
         past_key_values.is_updated[self.layer_idx] = True

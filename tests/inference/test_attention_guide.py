@@ -46,12 +46,23 @@ def test_every_command_of_the_guide_and_the_readme_runs(place, monkeypatch, caps
 
 
 def test_the_python_of_the_guide_runs(place, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
     exec(code, {})
     printed = capsys.readouterr().out
+    differences = [float(line) for line in printed.splitlines() if re.fullmatch(r"[\d.e-]+", line)]
+    assert len(differences) > 3
+    assert max(differences) < 1e-5
     assert printed.startswith("['cross', 'encoder', 'decoder'] (2, 4, ")
     assert "</s> looks at " in printed
     assert {path.name for path in place.iterdir()} >= {"heads.png", "attention.html"}
+
+
+def test_thinking_machines_give_the_weights_that_the_guide_prints(capsys):
+    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", GUIDE, flags=re.DOTALL).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+    assert "112 / 8 = 14, weight 0.88" in printed
+    assert "96 / 8 = 12, weight 0.12" in printed
 
 
 def test_every_public_name_of_the_room_is_in_the_guide():

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from chromium import EXECUTABLE, Chromium
 from heedful.inference.attention.labels import Words
 from heedful.inference.attention.maps import AttentionMaps
-from heedful.inference.attention.measures import attention_rollout
+from heedful.inference.attention.measures import attention_rollout, scores_between_words
+from heedful.inference.attention.recording import HeadStates
 from heedful.inference.attention.report import write_attention_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -237,6 +239,67 @@ def test_a_small_map_chooses_its_head_and_looks_like_its_weights(page, maps):
     np.testing.assert_allclose(reds, 255 + np.sqrt(maps.weights["cross"][1, 2]) * (0x1E - 255), atol=1.5)
     page.move_to(token("rows", 4))
     assert_shows(shown(page, "columns"), maps.weights["cross"][1, 2, 4])
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Random maps with scores, of which the decoder's are masked."""
+    maps = random_maps(["a", "b", "c"], ["x", "y", "z"])
+    generator = np.random.default_rng(1)
+    states = {}
+    for kind, weights in maps.weights.items():
+        scores = generator.normal(scale=20, size=weights.shape).astype(np.float32)
+        scores[weights == 0] = -np.inf
+        states[kind] = [HeadStates(*[torch.zeros(3, 3, 2)] * 3, torch.from_numpy(layer), 0.5) for layer in scores]
+    return replace(maps, states=states)
+
+
+def test_the_page_holds_all_scores_and_what_is_masked(scored, tmp_path):
+    data = data_of(write_attention_report(scored, tmp_path / "page.html"))
+    for kind in scored.kinds:
+        found, scores = data["kinds"][kind]["scores"], scored.scores(kind)
+        parts = np.frombuffer(base64.b64decode(found["parts"]), dtype="<i2").reshape(scores.shape)
+        is_masked = np.isinf(scores)
+        assert is_masked.any() == (kind == "decoder")
+        assert ((parts == -32_768) == is_masked).all()
+        numbers = parts[~is_masked] / 32_767 * found["largest"]
+        np.testing.assert_allclose(numbers, scores[~is_masked], atol=found["largest"] / 32_767)
+
+
+def test_between_words_stands_the_mean_of_the_scores_that_are_not_masked():
+    scores = np.array([[1, -np.inf, -np.inf], [2, 3, -np.inf], [4, 5, 6]])
+    rows, columns = Words(["a", "b"], [0, 0, 1]), Words(["c", "d"], [0, 0, 1])
+    np.testing.assert_array_equal(scores_between_words(scores, rows, columns), [[2, -np.inf], [4.5, 6]])
+
+
+@needs_chromium
+def test_scores_are_shown_in_place_of_weights_and_as_dots(browser, scored, tmp_path):
+    browser.open(write_attention_report(scored, tmp_path / "page.html", kind="decoder", layer=0, head=1))
+    choose(browser, "numbers", "scores")
+    browser.move_to(token("rows", 1))
+    texts = browser.run("[...document.querySelectorAll('#columns small')].map(e => e.textContent)")
+    first, second, _ = scored.scores("decoder")[0, 1, 1]
+    assert texts == [f"{first:.2f}", f"{second:.2f}", "−∞"]
+    assert "raw scores" in browser.run("document.getElementById('map-note').textContent")
+    pixels = browser.run(
+        "(c => [...c.getContext('2d').getImageData(0, 48, c.width, 48).data])(document.querySelector('#map canvas'))"
+    )
+    inked = (np.array(pixels).reshape(48, 3, 48, 4)[..., 3] > 127).sum(axis=(0, 2))
+    largest = np.abs(np.where(np.isinf(scored.scores("decoder")), 0, scored.scores("decoder"))).max()
+    areas = [math.pi * (0.48 * 48) ** 2 * abs(score) / largest for score in (first, second)]
+    np.testing.assert_allclose(inked, [*areas, 0], atol=40)
+    choose(browser, "numbers", "weights")
+    browser.move_to(token("rows", 2))
+    assert_shows(shown(browser, "columns"), scored.weights["decoder"][0, 1, 2])
+    choose(browser, "layers", "rollout")
+    assert browser.run("document.getElementById('numbers-shown').hidden") is True
+    assert browser.complaints() == []
+
+
+@needs_chromium
+def test_a_page_without_scores_offers_none(page):
+    assert page.run("document.getElementById('numbers-shown').hidden") is True
+    assert page.run("document.getElementById('numbers').children.length") == 0
 
 
 @needs_chromium

@@ -358,24 +358,27 @@ def attention(
     head: Annotated[int | None, Option(help="Head, from 0. Default: the mean over all heads.")] = None,
     kind: Annotated[Kind | None, Option(help="Whose attention. Default: cross.")] = None,
     grid: Annotated[bool, Option("--grid", help="Draw all heads of all layers, or of --layer.")] = False,
+    scores: Annotated[bool, Option("--scores", help="Draw raw scores below the weights of --grid, as dots.")] = False,
     rollout: Annotated[bool, Option("--rollout", help="Follow attention through the layers.")] = False,
     tokens: Annotated[bool, Option("--tokens", help="Show the tokenizer's tokens, not words.")] = False,
     alignment: Annotated[bool, Option("--alignment", help="Print linked words: 0-0 1-2, source first.")] = False,
     gold: Annotated[Path | None, Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
     entropy: Annotated[bool, Option("--entropy", help="Print how widely each head looks.")] = False,
+    steps: Annotated[bool, Option("--steps", help="Print a head's numbers step by step. Default: head 0.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print all of it, with the weights, as JSON.")] = False,
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
 ):
-    """See which words a model looks at: pictures, a page to hover over, alignments, entropy."""
+    """See which words a model looks at: pictures, a page to hover over, numbers step by step, alignments, entropy."""
     from heedful.inference.attention.request import Request, answer_lines, pairs_of
     from heedful.inference.translation import Translator
 
     pairs = pairs_of(text, target, data, source_column, target_column)
     view: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "grid": grid, "rollout": rollout}
-    view["tokens"] = tokens
+    view |= {"tokens": tokens, "scores": scores}
     wanted: dict[str, Any] = {"alignment": alignment, "gold": gold, "entropy": entropy, "json": as_json}
+    wanted["steps"] = steps
     request = Request(pairs, data is not None, output, **view, **wanted)
     gold_alignments = request.gold_alignments()
     options.quieten()

@@ -9,6 +9,7 @@ from heedful.studies.study import Study
 ROOMS = {
     "dilution": "attention",
     "scaling": "attention",
+    "masking": "attention",
     "positions": "models",
     "heads": "attention",
     "sharing": "models",

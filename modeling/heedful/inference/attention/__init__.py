@@ -1,1 +1,1 @@
-"""Seeing attention: maps of its weights, pictures, a page to hover over, rollout, entropy and alignments."""
+"""Seeing attention: maps of weights and scores, pictures, a page to hover over, rollout, entropy and alignments."""

@@ -8,9 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from heedful.files import check_matplotlib, check_writable, written_whole
 from heedful.inference.attention.maps import AttentionMap, AttentionMaps, Kind
-from heedful.inference.attention.measures import between_words
+from heedful.inference.attention.measures import between_words, scores_between_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +23,8 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 LARGEST = 60
 # Up to so many inches, columns are as wide as their labels, which stand upright.
 READABLE = 9
+# Maps of scores with at most so many rows and columns have their numbers in them.
+NUMBERED = 12
 SIDES = {
     "cross": ("source (looked at)", "target (looks)"),
     "encoder": ("source (looked at)", "source (looks)"),
@@ -101,10 +105,13 @@ def draw_attention_grid(
     layer: int | None = None,
     title: str | None = None,
     tokens: bool = False,
+    scores: bool = False,
 ) -> Path:
     """Draw all heads in one picture: a row for each layer, a column for each head, darker is more.
 
-    Rows and columns of each small map are those of the attention map; the outer maps have labels.
+    Rows and columns of each small map are those of the attention map; the outer maps have labels. Scores are drawn as
+    dots below the weights: larger further from 0, blue above and red below it, and nothing where a mask hides the
+    column; each head has a scale of its own.
 
     Args:
         maps: What to draw.
@@ -113,37 +120,60 @@ def draw_attention_grid(
         layer: The only layer to draw, from 0, or from -1 for the last; None draws all.
         title: A line above the picture.
         tokens: Whether to show the tokenizer's tokens, not words, which `word_attention` puts together.
+        scores: Whether to draw the raw scores, before the softmax, below the weights; as numbers too where there is
+            room for them. Those of words are the means over their tokens.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: If there is no such kind or layer; further errors are those of `draw_attention`.
+        ValueError: If there is no such kind or layer, or no scores; further errors are those of `draw_attention`.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
+    dots = maps.scores(kind) if scores else None
     if tokens:
         maps = replace(maps, source_shown=None, target_shown=None)
     rows, columns = maps.shown(kind)
     height, width = len(rows.labels), len(columns.labels)
     (source, target, (title,)), style = writable(columns.labels, rows.labels, [title or ""])
-    # 0.15 inches hold one label of 8 points.
-    figure = _figure(
-        1 + maps.heads(kind) * max(1.2, 0.15 * width + 0.2), 1.2 + len(numbers) * max(1.2, 0.15 * height + 0.3)
-    )
-    grid = figure.subplots(len(numbers), maps.heads(kind), squeeze=False, sharex=True, sharey=True)
+    # 0.15 inches hold one label of 8 points, 0.3 one number.
+    cell = 0.3 if scores and max(height, width) <= NUMBERED else 0.15
+    lines = len(numbers) * (1 + scores)
+    across, down = max(1.2, cell * width + 0.2), max(1.2, cell * height + 0.3)
+    figure = _figure(1 + maps.heads(kind) * across, 1.2 + lines * down)
+    grid = figure.subplots(lines, maps.heads(kind), squeeze=False, sharex=True, sharey=True)
     for row, number in enumerate(numbers):
-        for head, axes in enumerate(grid[row]):
+        for head in range(maps.heads(kind)):
+            axes = grid[row * (1 + scores)][head]
             weights = between_words(maps.weights[kind][number, head], rows, columns)
             axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             axes.set_title(f"layer {number}, head {head}", fontsize=9, pad=3)
-            axes.tick_params(labelsize=8, length=1.5, pad=1.5)
+            if dots is not None:
+                _draw_dots(grid[row * 2 + 1][head], scores_between_words(dots[number, head], rows, columns))
+    for axes in grid.flat:
+        axes.tick_params(labelsize=8, length=1.5, pad=1.5)
     grid[-1][0].set_yticks(range(height), target, **style)
     for axes in grid[-1]:
         _set_upright(axes, source, style)
     if title:
         figure.suptitle(title, **style, fontsize=12)
     return _save(figure, path)
+
+
+def _draw_dots(axes: "Axes", scores: np.ndarray) -> None:
+    """Draw scores (rows, columns) as dots into a map whose cells are 1 wide and high."""
+    rows, columns = np.nonzero(np.isfinite(scores))
+    values = scores[rows, columns]
+    largest = float(np.abs(values).max(initial=1e-9))
+    is_small = max(scores.shape) <= NUMBERED
+    sizes = (16 if is_small else 9) ** 2 * np.abs(values) / largest  # areas in square points
+    axes.scatter(columns, rows, sizes, values, cmap="RdBu", vmin=-1.6 * largest, vmax=1.6 * largest, linewidths=0)
+    axes.set_title(f"scores, up to ±{largest:.1f}", fontsize=8, pad=3)
+    for row, column in np.ndindex(scores.shape) if is_small else ():
+        score = scores[row, column]
+        text = f"{score:.1f}" if np.isfinite(score) else "−∞"
+        axes.text(column, row, text, fontsize=6, ha="center", va="center")
 
 
 def _inches(labels: Sequence[str], points: int = 11) -> float:

@@ -13,7 +13,14 @@ import torch
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.attention.labels import Words, shown_words, token_labels, token_words
-from heedful.inference.attention.recording import KINDS, Kind, check_number, record_attention
+from heedful.inference.attention.recording import (
+    KINDS,
+    HeadStates,
+    Kind,
+    check_number,
+    record_attention,
+    recorded_heads,
+)
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
 from heedful.pipeline_heed import position_limit
@@ -42,6 +49,37 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
+class AttentionSteps:
+    """What one head computes for one pair, step by step (equation 1): softmax(QKᵀ/√d_k) V.
+
+    Attributes:
+        attention: Its weights, with the labels of rows and columns.
+        query: float32 array (rows, d_k).
+        key: float32 array (columns, d_k).
+        value: float32 array (columns, d_v).
+        scores: float32 array (rows, columns) of q·k, or vᵀ tanh(q + k); −∞ where a mask hides the column.
+        scaling: What the scores are multiplied by before the softmax: 1/√d_k, or 1 in a model that does not scale.
+    """
+
+    attention: AttentionMap
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    scores: np.ndarray
+    scaling: float
+
+    @property
+    def scaled(self) -> np.ndarray:
+        """The scaled scores (rows, columns), which the softmax turns into the weights."""
+        return self.scores * self.scaling
+
+    @property
+    def output(self) -> np.ndarray:
+        """The sums of the values (rows, d_v), weighted: what the head gives to the output projection."""
+        return self.attention.weights @ self.value
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionMaps:
     """The attention weights of one pair: every kind that was asked for, every layer and head.
 
@@ -55,6 +93,8 @@ class AttentionMaps:
         neighbourhoods: How many positions away a row may look, for the kinds that are restricted (section 4).
         source_shown: The words that pictures show in place of the source's tokens; None shows the tokens.
         target_shown: The same of the target.
+        states: For each kind what the heads of each layer compute on the way to their weights. Models other than
+            Heed's Transformer tell none.
     """
 
     source_tokens: list[str]
@@ -66,6 +106,7 @@ class AttentionMaps:
     neighbourhoods: dict[Kind, int] = field(default_factory=dict)
     source_shown: Words | None = None
     target_shown: Words | None = None
+    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -105,6 +146,21 @@ class AttentionMaps:
             check_number("head", head, len(heads))
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
+    def scores(self, kind: Kind) -> np.ndarray:
+        """Return what the weights of a kind are the softmax of, before it is scaled: (layers, heads, rows, columns).
+
+        It is −∞ where a mask hides the column. A `ValueError` says if there is no such kind, or the model is no Heed
+        Transformer.
+        """
+        return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
+
+    def steps(self, kind: Kind = "cross", layer: int = -1, head: int = 0) -> AttentionSteps:
+        """Return what one head computes step by step; arguments are those of `map`, errors also those of `scores`."""
+        attention = self.map(kind, layer, head)
+        *parts, scaling = self._states_of(kind)[layer]
+        query, key, value, scores = (part[head].numpy() for part in parts)
+        return AttentionSteps(attention, query, key, value, scores, scaling)
+
     def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
         """Return weights (rows, columns) with the labels of a kind."""
         rows = self.source_tokens if kind == "encoder" else self.target_tokens
@@ -119,6 +175,12 @@ class AttentionMaps:
             return source if kind == "encoder" else target, source
         of_tokens = [0, *(number + 1 for number in target.of_tokens[:-1])]
         return target, Words([self.fed_tokens[0], *target.labels[: of_tokens[-1]]], of_tokens)
+
+    def _states_of(self, kind: Kind) -> list[HeadStates]:
+        self._of_kind(kind)
+        if kind not in self.states:
+            raise ValueError("The model must be a Heed Transformer to tell its scores, but is another model instead.")
+        return self.states[kind]
 
     def _of_kind(self, kind: Kind) -> np.ndarray:
         if kind not in self.weights:
@@ -173,7 +235,8 @@ def attention_maps_of_ids(
     if getattr(plain.config, "attention", None) == "none":
         raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
     fed_ids = [plain.config.decoder_start_token_id, *target_ids[:-1]]
-    found = record_attention(plain, source_ids, fed_ids, asked, layer)
+    with recorded_heads(plain, asked, layer) as states:
+        found = record_attention(plain, source_ids, fed_ids, asked, layer)
     if not found and len(asked) == len(KINDS):
         raise ValueError("`model` must give its attention weights, but gives none.")
     for kind in kinds or ():
@@ -193,6 +256,7 @@ def attention_maps_of_ids(
         neighbourhoods={kind: radius for kind, radius in radii.items() if radius is not None},
         source_shown=shown_words(tokenizers.source, source_ids),
         target_shown=shown_words(tokenizers.target, target_ids),
+        states=states,
     )
 
 

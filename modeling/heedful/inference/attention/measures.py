@@ -159,6 +159,15 @@ def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarra
     return (looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens)
 
 
+def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
+    """Average scores (…, rows, columns) over the tokens of each word, without those that are masked: −∞ if all are."""
+    looking, seen = _membership(rows.of_tokens).T, _membership(columns.of_tokens)
+    is_finite = np.isfinite(scores)
+    counts = looking @ is_finite.astype(np.float32) @ seen
+    sums = looking @ np.where(is_finite, scores, 0) @ seen
+    return np.where(counts > 0, sums / counts.clip(min=1), -np.inf).astype(np.float32)
+
+
 def _membership(words: Sequence[int | None]) -> np.ndarray:
     """Return (tokens, words), 1 where a token belongs to a word."""
     numbers = np.array([-1 if word is None else word for word in words])

@@ -1,4 +1,4 @@
-"""The attention weights of one forward pass, whichever attention function the model uses.
+"""The attention of one forward pass, its weights and what they are made of, whichever attention function computes it.
 
 Only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other layers of a
 Heed model are dropped as soon as their layer has used them.
@@ -6,17 +6,35 @@ Heed model are dropped as soon as their layer has used them.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from heedful.attention_heed import HeedAttention
 from heedful.inference.engines import evaluation_mode
 from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Names of the attentions in a layer of Heed's encoder and decoder.
-ATTENTIONS = {"encoder": {"encoder": "self_attn"}, "decoder": {"decoder": "self_attn", "cross": "cross_attn"}}
+ATTENTIONS: dict[str, dict[Kind, str]] = {
+    "encoder": {"encoder": "self_attn"},
+    "decoder": {"decoder": "self_attn", "cross": "cross_attn"},
+}
+
+
+class HeadStates(NamedTuple):
+    """What the heads of one layer compute on the way to their weights (section 3.2.1), in float32 on the CPU.
+
+    Heads that share keys and values each have their own copy of them.
+    """
+
+    query: torch.Tensor  # (heads, rows, d_k), turned by its position where positions are rotary
+    key: torch.Tensor  # (heads, columns, d_k), the same
+    value: torch.Tensor  # (heads, columns, d_v)
+    scores: torch.Tensor  # q·k, or vᵀ tanh(q + k), of each (heads, rows, columns); −∞ where a mask hides the column
+    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1
 
 
 def record_attention(
@@ -34,6 +52,25 @@ def record_attention(
             with _eager(model):
                 found = _run(model, source_ids, fed_ids, kinds, layer)
     return found
+
+
+@contextmanager
+def recorded_heads(
+    model: Any, kinds: Collection[Kind], layer: int | None = None
+) -> Iterator[dict[Kind, list[HeadStates]]]:
+    """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
+
+    It is filled by a run such as `record_attention`'s, with these kinds and this layer; for other models it stays
+    empty.
+    """
+    found: dict[Kind, list[HeadStates]] = {}
+    with ExitStack() as hooks:
+        for stack in ATTENTIONS:
+            for kind, module, is_asked in _attentions(model, stack, kinds, layer):
+                if is_asked:
+                    keep = partial(_keep_heads, found.setdefault(kind, []))
+                    hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        yield found
 
 
 def check_number(field: str, number: int, count: int) -> None:
@@ -81,16 +118,42 @@ def _dropping(model: Any, stack: str, kinds: Collection[Kind], layer: int | None
 
     Weights grow with the square of the length.
     """
-    layers = getattr(model, f"get_{stack}")().layers if isinstance(model, HeedPreTrainedModel) else ()
-    if layers and layer is not None:
-        check_number("layer", layer, len(layers))
     with ExitStack() as hooks:
-        for number, part in enumerate(layers):
-            for kind, name in ATTENTIONS[stack].items():
-                if kind not in kinds or layer not in (None, number, number - len(layers)):
-                    # Before transformers' own hook, which keeps them.
-                    hooks.enter_context(getattr(part, name).register_forward_hook(_without_weights, prepend=True))
+        for _, module, is_asked in _attentions(model, stack, kinds, layer):
+            if not is_asked:  # before transformers' own hook, which keeps them
+                hooks.enter_context(module.register_forward_hook(_without_weights, prepend=True))
         yield
+
+
+def _attentions(
+    model: Any, stack: str, kinds: Collection[Kind], layer: int | None
+) -> Iterator[tuple[Kind, HeedAttention, bool]]:
+    """Yield the attentions of a Heed Transformer's encoder or decoder: kind, module, and whether it is asked for."""
+    layers = getattr(model, f"get_{stack}")().layers if isinstance(model, HeedPreTrainedModel) else ()
+    if layers and layer is not None and any(kind in kinds for kind in ATTENTIONS[stack]):
+        check_number("layer", layer, len(layers))
+    for number, part in enumerate(layers):
+        for kind, name in ATTENTIONS[stack].items():
+            yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
+
+
+def _keep_heads(
+    found: list[HeadStates], module: HeedAttention, arguments: tuple, options: dict[str, Any], _: Any
+) -> None:
+    """Keep what an attention made of its arguments, those of `HeedAttention.forward`, for a batch of one."""
+    states, mask, source = (*arguments, None)[:3]
+    if source is None:
+        query, key, value = module.project_own(states, None, options["positions"], None)
+    else:
+        query = module.split_heads(module.q_proj(states), module.d_k)
+        key, value = module.project_source(source, None, None)
+    key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
+    additive = module.additive_score
+    scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)
+    if mask is not None:  # 0 where a column is seen, else the smallest number there is
+        scores = scores.masked_fill(mask < 0, -torch.inf)
+    query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
+    found.append(HeadStates(query, key, value, scores, module.scaling))
 
 
 def _without_weights(module: torch.nn.Module, arguments: tuple, outputs: tuple) -> tuple:

@@ -13,13 +13,15 @@ import numpy as np
 
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.inference.attention.maps import AttentionMaps
-from heedful.inference.attention.measures import attention_rollout, between_words, word_attention
+from heedful.inference.attention.measures import attention_rollout, between_words, scores_between_words, word_attention
 from heedful.inference.attention.recording import Kind, check_number
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
 # Weights are written as whole numbers of 1/10,000: four digits.
 PARTS = 10_000
+# Scores are written as parts of the largest, and this for −∞.
+LARGEST_PART, MASKED = 32_767, -32_768
 CONTROL = re.compile(r"</?[^<>\s]*>")
 
 
@@ -35,9 +37,10 @@ def write_attention_report(
 ) -> Path:
     """Write a page where hovering, focusing or tapping a word shows what it looks at.
 
-    Kind, layer, head, mean and rollout are chosen on the page. The weights of a word's tokens are put together as
-    `word_attention` does. The page contains style, script and the weights to four
-    digits, follows the system's light or dark setting, and works with a keyboard and a screen reader.
+    Kind, layer, head, mean and rollout are chosen on the page, and whether it shows weights or, of a Heed Transformer,
+    raw scores, as dots. The weights of a word's tokens are put together as `word_attention` does, and their scores are
+    averaged. The page contains style, script and all numbers to four digits, follows the system's light or dark
+    setting, and works with a keyboard and a screen reader.
 
     Args:
         maps: What to show.
@@ -85,7 +88,8 @@ def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
-    weights = between_words(maps.weights[kind], *maps.shown(kind))
+    words = maps.shown(kind)
+    weights = between_words(maps.weights[kind], *words)
     layers, heads, rows, columns = weights.shape
     can_roll = kind != "cross" or "encoder" in maps.weights
     return {
@@ -95,9 +99,18 @@ def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
         "columns": columns,
         "weights": _packed(weights),
         "rollout": _packed(word_attention(maps, attention_rollout(maps, kind)).weights) if can_roll else None,
+        "scores": _packed_scores(scores_between_words(maps.scores(kind), *words)) if kind in maps.states else None,
     }
 
 
 def _packed(weights: np.ndarray) -> str:
     """Pack weights as little-endian 16-bit parts of 1 in base64, a third of what digits would take."""
     return base64.b64encode(np.rint(weights.clip(0, 1) * PARTS).astype("<u2").tobytes()).decode("ascii")
+
+
+def _packed_scores(scores: np.ndarray) -> dict[str, Any]:
+    """Pack scores as little-endian 16-bit parts of the largest, which is told beside them."""
+    is_finite = np.isfinite(scores)
+    largest = float(np.abs(scores[is_finite]).max(initial=1e-9))
+    parts = np.where(is_finite, np.rint(scores / largest * LARGEST_PART), MASKED).astype("<i2")
+    return {"largest": largest, "parts": base64.b64encode(parts.tobytes()).decode("ascii")}

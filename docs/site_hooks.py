@@ -1,4 +1,4 @@
-"""What the site needs beyond its pages: its navigation, links out of docs/, the reference, and chapters as notebooks."""
+"""What the site needs beyond its pages: navigation, links out of docs/, the reference, and chapters as notebooks."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from posixpath import dirname, join, normpath
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
+FIRST = ("README.md", "index.md")  # in the navigation of a folder
 NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
 
 
@@ -24,9 +25,6 @@ def pages(where: str):
     folder = ROOT / "docs" / where
     names = sorted((path.name for path in folder.glob("*.md")), key=lambda name: (name not in FIRST, name))
     return [normpath(join(where, name)) for name in names if (where, name) != ("./", "index.md")]
-
-
-FIRST = ("README.md", "index.md")
 
 
 def on_page_markdown(markdown: str, page, config, files):

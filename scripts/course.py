@@ -1,4 +1,4 @@
-"""Run chapters of the course, and write what their cells print and draw into both languages. All of them, or some:
+"""Run chapters of the course, all or some, and write what their cells print and draw into both languages.
 
 python scripts/course.py
 python scripts/course.py 02_rnn 06_qkv

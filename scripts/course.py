@@ -41,9 +41,7 @@ def outputs_of(chapter: str, figures: Path | None = None) -> Iterator[str]:
 
 def main(names: list[str]) -> None:
     """Bring chapters up to date: those of these names, or all."""
-    for path in sorted(COURSE.glob("ko/[0-9]*.md")):
-        if names and path.stem not in names:
-            continue
+    for path in sorted(path for path in COURSE.glob("ko/[0-9]*.md") if not names or path.stem in names):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             outputs = list(outputs_of(path.read_text(encoding="utf-8"), COURSE / "figures"))
         for language in ("ko", "en"):

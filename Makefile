@@ -1,6 +1,7 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
-# (the slow tests too, before a release), make check (linters and types), make bench (benchmarks on the CPU, figures in
+# (the slow tests too, before a release), make site (the documentation as
+# a site, in site/), make check (linters and types), make bench (benchmarks on the CPU, figures in
 # runs/benchmarks), make oldest (the tests with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs
 # any of them with the oldest libraries.
 
@@ -14,7 +15,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test test-all oldest conformance browser bench check format clean
+.PHONY: quickstart test test-all oldest conformance browser bench site check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -47,6 +48,10 @@ bench: $(DEVELOPED)
 	$(BENCHMARK)/scale.py --sizes small --rounds 2 --json runs/benchmarks/scale.json
 	$(BENCHMARK)/profiles.py --json runs/benchmarks/profiles.json
 
+# Warnings are errors: a link that leads nowhere, a page that no reader finds.
+site: $(DEVELOPED)
+	$(BIN)/mkdocs build --strict
+
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,7 +62,7 @@ format: $(DEVELOPED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest .node build dist runs modeling/*.egg-info
+	rm -rf .venv .venv-oldest .node build dist runs site modeling/*.egg-info
 
 # What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt

@@ -1,0 +1,69 @@
+"""What the site needs beyond its pages: navigation, links out of docs/, the reference, and chapters as notebooks."""
+
+import ast
+import re
+from pathlib import Path
+from posixpath import dirname, join, normpath
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
+FIRST = ("README.md", "index.md")  # in the navigation of a folder
+NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
+
+
+def on_config(config):
+    """Let a folder in the navigation stand for all its pages, its README or index first."""
+    config.nav = [{title: pages(where) for title, where in entry.items()} for entry in config.nav]
+    return config
+
+
+def pages(where: str):
+    """Return a page as it is, and the pages of a folder, those of docs/ itself without the home page."""
+    if not where.endswith("/"):
+        return where
+    folder = ROOT / "docs" / where
+    names = sorted((path.name for path in folder.glob("*.md")), key=lambda name: (name not in FIRST, name))
+    return [normpath(join(where, name)) for name in names if (where, name) != ("./", "index.md")]
+
+
+def on_page_markdown(markdown: str, page, config, files):
+    """Write links out of docs/ as plain code, fill the reference, and offer a chapter as a notebook."""
+    uri = page.file.src_uri
+
+    def rewritten(match: re.Match) -> str:
+        text, target, anchor = match.groups()
+        path = normpath(join("docs", dirname(uri), target))
+        if path.startswith("docs/"):
+            return match[0]
+        if config.repo_url:
+            return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path}{anchor or ''})"
+        return f"{text} (`{path}`)" if path not in text else text
+
+    markdown = LINK.sub(rewritten, markdown)
+    if uri == "reference/index.md":
+        markdown += "".join(f"\n::: {home}.{name}\n" for name, home in sorted(public_names().items()))
+    if CHAPTER.fullmatch(uri):
+        title, _, rest = markdown.partition("\n")
+        link = f'<a href="{Path(uri).stem}.ipynb" download>{NOTEBOOK[uri.split("/")[1]]}</a>'
+        notebook = Path(config.site_dir, uri).with_suffix(".ipynb")
+        notebook.parent.mkdir(parents=True, exist_ok=True)
+        write_notebook(markdown, notebook)
+        markdown = f"{title}\n\n{link}\n{rest}"
+    return markdown
+
+
+def public_names() -> dict[str, str]:
+    """Read which module each public name comes from, without importing any."""
+    tree = ast.parse((ROOT / "modeling" / "heedful" / "__init__.py").read_text(encoding="utf-8"))
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return ast.literal_eval(values["_HOMES"])
+
+
+def write_notebook(markdown: str, path: Path) -> None:
+    """Write a chapter as a notebook for Jupyter and Colab, without the figures, which its cells draw."""
+    import jupytext
+
+    notebook = jupytext.reads(re.sub(r"^!\[.*\n", "", markdown, flags=re.MULTILINE), fmt="md")
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    jupytext.write(notebook, path)

@@ -1,0 +1,110 @@
+"""The course prints what it shows, in two languages that have the same cells; the site builds without a warning."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import slow_but
+
+ROOT = Path(__file__).parents[1]
+COURSE = ROOT / "docs" / "course"
+CHAPTERS = sorted(path.stem for path in (COURSE / "ko").glob("[0-9]*.md"))
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("course", ROOT / "scripts" / "course.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def chapter(language: str, name: str) -> str:
+    return (COURSE / language / f"{name}.md").read_text(encoding="utf-8")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def words(text: str) -> list[str]:
+    return NUMBER.sub("", text).split()
+
+
+def test_both_languages_have_the_same_chapters_cells_output_and_figures():
+    assert len(CHAPTERS) >= 11
+    assert sorted(path.stem for path in (COURSE / "en").glob("[0-9]*.md")) == CHAPTERS
+    shown = set()
+    for name in CHAPTERS:
+        korean, english = ([*script().CELL.finditer(chapter(language, name))] for language in ("ko", "en"))
+        parts = ("code", "shown", "figure")
+        assert [cell.group(*parts) for cell in korean] == [cell.group(*parts) for cell in english], name
+        assert len(korean) == chapter("ko", name).count("```python") >= 5
+        shown |= {cell["figure"] for cell in korean if cell["figure"]}
+    assert shown == {path.name for path in (COURSE / "figures").iterdir()}
+
+
+def test_both_languages_have_the_same_headings_and_each_chapter_its_questions_and_solved_exercises():
+    for name in CHAPTERS:
+        korean, english = (re.findall(r"^(#+) (.+)$", chapter(language, name), re.M) for language in ("ko", "en"))
+        assert [level for level, _ in korean] == [level for level, _ in english], name
+        assert {"질문", "연습문제", "풀이"} <= {title for _, title in korean}, name
+        assert {"Questions", "Exercises", "Solutions"} <= {title for _, title in english}, name
+        assert "PyTorch" in chapter("ko", name)
+        assert "PyTorch" in chapter("en", name)
+        exercises = chapter("en", name).split("## Exercises")[1]
+        assert len(re.findall(r"^\d\. ", exercises, re.M)) == len(re.findall(r"^\d\\\. ", exercises, re.M)) >= 2, name
+
+
+@pytest.mark.parametrize("name", slow_but(["06_qkv"], CHAPTERS))
+def test_a_chapter_prints_what_it_shows(name, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    text = chapter("ko", name)
+    cells = list(script().CELL.finditer(text))
+    for cell, printed in zip(cells, script().outputs_of(text), strict=True):
+        shown = (cell["shown"] or "").strip("`\n")
+        assert words(printed) == words(shown), cell["code"]
+        assert numbers(printed) == pytest.approx(numbers(shown), rel=0.05, abs=0.02), cell["code"]
+
+
+def test_the_table_has_all_items_each_with_something_to_run_or_read():
+    rows = re.findall(
+        r"^\| (\d+) \| (\w+) \| (.+) \| (.*) \| (.*) \|$", (COURSE / "items.md").read_text("utf-8"), re.M
+    )
+    assert [int(row[0]) for row in rows] == list(range(1, 55))
+    assert [row for row in rows if not row[3].strip() and not row[4].strip()] == []
+
+
+def test_the_glossaries_have_the_same_terms():
+    terms = {
+        language: re.findall(r"^\| ([^|]+) \| ([^|]+) \|.*\]\((.+)\) \|$", chapter(language, "glossary"), re.M)
+        for language in ("ko", "en")
+    }
+    assert len(terms["ko"]) >= 30
+    assert sorted(terms["en"]) == sorted((english, korean, page) for korean, english, page in terms["ko"])
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_offers_every_chapter_as_a_notebook_that_runs(tmp_path):
+    for module in ("mkdocs", "material", "mkdocstrings", "jupytext", "nbclient"):
+        pytest.importorskip(module)
+    import nbclient
+    import nbformat
+
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    notebooks = sorted(site.glob("course/*/*.ipynb"))
+    assert len(notebooks) == 2 * len(CHAPTERS)
+    notebook = nbformat.read(site / "course" / "ko" / "02_rnn.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    drawn = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in str(output)]
+    assert len(drawn) == 1
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert '"lang": ["en", "ko"]' in index.replace('","', '", "').replace(":[", ": [")
+    assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ ROOMS = {
     "markov": "models",
     "dependence": "models",
     "ladder": "models",
+    "homonyms": "attention",
 }
 NAMES = tuple(ROOMS)
 

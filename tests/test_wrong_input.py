@@ -123,6 +123,7 @@ COMMANDS = {
     "evaluate": ["--data", "builtin:test:2", "--source", "ko", "--target", "en"],
     "score": ["builtin:test:2", "--source", "ko", "--target", "en"],
     "attention": ["네.", "-o", "map.png"],
+    "embeddings": ["네"],
     "push": ["me/model"],
 }
 

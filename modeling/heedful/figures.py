@@ -1,6 +1,7 @@
 """Small pictures: a figure is a row of panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,40 @@ def lines(
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.set(**{f"{axis}scale": "log" for axis in log}, **settings)
         axes.grid(alpha=0.3)
-        if len(points_by_name) > 1:
-            legend = axes.legend(drawn, list(points_by_name), fontsize=8 if len(points_by_name) < 8 else 6)
-            for text in legend.get_texts():  # as it is, whatever it begins with or holds
-                text.set(parse_math=False, family=families)
+        _name(axes, drawn, list(points_by_name), families)
 
     return draw
+
+
+def labelled_points(
+    points_by_name: Mapping[str, Sequence[tuple[float, float, str]]],
+    title: str = "",
+    families: Sequence[str] | None = None,
+    **settings: Any,
+) -> Panel:
+    """Return a panel with points (x, y, text beside it, which may be empty) in a colour for each name of the legend.
+
+    `families` are the fonts of names and texts; `settings` are of the axes, such as `xlim`.
+    """
+
+    def draw(axes: Any) -> None:
+        drawn = []
+        for points in points_by_name.values():
+            drawn.append(axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=14, alpha=0.7))
+            for x, y, text in filter(itemgetter(2), points):
+                beside = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7, "parse_math": False}
+                axes.annotate(text, (x, y), family=families, **beside)
+        axes.set(title=title, xticks=[], yticks=[], **settings)
+        _name(axes, drawn, list(points_by_name), families)
+
+    return draw
+
+
+def _name(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Sequence[str] | None) -> None:
+    """Put a legend beside what is drawn, where there is more than one."""
+    if len(names) > 1:
+        for text in axes.legend(drawn, names, fontsize=8 if len(names) < 8 else 6).get_texts():
+            text.set(parse_math=False, family=families)  # as it is, whatever it begins with or holds
 
 
 def bars(values: Mapping[str, float], y_label: str) -> Panel:

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from heedful.cli import main as cli
 from heedful.data.micro_batches import padding_share, split_update
 from heedful.diagnosis import estimate
-from heedful.diagnosis.estimate import Rehearsal, count_parameters, dry_run, plan_batches, state_memory
+from heedful.diagnosis.estimate import Rehearsal, count_matrices, count_parameters, dry_run, plan_batches, state_memory
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
@@ -88,6 +88,29 @@ def test_parameters_are_counted_by_what_they_do_and_tied_ones_once(corpus, tmp_p
     untied = {"model.options.tie_word_embeddings": False}
     counts = count_parameters(make_model(tiny_recipe(tmp_path / "run", untied).model, corpus.tokenizers))
     assert counts["embeddings"] == 3 * 400 * 32
+
+
+def test_parameters_are_counted_by_matrix_and_add_up(corpus, tmp_path):
+    options = {"d_k": 4, "d_v": 12, "norm_placement": "pre", "attention_scoring": "additive"}
+    changes = {f"model.options.{name}": value for name, value in options.items()}
+    model = make_model(tiny_recipe(tmp_path / "run", changes).model, corpus.tokenizers)
+    matrices, config = count_matrices(model), model.config
+    for part, attentions in (("encoder", config.encoder_layers), ("decoder", 2 * config.decoder_layers)):
+        assert sum(matrices[part].values()) == count_parameters(model)[part]
+        heads = attentions * getattr(config, f"{part}_attention_heads")
+        assert matrices[part]["W_Q"] == matrices[part]["W_K"] == heads * config.d_model * 4
+        assert matrices[part]["W_V, value down"] == matrices[part]["W_O, value up"] == heads * config.d_model * 12
+        assert matrices[part]["other"] == heads * 4  # the additive score's weight of each head
+        assert matrices[part]["norms"] == (
+            2
+            * getattr(model.model, part).layers[0].self_attn_residual.norm.weight.numel()
+            * (attentions + getattr(config, f"{part}_layers") + 1)
+        )
+
+
+def test_a_recurrent_model_has_no_matrices_of_attention(corpus, tmp_path):
+    recipe = tiny_recipe(tmp_path / "run", {"model.options": {"model_type": "heed_rnn", "hidden_size": 16}})
+    assert count_matrices(make_model(recipe.model, corpus.tokenizers)) == {}
 
 
 def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
@@ -174,6 +197,10 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path):
     total = sum(result.memory.values()) / 2**20
     assert f"{total:,.0f} MiB" in text.split("together")[-1]
     assert "an update on CPU" in text
+    model = text.split("--- model\n")[1].split("\n\n--- ")[0]
+    told = {line[:20].rstrip(): int(line[20:34].replace(",", "")) for line in model.splitlines()[:-1]}
+    assert sum(count for name, count in told.items() if not name.startswith(" ")) == result.parameters["together"]
+    assert "  W_V, value down" in told
 
 
 def test_a_stream_says_what_it_cannot_tell(tmp_path):

@@ -12,7 +12,7 @@ from heedful.cli import main as cli
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "attention.md").read_text(encoding="utf-8")
 FOLDER = "runs/quickstart/model"
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(?:\$ )?heedful (attention .*)$", GUIDE + README, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^(?:\$ )?heedful ((?:attention|embeddings) .*)$", GUIDE + README, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def place(model, tokenizers, tmp_path, monkeypatch):
 
 
 def test_every_command_of_the_guide_and_the_readme_runs(place, monkeypatch, capsys):
-    assert len(COMMANDS) >= 10
+    assert len(COMMANDS) >= 12
     printed = {}
     for command in COMMANDS:
         arguments = shlex.split(command)

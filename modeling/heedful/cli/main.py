@@ -20,7 +20,7 @@ from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, page, push
 from heedful.cli.start import init, recipes, tune
-from heedful.cli.use import attention, backtranslate, distill, evaluate, score, translate
+from heedful.cli.use import attention, backtranslate, distill, embeddings, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
 
@@ -72,10 +72,10 @@ app = Typer(
     pretty_exceptions_enable=False,
 )
 START = (recipes, init, tune, train, plot, doctor)
-USE = (evaluate, translate, score, attention, backtranslate, distill)
+USE = (evaluate, translate, score, attention, embeddings, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, page, push, convert, version):
-    takes_sentences = options.TakesSentences if command in (translate, attention) else None
+    takes_sentences = options.TakesSentences if command in (translate, attention, embeddings) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
 app.add_typer(export)
 

@@ -1,4 +1,4 @@
-"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `distill`, `attention`."""
+"""For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `attention` and the like."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import check_at_least, check_is_new, write_text
+from heedful.files import check_at_least, check_is_new, check_matplotlib, check_writable, write_text
 from heedful.training.processes.launcher import world_size
 
 if TYPE_CHECKING:
@@ -384,3 +384,34 @@ def attention(
     options.quieten()
     answer = request.answer(Translator.from_pretrained(model, device, revision), gold_alignments, to)
     print(json.dumps(answer, ensure_ascii=False) if as_json else "\n".join(answer_lines(answer)))
+
+
+def embeddings(
+    model: options.AnyModel,
+    words: Annotated[list[str], Argument(metavar="WORD…", help="Words, or beginnings of words, of the source.")],
+    sentence: Annotated[str | None, Option(help="The source in which they stand. Default: each word alone.")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="Picture to draw (.png, .svg, .pdf).")] = None,
+    to: options.TargetLanguage = None,
+    revision: options.Revision = None,
+    device: options.Device = None,
+):
+    """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
+    from heedful.inference.attention.drawing import PICTURE_SUFFIXES
+    from heedful.inference.embeddings import draw_neighbourhoods, layer_names, neighbourhoods, word_states
+    from heedful.inference.translation import Translator
+
+    if output is not None:
+        check_writable(output, PICTURE_SUFFIXES, "--output")
+        check_matplotlib()
+    options.quieten()
+    translator = Translator.from_pretrained(model, device, revision)
+    followed = [word_states(translator, translator.tokenizers, word, sentence, to) for word in dict.fromkeys(words)]
+    found = neighbourhoods(translator, translator.tokenizers, followed)
+    for word, near in zip(followed, found, strict=True):
+        print(word.word if len(word.pieces) == 1 else f"{word.word} = {' + '.join(word.pieces)}")
+        for name, each in zip(layer_names(len(near)), near, strict=True):
+            tokens = "  ".join(f"{token.text} {token.cosine:.2f}" for token in each.tokens)
+            print(f"  {name:<11}itself {each.own:5.2f}  {tokens}")
+    if output is not None:
+        draw_neighbourhoods(followed, found, output)
+        print(output)

@@ -23,7 +23,15 @@ from heedful.data.batching import Row
 from heedful.data.micro_batches import micro_batches_of_rank, split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent
-from heedful.diagnosis.memory import MIB, HeldBytes, available_memory, count_parameters, process_memory, state_memory
+from heedful.diagnosis.memory import (
+    MIB,
+    HeldBytes,
+    available_memory,
+    count_matrices,
+    count_parameters,
+    process_memory,
+    state_memory,
+)
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
 from heedful.training.loop.averaging import MovingAverage
@@ -74,6 +82,7 @@ class DryRun:
     seconds_per_update: float
     end: RunEnd | None
     parameters: dict[str, int]
+    matrices: dict[str, dict[str, int]]  # of encoder and decoder, if it is a Transformer
     memory: dict[str, int]  # bytes
     accelerator: Accelerator
     d_model: int
@@ -81,7 +90,7 @@ class DryRun:
     def __str__(self) -> str:
         sections: dict[str, Iterable[str]] = {
             "recipe": [to_yaml(self.recipe).rstrip()],
-            "model": [f"{name:<12}{count:>14,} parameters" for name, count in self.parameters.items()],
+            "model": self._model_lines(),
             "data": self._data_lines(),
             "first micro-batch": self._first_lines(),
             "learning rate": self._rate_lines(),
@@ -90,6 +99,11 @@ class DryRun:
         }
         parts = [f"--- {title}\n" + "\n".join(lines) for title, lines in sections.items()]
         return "\n\n".join([*parts, "Nothing was trained, and nothing was written."])
+
+    def _model_lines(self) -> Iterator[str]:
+        for name, count in self.parameters.items():
+            yield f"{name:<20}{count:>14,} parameters"
+            yield from (f"  {matrix:<18}{own:>14,}" for matrix, own in self.matrices.get(name, {}).items())
 
     def _data_lines(self) -> list[str]:
         batches, settings, processes = self.batches, self.recipe.optimization, self.accelerator.num_processes
@@ -164,7 +178,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     batches = plan_batches(corpus, settings.micro_batch_tokens, accelerator.num_processes)
     process = process_memory()
     model = make_model(recipe.model, corpus.tokenizers)
-    parameters, d_model = count_parameters(model), model.config.d_model
+    parameters, matrices, d_model = count_parameters(model), count_matrices(model), model.config.d_model
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
     try:
@@ -182,7 +196,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed * batches.padded_tokens
     end = RunPlan(batches.updates_per_epoch, seconds).end(recipe)
-    return DryRun(recipe, corpus, batches, seconds, end, parameters, memory, accelerator, d_model)
+    return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:

@@ -70,6 +70,30 @@ def count_parameters(model: "PreTrainedModel") -> dict[str, int]:
     return {**{name: count for name, count in counts.items() if count}, "together": sum(counts.values())}
 
 
+# What a parameter belongs to, by what its name holds.
+MATRICES = {
+    **{"q_proj": "W_Q", "k_proj": "W_K", "v_proj": "W_V, value down", "out_proj": "W_O, value up"},
+    **{"fc": "feed-forward", "norm": "norms"},
+}
+
+
+def count_matrices(model: "PreTrainedModel") -> dict[str, dict[str, int]]:
+    """Count the parameters of a Transformer's encoder and decoder by matrix, over all layers, biases with theirs.
+
+    A head reads a value down to d_v numbers (W_V) and writes it up to d_model again (W_O), so that with d_k = d_v
+    values cost what queries and keys do. What is no matrix of section 3 is "other". Other models give nothing.
+    """
+    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    counts: dict[str, dict[str, int]] = {}
+    for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
+        counts[part] = dict.fromkeys(MATRICES.values(), 0)
+        for name, parameter in stack.named_parameters():
+            if not any(parameter is table for table in tables):
+                matrix = next((title for key, title in MATRICES.items() if key in name), "other")
+                counts[part][matrix] = counts[part].get(matrix, 0) + parameter.numel()
+    return {part: own for part, own in counts.items() if own["W_V, value down"]}
+
+
 def state_memory(
     parameters: int, settings: OptimizationRecipe, processes: int, kind: DistributedType
 ) -> dict[str, int]:

@@ -17,6 +17,7 @@ ROOMS = {
     "dependence": "models",
     "ladder": "models",
     "paths": "models",
+    "homonyms": "attention",
 }
 NAMES = tuple(ROOMS)
 

@@ -12,13 +12,18 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.attention.recording import KINDS, Kind, record_attention
 from heedful.inference.translation import Translator
-from heedful.studies.pairs import Pair
+from heedful.studies.pairs import Pair, corpus_pairs
 from heedful.studies.study import Lab
 from heedful.studies.training import Training, study_recipe
 from heedful.training.loop.validation import validation_loss
 from heedful.training.processes.devices import make_accelerator
 
 TOKEN_BUDGET = 4096  # of one batch in measurements; it does not change them
+
+
+def training_pairs(lab: Lab) -> list[Pair]:
+    """Return the pairs of the built-in corpus that a study trains on."""
+    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
 
 
 def spread(values: Sequence[float]) -> float:

@@ -76,13 +76,13 @@ def test_models_without_the_source_are_trained_on_the_same_targets(laboratory):
         lines = Path(training.changes["data.train"]).read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         assert {row["source"] for row in rows} == {markov.NOTHING}
-        assert [row["target"] for row in rows] == [target for _, target in markov._training_pairs(lab)]
+        assert [row["target"] for row in rows] == [target for _, target in markov.training_pairs(lab)]
 
 
 def test_counts_are_of_the_training_targets(laboratory):
     lab, results, _ = laboratory
     tokenizers = lab.trainings[0].translator().tokenizers
-    rows = tokenizers.encode_target([target for _, target in markov._training_pairs(lab)])
+    rows = tokenizers.encode_target([target for _, target in markov.training_pairs(lab)])
     table = {row[0]: row for row in results["tables"][0]["rows"]}
     assert len(rows) == 400
     assert table["unigram"][2] == len({token for row in rows for token in row})

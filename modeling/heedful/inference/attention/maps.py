@@ -229,7 +229,7 @@ def attention_maps_of_ids(
     The source's ids are those of `TokenizerPair.encode_source`, language tag included, and the target's those of
     `encode_target` or of a `Translation`: no <s>, but </s>.
     """
-    plain = _plain_model(model)
+    plain = plain_model(model)
     asked = KINDS if kinds is None else _checked_kinds(kinds)
     _check_lengths(plain, source_ids, target_ids)
     if getattr(plain.config, "attention", None) == "none":
@@ -287,7 +287,7 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
     """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
     if not source.strip():
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
-    plain = _plain_model(model)
+    plain = plain_model(model)
     source_ids = tokenizers.encode_source([source], target_language)[0]
     if target is not None:
         return plain, source_ids, tokenizers.encode_target([target])[0]
@@ -295,14 +295,13 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
     return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
 
 
-def _plain_model(model: Any) -> Any:
+def plain_model(model: Any) -> Any:
     """Return the model of transformers behind what translates."""
     if isinstance(model, Translator | NativeDecoder):
         model = model.model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
-            "The model must be one of transformers to tell its attention weights, but was exported for another engine "
-            "instead."
+            "The model must be one of transformers to be looked into, but was exported for another engine instead."
         )
     return model
 

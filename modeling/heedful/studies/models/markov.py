@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from heedful.figures import Panel, lines
 from heedful.inference.translation import Translator
-from heedful.studies.measures import encoded, loss_per_token
+from heedful.studies.measures import encoded, loss_per_token, training_pairs
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Cell, Outcome
@@ -53,7 +53,7 @@ def run(lab: Lab) -> Outcome:
     for name, changes, reads in (("GRU", state, "a state"), ("Transformer", {}, "all before it")):
         training = lab.train(f"{name}, without the source", changes | blind_changes)
         blind.append(_measured(training, blind_pairs, f"{name} without the source", reads))
-    counted, others = _count(translator.translator(), _training_pairs(lab), pairs), [*blind, *seeing]
+    counted, others = _count(translator.translator(), training_pairs(lab), pairs), [*blind, *seeing]
     return Outcome(
         {"perplexity": [*counted, *others]}, {"perplexity": [_panel(counted, others)]}, _values(counted, others)
     )
@@ -64,17 +64,13 @@ def _recurrent(attention: str) -> dict[str, Any]:
     return {**changes, "optimization.max_grad_norm": 1.0, "optimization.learning_rate": RATE}
 
 
-def _training_pairs(lab: Lab) -> list[Pair]:
-    return corpus_pairs(lab.data or study_recipe(dict(lab.study.changes)).data.train)
-
-
 def _blind(pairs: list[Pair]) -> list[Pair]:
     return [(NOTHING, target) for _, target in pairs]
 
 
 def _without_source(lab: Lab) -> dict[str, Any]:
     """Return the changes that train a model on the targets alone."""
-    train, validation = _training_pairs(lab), corpus_pairs(study_recipe({}).data.validation or "")
+    train, validation = training_pairs(lab), corpus_pairs(study_recipe({}).data.validation or "")
     files = lab.write_data(_blind(train), _blind(validation), test=_blind(held_out_pairs()[:TRANSLATED]))
     return {**files, "data.cleaning.drop_overlap": False}  # every source is in the held-out data
 

@@ -1,0 +1,111 @@
+import json
+from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from heedful.studies import pairs
+from heedful.studies.attention import homonyms
+from heedful.studies.attention.homonyms import (
+    WORDS,
+    Meaning,
+    sentences,
+    separation,
+    split_meanings,
+    translated_meanings,
+)
+from heedful.studies.study import Lab, run_study
+
+
+def test_a_verb_or_a_modifier_decides_the_meaning():
+    word = WORDS[0]
+    pear, _, belly = (sentences(word["form"], meaning) for meaning in word["meanings"])
+    assert ("나는 배를 먹었다.", "I ate the pear.") in pear[0]
+    assert ("어제 소녀는 배를 문질렀다.", "The girl rubbed her belly yesterday.") in belly[0]
+    assert ("지난주에 의사는 잘 익은 배를 기억했다.", "The doctor remembered the ripe pear last week.") in pear[6]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word["form"])
+def test_nothing_else_tells_the_meanings_apart(word):
+    form, rests = f" {word['form']} ", []
+    for meaning in word["meanings"]:
+        rest, deciding = set(), [korean for korean, _ in (*meaning["verbs"], *meaning["modifiers"])]
+        for decides, own in zip(deciding, sentences(word["form"], meaning), strict=True):
+            assert all(source.count(form) == 1 for source, _ in own)
+            assert all(f" {decides}{form}" in source or f"{form}{decides}." in source for source, _ in own)
+            rest |= {source.replace(f" {decides}{form}", form).replace(f"{form}{decides}.", form) for source, _ in own}
+        rests.append((rest, set(deciding)))
+    (first, one), (second, other) = rests[:2]
+    assert first == second
+    assert one.isdisjoint(other)
+
+
+def test_held_out_sentences_are_not_learned_from_and_meanings_have_equally_many():
+    meanings = split_meanings(WORDS[0], seed=1)
+    assert [meaning.noun for meaning in meanings] == ["pear", "ship", "belly"]
+    for meaning in meanings:
+        assert [(len(own), len(held)) for own, held in zip(meaning.train, meaning.test, strict=True)] == [(40, 10)] * 9
+        assert len({pair for some in (*meaning.train, *meaning.test) for pair in some}) == 9 * 50
+    assert split_meanings(WORDS[0], seed=1) == meanings != split_meanings(WORDS[0], seed=2)
+
+
+def test_one_vector_cannot_be_told_apart_and_two_can():
+    torch.manual_seed(0)
+    same, one, other = torch.randn(3, 8)
+    states = torch.stack([torch.stack([same, own]).repeat(2, 3, 1, 1) for own in (one, other)])
+    states[1, :, :, 0] += 2e-3 * torch.randn(8)  # less than what counts
+    before, after = separation(states, 2 * states)
+    assert tuple(before) == pytest.approx((0.5, 0.5, 1, 1), abs=1e-4)
+    cosine = torch.cosine_similarity(one, other, dim=0).item()
+    assert tuple(after) == pytest.approx((1, 1, 1, cosine), abs=1e-5)
+    assert separation(states, states.flip(0))[1][:2] == (0, 0)
+
+
+def test_what_a_meaning_has_in_common_is_told_of_unseen_words_and_what_one_word_has_is_not():
+    torch.manual_seed(0)
+    own = torch.randn(2, 4, 1, 1, 50).expand(2, 4, 3, 1, 50)  # of each deciding word
+    (layer,) = separation(own, own)
+    assert layer.seen == 1
+    flat = own.reshape(2, 12, 50)
+    cosines = [torch.cosine_similarity(one, other, dim=0) for each in flat for one, other in combinations(each, 2)]
+    assert layer.within == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-5)
+    common = torch.randn(2, 1, 1, 1, 50).expand(2, 4, 3, 1, 50)
+    (layer,) = separation(own + 3 * common, own + 3 * common)
+    assert (layer.seen, layer.unseen) == (1, 1)
+    # A centroid without the deciding word is the mean of the others'.
+    near = own.clone()
+    near[0, 0], near[1, 0] = own[1, 1], own[0, 1]
+    (layer,) = separation(near, near)
+    assert layer.unseen < 1
+
+
+def test_translations_are_right_wrong_or_neither():
+    said = {"a": "I ate the pear.", "b": "I ate the ship.", "c": "I ate the pears."}
+    translator = SimpleNamespace(translate=lambda texts: [[SimpleNamespace(text=said[text])] for text in texts])
+    meanings = [Meaning("pear", [], [[("a", ""), ("b", "")], [("c", "")]]), Meaning("ship", [], [[("b", "")]])]
+    assert translated_meanings(translator, meanings) == (2 / 4, 1 / 4)
+
+
+def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "TEST_PAIRS", "builtin:test:6")
+    for name, value in {"HELD_OUT": 2, "PROBED": 2, "WORDS": WORDS[:2]}.items():
+        monkeypatch.setattr(homonyms, name, value)
+    small = {"tokenizer.vocab_size": 400, "optimization.tokens_per_update": 256, "decoding.max_length": 6}
+    study = replace(homonyms.STUDY, changes={**homonyms.STUDY.changes, **small})
+    lab = Lab(study, updates=4, data="builtin:train:300", folder=tmp_path / "trainings")
+    folder = run_study(lab, tmp_path / "homonyms")
+    results = json.loads((folder / "results.json").read_text())
+    tables = {table["name"]: table["rows"] for table in results["tables"]}
+    assert [row[:3] for row in tables["words"]] == [
+        ["배를", "pear, ship, belly", pytest.approx(1 / 3)],
+        ["눈을", "eyes, snow", pytest.approx(1 / 2)],
+    ]
+    assert [row[0] for row in tables["layers"]] == ["embedding", "layer 0", "layer 1", "layer 2"]
+    chance = results["values"]["chance"]
+    assert tables["layers"][0][1:] == pytest.approx([chance, chance, 1, 1, chance, chance], abs=1e-5)
+    assert tables["layers"][-1][4] < 0.999
+    assert tables["layers"][-1][3] != tables["layers"][-2][3]
+    assert (tmp_path / "trainings" / "data").is_dir()
+    assert {path.name for path in folder.glob("*.svg")} == {"homonyms-layers.svg", "homonyms-plane.svg"}

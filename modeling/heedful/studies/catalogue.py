@@ -14,6 +14,9 @@ ROOMS = {
     "sharing": "models",
     "markov": "models",
     "dependence": "models",
+    "gradients": "recurrent",
+    "cells": "recurrent",
+    "robustness": "recurrent",
     "ladder": "models",
 }
 NAMES = tuple(ROOMS)

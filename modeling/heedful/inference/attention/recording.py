@@ -1,15 +1,17 @@
-"""The attention weights of one forward pass, whichever attention function the model uses.
+"""The attention weights of one forward pass, whichever attention function the model uses, or the gates of its cells.
 
-Only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other layers of a
-Heed model are dropped as soon as their layer has used them.
+Of attention only what is asked for is computed: for the encoder's weights no decoder is run, and the weights of other
+layers of a Heed model are dropped as soon as their layer has used them.
 """
 
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
 
+from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
 from heedful.inference.engines import evaluation_mode
 from heedful.modeling_heed import HeedPreTrainedModel
 
@@ -34,6 +36,71 @@ def record_attention(
             with _eager(model):
                 found = _run(model, source_ids, fed_ids, kinds, layer)
     return found
+
+
+def record_gates(
+    model: Any, source_ids: Sequence[int], fed_ids: Sequence[int] = ()
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return how far the gates of a recurrent model's cells open at each token of a source, and of a target.
+
+    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of.
+
+    Args:
+        model: A `HeedRNNModel` or `HeedRNNForConditionalGeneration` of the cell `lstm` or `gru`.
+        source_ids: What the encoder reads.
+        fed_ids: What the decoder reads, the start token first. Without them only the encoder runs.
+
+    Returns:
+        By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, its gates by their names:
+        `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open, and the
+        `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
+        tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
+
+    Raises:
+        ValueError: If the model's cells have no gates.
+    """
+    cell = getattr(model.config, "cell", "none")
+    if cell not in ("lstm", "gru"):
+        raise ValueError(f"`cell` must be lstm or gru, whose gates can be recorded, but is {cell} instead.")
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    found: dict[str, list[dict[str, torch.Tensor]]] = {}
+    with evaluation_mode(model), torch.inference_mode(), ExitStack() as hooks:
+        for side, stack in {"encoder": encoder, "decoder": decoder}.items():
+            for name, part in stack.named_modules():
+                if isinstance(part, Cell):
+                    kept = found.setdefault(f"{side}.{name}", [])
+                    hooks.enter_context(part.register_forward_hook(_keeper_of_gates(kept), with_kwargs=True))
+        source, fed = (torch.tensor([list(ids)], device=model.device) for ids in (source_ids, fed_ids))
+        encoded = encoder(input_ids=source, return_dict=True)
+        if fed_ids:
+            model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False)
+    return {
+        cell: {name: torch.cat([one[name] for one in calls]).float().cpu() for name in calls[0]}
+        for cell, calls in found.items()
+        if calls
+    }
+
+
+def _keeper_of_gates(kept: list[dict[str, torch.Tensor]]) -> Any:
+    """Return a hook on a cell that computes the gates of each call, of one token or of all, from what it was given."""
+
+    def keep(cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple) -> None:
+        call = inspect.signature(cell.forward).bind(*given, **named)
+        call.apply_defaults()
+        inputs, first = (
+            call.arguments["inputs"],
+            (call.arguments["state"] or no_state(cell, call.arguments["inputs"]))[0],
+        )
+        if inputs.dim() == 2:
+            before = first
+        elif call.arguments["is_reversed"]:  # the state before a token is the one behind what was read before it
+            before = torch.cat([result[0][:, 1:], first[:, None]], dim=1)
+        else:
+            before = torch.cat([first[:, None], result[0][:, :-1]], dim=1)
+        gates = cell.gates(cell.read(inputs), before)
+        kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
+
+    return keep
 
 
 def check_number(field: str, number: int, count: int) -> None:

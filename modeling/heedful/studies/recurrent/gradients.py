@@ -19,7 +19,7 @@ from heedful.cells_heed import ACTIVATIONS
 from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.figures import Panel, Points, lines
 from heedful.modeling_heed_rnn import HeedRNNEncoder
-from heedful.studies.report import Outcome
+from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
 
 # The activations of a plain cell, and cells with gates: as models begin, and with a gate that begins open.
@@ -67,17 +67,18 @@ class Recall(NamedTuple):
     stopped: int  # the update whose loss is no number any more, or 0
 
 
-def fresh_encoder(cell: str, matrix: str = ORTHOGONAL, width: int = WIDTH) -> HeedRNNEncoder:
+def fresh_encoder(cell: str, matrix: str = ORTHOGONAL) -> HeedRNNEncoder:
     """Return an encoder of one layer that reads forwards, its recurrent matrix drawn as one of `MATRICES`."""
-    sizes = {"vocab_size": SYMBOLS + 3, "embedding_size": width, "hidden_size": width, "bidirectional": False}
-    encoder = HeedRNNEncoder(HeedRNNConfig(**sizes, dropout=0.0, **CELLS[cell]))
-    layer = encoder.layers[0].first_cell
+    sizes: dict[str, Any] = {"vocab_size": SYMBOLS + 3, "embedding_size": WIDTH, "hidden_size": WIDTH}
+    encoder = HeedRNNEncoder(HeedRNNConfig(**sizes, bidirectional=False, dropout=0.0, **CELLS[cell]))
+    weights = dict(encoder.layers[0].named_parameters())
+    recurrent = weights["first_cell.weight_hh_l0"].data
     if matrix == LARGER:
-        layer.weight_hh_l0.data.mul_(1.5)
+        recurrent.mul_(1.5)
     elif matrix == POSITIVE:
-        layer.weight_hh_l0.data.abs_()
+        recurrent.abs_()
     if cell.endswith("open"):
-        layer.bias_ih_l0.data.view(-1, width)[KEEPING_GATE] = OPEN
+        weights["first_cell.bias_ih_l0"].data.view(-1, WIDTH)[KEEPING_GATE] = OPEN
     return encoder
 
 
@@ -134,8 +135,9 @@ def recall(
     torch.manual_seed(seed)
     encoder, output = fresh_encoder(cell, matrix), nn.Linear(WIDTH, SYMBOLS)
     weights = [*encoder.parameters(), *output.parameters()]
-    is_descent = descent_norm is not None
-    optimizer = torch.optim.SGD(weights, DESCENT_RATE) if is_descent else torch.optim.Adam(weights, RATE)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(weights, RATE)
+    if descent_norm is not None:
+        optimizer = torch.optim.SGD(weights, DESCENT_RATE)
     largest = 0.0
     for update in range(1, updates + 1):
         symbols = torch.randint(SYMBOLS, (64, length))
@@ -164,14 +166,14 @@ def run(lab: Lab) -> Outcome:
         for cell, matrix in UNCLIPPED
         for norm in (math.inf, LARGEST_NORM)
     }
-    rows = {
+    rows: dict[str, list[tuple[Cell, ...]]] = {
         "distance": [(*key, *(norms[d] for d in DISTANCES)) for key, norms in by_distance.items()],
         "depth": [(name, *(norms[d - 1] for d in DEPTHS)) for name, norms in by_depth.items()],
         "recall": [(cell, *found) for cell, found in accuracy.items()],
         "clipping": [_clipping_row(*key, found) for key, found in clipped.items()],
     }
     values = {f"{c}_{m}".replace(", ", "_"): by_distance[m, c][-1] for m, c in by_distance}
-    values |= {f"depth_{name}".replace(", ", "_"): norms[-1] for name, norms in by_depth.items()}
+    values |= {f"depth_{name.split()[-1]}": norms[-1] for name, norms in by_depth.items()}
     values |= {f"recall_{cell}".replace(", ", "_"): found[-1] for cell, found in accuracy.items()}
     for number, (cell, matrix) in enumerate(UNCLIPPED):
         free, held = (clipped[cell, matrix, norm] for norm in (math.inf, LARGEST_NORM))
@@ -181,7 +183,7 @@ def run(lab: Lab) -> Outcome:
     return Outcome(rows, panels, values | {"collapse": collapse_error(lab.seed)}, settings)
 
 
-def _clipping_row(cell: str, matrix: str, norm: float, found: Recall) -> tuple[str | float, ...]:
+def _clipping_row(cell: str, matrix: str, norm: float, found: Recall) -> tuple[Cell, ...]:
     told = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
     return cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, told
 

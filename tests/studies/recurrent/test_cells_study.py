@@ -48,7 +48,8 @@ def test_all_models_have_about_the_parameters_of_the_transformer():
 
 
 def test_nothing_but_cell_attention_and_width_differs():
-    recipes = [{**one, **one.pop("model.options")} for one in recurrent_models().values()]
+    models = list(recurrent_models().values())
+    recipes = [one.pop("model.options") | one for one in models]
     differing = {key for recipe in recipes for key in recipe if recipe[key] != recipes[0][key]}
     assert differing == {"cell", "attention", "hidden_size"}
 

@@ -85,18 +85,14 @@ def _keeper_of_gates(kept: list[dict[str, torch.Tensor]]) -> Any:
     """Return a hook on a cell that computes the gates of each call, of one token or of all, from what it was given."""
 
     def keep(cell: LSTMCell | GRUCell, given: tuple, named: dict[str, Any], result: tuple) -> None:
-        call = inspect.signature(cell.forward).bind(*given, **named)
-        call.apply_defaults()
-        inputs, first = (
-            call.arguments["inputs"],
-            (call.arguments["state"] or no_state(cell, call.arguments["inputs"]))[0],
-        )
-        if inputs.dim() == 2:
-            before = first
-        elif call.arguments["is_reversed"]:  # the state before a token is the one behind what was read before it
-            before = torch.cat([result[0][:, 1:], first[:, None]], dim=1)
-        else:
-            before = torch.cat([first[:, None], result[0][:, :-1]], dim=1)
+        bound = inspect.signature(cell.forward).bind(*given, **named)
+        bound.apply_defaults()
+        inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
+        before = (bound.arguments["state"] or no_state(cell, inputs))[0]
+        if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
+            outputs, first = result[0], before[:, None]
+            parts = [outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]]
+            before = torch.cat(parts, dim=1)
         gates = cell.gates(cell.read(inputs), before)
         kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
 

@@ -45,6 +45,7 @@ _HOMES = {
     "make_recipe": "heedful.training.recipe_file",
     "prepare_for_inference": "heedful.inference.native.prepared_model",
     "read_recipe": "heedful.training.recipe_file",
+    "record_gates": "heedful.inference.attention.recording",
     "train": "heedful.training.run",
     "word_alignment": "heedful.inference.attention.measures",
     "word_attention": "heedful.inference.attention.measures",

@@ -17,6 +17,9 @@ from .fast_paths_heed import is_traced, is_transformed
 
 # What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
 State = tuple[torch.Tensor, ...]
+# What a plain cell makes of its sum, and torch's cells that do so in one operation.
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid, "linear": torch.positive}
+FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 
 
 # Equations
@@ -32,7 +35,7 @@ class Cell(nn.RNNBase):
     bias_hh_l0: torch.Tensor
     # Each cell's equations, and the same as one operation of torch, of the weights above.
     step: Callable[[torch.Tensor, State], State]
-    fused_step: Callable[..., Any]
+    fused_step: Callable[..., Any] | None
 
     def forward(  # type: ignore[override]
         self,
@@ -47,8 +50,9 @@ class Cell(nn.RNNBase):
         Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
         at padding, and the state behind the last token that was read. `tokens` is true at tokens and false at padding,
         wherever it stands. Without a state, the first is zeros. `is_reversed` reads each sequence from its end;
-        `is_fused` lets torch's own loop run in place of the equations.
+        `is_fused` lets torch's own loop run in place of the equations, where torch has such a cell.
         """
+        is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
             run = run_fused if is_fused else run_by_steps
             return run(self, inputs, state, tokens, is_reversed)
@@ -72,15 +76,22 @@ class Cell(nn.RNNBase):
 
 
 class RNNCell(Cell, nn.RNN):
-    """h' = tanh(W x + b + U h + d) (Elman, 1990). Over a whole sequence it is `torch.nn.RNN`."""
+    """h' = tanh(W x + b + U h + d) (Elman, 1990), or another activation. As a whole it is `torch.nn.RNN`."""
 
-    fused_step = staticmethod(torch.rnn_tanh_cell)
+    def __init__(self, *sizes: int, activation: str = "tanh", **options: Any):
+        super().__init__(*sizes, nonlinearity="relu" if activation == "relu" else "tanh", **options)
+        self.activation = activation
+
+    @property
+    def fused_step(self) -> Callable[..., Any] | None:
+        """Torch's cell of this activation, if there is one."""
+        return FUSED_PLAIN_CELLS.get(self.activation)
 
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state, of `(batch, hidden_size)` tensors, from `read`, the W x + b of the next token."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
-        return (torch.tanh((read + kept).to(hidden.dtype)),)
+        return (ACTIVATIONS[self.activation]((read + kept).to(hidden.dtype)),)
 
 
 class LSTMCell(Cell, nn.LSTM):
@@ -94,10 +105,16 @@ class LSTMCell(Cell, nn.LSTM):
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state (h, c) from `read`, the `(batch, 4 · hidden_size)` W x + b of the next token."""
         hidden, cell = state
+        gates = self.gates(read, hidden)
+        cell = gates["forget"] * cell + gates["input"] * gates["candidate"]
+        return gates["output"] * cell.tanh(), cell
+
+    def gates(self, read: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what opens (1) and closes (0), and the candidate, each `(…, hidden_size)`, of W x + b and h."""
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
-        input_gate, forget_gate, candidate, output_gate = (read + kept).to(cell.dtype).chunk(4, dim=-1)
-        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
-        return output_gate.sigmoid() * cell.tanh(), cell
+        input_gate, forget_gate, candidate, output_gate = (read + kept).to(hidden.dtype).chunk(4, dim=-1)
+        opened = {"forget": forget_gate.sigmoid(), "input": input_gate.sigmoid(), "output": output_gate.sigmoid()}
+        return {**opened, "candidate": candidate.tanh()}
 
 
 class GRUCell(Cell, nn.GRU):
@@ -108,12 +125,17 @@ class GRUCell(Cell, nn.GRU):
     def step(self, read: torch.Tensor, state: State) -> State:
         """Return the next state from `read`, the `(batch, 3 · hidden_size)` W x + b of the next token."""
         (hidden,) = state
+        gates = self.gates(read, hidden)
+        return (gates["update"] * hidden + (1 - gates["update"]) * gates["candidate"],)
+
+    def gates(self, read: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return reset (0 forgets h), update (1 keeps h) and candidate, each `(…, hidden_size)`, of W x + b and h."""
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         of_input, of_state = (part.to(hidden.dtype).chunk(3, dim=-1) for part in (read, kept))
         reset_gate = torch.sigmoid(of_input[0] + of_state[0])
         update_gate = torch.sigmoid(of_input[1] + of_state[1])
         candidate = torch.tanh(of_input[2] + reset_gate * of_state[2])
-        return (update_gate * hidden + (1 - update_gate) * candidate,)
+        return {"reset": reset_gate, "update": update_gate, "candidate": candidate}
 
 
 CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
@@ -121,7 +143,8 @@ CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
 
 def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
     """Return a cell of the config's kind."""
-    return CELLS[config.cell](input_size, hidden_size, batch_first=True)
+    options = {"activation": config.activation_function} if config.cell == "rnn" else {}
+    return CELLS[config.cell](input_size, hidden_size, batch_first=True, **options)
 
 
 # Cells over padded sequences

@@ -22,8 +22,10 @@ class HeedRNNConfig(HeedBaseConfig):
         hidden_size (`int`): Width of the decoder's state and of the encoder's output. A bidirectional encoder gives
             each direction half of it.
         encoder_layers, decoder_layers (`int`): Number of recurrent layers on top of each other.
-        cell (`str`): `rnn` (Elman, 1990: tanh), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
+        cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
             et al., 2000) or `gru` (Cho et al., 2014).
+        activation_function (`str`): Of the cell `rnn`: `tanh`, `relu`, `sigmoid` or `linear`. Torch has no fused cells
+            of the last two, so that the equations run. The gates of `lstm` and `gru` go with `tanh` alone.
         bidirectional (`bool`): Whether each layer of the encoder reads the source in both directions (Schuster and
             Paliwal, 1997).
         attention (`str`): How the decoder's state q scores the encoder's state k: `dot` qᵀk, `scaled_dot`
@@ -36,7 +38,7 @@ class HeedRNNConfig(HeedBaseConfig):
             `copy`, or `none`, where the decoder begins with zeros.
         reverse_source (`bool`): Whether the source is read from its end (Sutskever et al., 2014, section 3.3).
         use_fused_cells (`bool`): Whether torch's fused cells run, or the equations as they are written: slower, but
-            differentiable twice, and each gate can be looked at.
+            differentiable twice.
         dropout (`float`): Dropout on embeddings, between layers and on what the pre-softmax matrix reads.
         label_smoothing (`float`): ε_ls of the training loss. In evaluation mode the loss is the plain cross-entropy.
         use_cache (`bool`): Whether `generate()` goes on from the last state instead of from the beginning.
@@ -56,6 +58,7 @@ class HeedRNNConfig(HeedBaseConfig):
     encoder_layers: int = 1
     decoder_layers: int = 1
     cell: Literal["rnn", "lstm", "gru"] = "gru"
+    activation_function: Literal["tanh", "relu", "sigmoid", "linear"] = "tanh"
     bidirectional: bool = True
     attention: Literal["none", "dot", "scaled_dot", "general", "additive"] = "additive"
     input_feeding: bool = True
@@ -78,6 +81,11 @@ class HeedRNNConfig(HeedBaseConfig):
         self._check_at_least_one("encoder_layers", "decoder_layers")
         super()._check_own_fields()
         self._check_shares("dropout")
+        if self.cell != "rnn" and self.activation_function != "tanh":
+            raise ValueError(
+                f"`activation_function` must be tanh with the cell {self.cell}, "
+                f"but is {self.activation_function} instead."
+            )
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(
                 "`hidden_size` must be even with a bidirectional encoder, each of whose directions has half of it, "

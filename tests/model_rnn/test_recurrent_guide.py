@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", GUIDE, flags=re.DOT
 def test_the_guide_prints_what_it_says_it_prints(capsys):
     torch.manual_seed(0)
     names = {}
-    assert len(BLOCKS) == GUIDE.count("```python") == 4
+    assert len(BLOCKS) == GUIDE.count("```python") == 5
     for code, expected in BLOCKS:
         exec(code, names)
         assert capsys.readouterr().out == expected, code
@@ -26,7 +26,7 @@ def test_the_options_of_the_guide_are_fields_and_its_configs_exist():
     from heedful import HeedRNNConfig
 
     options = re.findall(r"^\| `(\w+)` \|", GUIDE, flags=re.MULTILINE)
-    assert len(options) == 7
+    assert len(options) == 8
     assert set(options) <= set(HeedRNNConfig.__dataclass_fields__)
     names = re.findall(r"`(rnn-[\w-]+)`", GUIDE)
     assert {path.name for path in (ROOT / "configuration" / "models").glob("rnn-*")} == set(names)

@@ -56,6 +56,38 @@ def test_a_cell_is_torchs_in_outputs_last_state_and_gradients(kind, is_fused, si
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
+def test_a_plain_cell_of_relu_is_torchs(is_fused):
+    torch.manual_seed(0)
+    cell, theirs = (
+        CLASSES["rnn"](5, 4, activation="relu", batch_first=True),
+        torch.nn.RNN(5, 4, nonlinearity="relu", batch_first=True),
+    )
+    theirs.load_state_dict(cell.state_dict())
+    inputs = torch.randn(3, 6, 5)
+    outputs, (last,) = cell(inputs, is_fused=is_fused)
+    expected, final = theirs(inputs)
+    assert_near(outputs, expected)
+    assert_near(last, final[0])
+    assert_near(cell(inputs[:, 0], is_fused=is_fused)[0], expected[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "activation"), [("sigmoid", torch.sigmoid), ("linear", lambda x: x)])
+def test_an_activation_that_torch_has_no_cell_of_goes_by_the_equations_unasked(name, activation):
+    model = tiny_rnn(cell="rnn", activation_function=name, bidirectional=False, encoder_layers=1)
+    encoder = model.get_encoder()
+    cell, source = encoder.layers[0].first_cell, torch.tensor([[5, 6, 7, 8]])
+    state = torch.zeros(1, cell.hidden_size)
+    for token in encoder.embed_tokens(source)[0]:
+        read = cell.weight_ih_l0 @ token + cell.bias_ih_l0
+        state = activation(read + state @ cell.weight_hh_l0.T + cell.bias_hh_l0)
+    assert_near(encoder(source).last_hidden_state[:, -1], state)
+    other = tiny_rnn(cell="rnn", bidirectional=False, encoder_layers=1)
+    other.load_state_dict(model.state_dict())
+    assert (model(source, labels=source).logits - other(source, labels=source).logits).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("kind", CELLS)
 def test_token_by_token_a_cell_comes_to_the_same_state(kind, is_fused):
     torch.manual_seed(0)

@@ -18,6 +18,11 @@ WRONG = [
     ({"decoder_vocab_size": 0, "tie_word_embeddings": False}, "`decoder_vocab_size` must be at least 1"),
     *[({name: 1}, f"`{name}` must be at least 0 and below 1, but is 1") for name in ("dropout", "label_smoothing")],
     ({"cell": "elman"}, "cell"),
+    ({"cell": "rnn", "activation_function": "gelu"}, "activation_function"),
+    *[
+        ({"cell": cell, "activation_function": "relu"}, f"`activation_function` must be tanh with the cell {cell}")
+        for cell in ("lstm", "gru")
+    ],
     ({"attention": "luong"}, "attention"),
     ({"bridge": "tanh"}, "bridge"),
     ({"hidden_size": 15}, "`hidden_size` must be even with a bidirectional encoder.*but is 15"),

@@ -53,6 +53,7 @@ RECURRENT = {
     "bahdanau": {"cell": "gru", "attention": "additive"},
     "luong": {"cell": "lstm", "attention": "general", "encoder_layers": 2, "decoder_layers": 2, "bridge": "copy"},
     "one_way": {"cell": "rnn", "attention": "dot", "bidirectional": False, "reverse_source": True, "bridge": "none"},
+    "sigmoid": {"cell": "rnn", "activation_function": "sigmoid", "attention": "additive"},
     "unfed": {"cell": "lstm", "attention": "scaled_dot", "input_feeding": False, "decoder_layers": 2},
 }
 TEXTS = [*PAIRS, "Hello  wörld 12's!\n  x", "그녀는 </s> 사과를 ㅎ 읽는다 😀", " "]

@@ -126,6 +126,7 @@ def architecture_of(config) -> str:
 
 def _recurrent_architecture(config) -> str:
     extras = {
+        f"{config.activation_function} in place of tanh": config.activation_function != "tanh",
         "bidirectional encoder": config.bidirectional,
         "source read from its end": config.reverse_source,
         "input feeding": config.input_feeding,

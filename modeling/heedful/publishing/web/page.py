@@ -34,7 +34,8 @@ TRANSFORMER_FIELDS = (
     "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding", "activation_function",
 )
 RECURRENT_FIELDS = (
-    "embedding_size", "hidden_size", "cell", "bidirectional", "attention", "input_feeding", "bridge", "reverse_source",
+    "embedding_size", "hidden_size", "cell", "activation_function", "bidirectional", "attention", "input_feeding",
+    "bridge", "reverse_source",
 )
 # fmt: on
 # What the JavaScript computes; every other value is refused.

@@ -3,10 +3,12 @@
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const joined = (...vectors) => Float32Array.from(vectors.flatMap((vector) => [...vector]));
 
+const PLAIN = { tanh: Math.tanh, relu: (x) => Math.max(0, x), sigmoid, linear: (x) => x };
+
 /** The next state of each cell, [h] or [h, c], from what it reads, Wx + b, and what it keeps, Uh + d. */
 const CELLS = {
   /** Elman, 1990. */
-  rnn: (read, kept) => [plus(read, kept).map(Math.tanh)],
+  rnn: (read, kept, _, activation) => [plus(read, kept).map((x) => PLAIN[activation](x))],
 
   /** Hochreiter and Schmidhuber, 1997; Gers et al., 2000. */
   lstm: (read, kept, [, c]) => {
@@ -29,7 +31,7 @@ class Recurrent extends Model {
   cell(name, x, state) {
     const read = linear(this.weights[`${name}.weight_ih_l0`], this.weights[`${name}.bias_ih_l0`], x);
     const kept = linear(this.weights[`${name}.weight_hh_l0`], this.weights[`${name}.bias_hh_l0`], state[0]);
-    return CELLS[this.config.cell](read, kept, state);
+    return CELLS[this.config.cell](read, kept, state, this.config.activation_function);
   }
 
   zeros(width) {

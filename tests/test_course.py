@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from heedful.cli.main import app
+from heedful.studies.catalogue import NAMES
+from heedful.training.recipe_file import recipes
 from helpers import slow_but
 
 ROOT = Path(__file__).parents[1]
@@ -108,3 +112,15 @@ def test_the_site_builds_without_a_warning_and_offers_every_chapter_as_a_noteboo
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert '"lang": ["en", "ko"]' in index.replace('","', '", "').replace(":[", ": [")
     assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_commands_that_the_course_names_exist():
+    known: dict[str, set[str]] = {}
+    for path in sorted(COURSE.rglob("*.md")):
+        for command, option in re.findall(r"`heedful (\w+)(?: (?:--)?([\w-]+))?[^`]*`", path.read_text("utf-8")):
+            known.setdefault(command, set()).add(option)
+    assert known.keys() <= set(get_command(app).commands)
+    assert {option for option in known.pop("study") if option} <= set(NAMES)
+    assert known["train"] - {""} <= {*recipes()}
+    options = {name.lstrip("-") for each in get_command(app).commands["attention"].params for name in each.opts}
+    assert known["attention"] - {""} <= options

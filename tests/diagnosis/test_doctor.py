@@ -61,12 +61,12 @@ def test_a_sound_recipe_has_nothing_severe(severe):
     assert severe() == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "ko_en", "multi30k-de-en", "scan-simple"])
+@pytest.mark.parametrize("name", ["quickstart", "ko-en", "multi30k-de-en", "scan-simple"])
 def test_shipped_recipes_have_no_error(name, tmp_path):
     overrides = {
         "quickstart": ["data.train=builtin:train:3000", "tokenizer.vocab_size=900"],
         # Their own corpora are not here: what is checked are their keys.
-        "ko_en": ["tokenizer.vocab_size=900", "data.source=ko"],
+        "ko-en": ["tokenizer.vocab_size=900", "data.source=ko"],
         "multi30k-de-en": ["tokenizer.vocab_size=900", "model.config=null", "card.source_language=null"],
         "scan-simple": ["data.cleaning.drop_overlap=true"],
     }[name]

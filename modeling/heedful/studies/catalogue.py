@@ -10,6 +10,7 @@ ROOMS = {
     "dilution": "attention",
     "scaling": "attention",
     "masking": "attention",
+    "questions": "attention",
     "positions": "models",
     "heads": "attention",
     "sharing": "models",

@@ -1,4 +1,4 @@
-"""Measure what each means is worth when pairs are few: the table of docs/studies/lowresource.md.
+"""Measure what each means is worth when pairs are few, as a table.
 
     python scripts/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
 

@@ -1,9 +1,8 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
-# (the slow tests too, before a release), make site (the documentation as
-# a site, in site/), make check (linters and types), make bench (benchmarks on the CPU, figures in
-# runs/benchmarks), make oldest (the tests with the oldest libraries, in .venv-oldest), make clean. VENV=.venv-oldest runs
-# any of them with the oldest libraries.
+# (the slow tests too, before a release), make site (the documentation as a site, in site/), make check (linters and
+# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the tests with the oldest libraries,
+# in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv

@@ -10,7 +10,9 @@ import pytest
 import torch
 import yaml
 
+from heedful import HeedForConditionalGeneration
 from heedful.cli.main import main
+from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import (
     MODEL_TYPES,
@@ -107,6 +109,15 @@ def test_recipes_and_sizes_are_found_by_name_from_anywhere(name, tmp_path, monke
     assert read_recipe(name).name == "heed-quickstart-ko-en"
     assert read_config("small")["d_model"] == 256
     assert read_recipe("multi30k-de-en").data.folder == "corpora/multi30k"
+
+
+def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
+    recipe = read_recipe("multi30k-de-en")
+    vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
+    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
+    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
 
 
 def test_a_file_wins_over_a_name(tmp_path, monkeypatch):

@@ -63,3 +63,11 @@ def training_model(model, monkeypatch):
 @pytest.fixture
 def pairs() -> dict[str, str]:
     return PAIRS
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder

@@ -13,14 +13,6 @@ from heedful.inference.attention.measures import write_links
 SOURCE, TARGET = "개가 공원에서 달린다.", "The dog runs in the park."
 
 
-@pytest.fixture(scope="module")
-def folder(model, tokenizers, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model.save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def attention(heedful_command, folder):
     """Run the command in this process; return its exit code, output and errors."""

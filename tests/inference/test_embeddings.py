@@ -137,14 +137,6 @@ def test_a_recurrent_model_is_refused(tokenizers):
         word_states(tiny_rnn(), tokenizers, "개가")
 
 
-@pytest.fixture(scope="module")
-def folder(model, tokenizers, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model.save_pretrained(folder)
-    tokenizers.save_pretrained(folder)
-    return folder
-
-
 def test_the_command_prints_a_line_for_each_layer(heedful_command, folder, follow, model, tokenizers):
     code, output, errors = heedful_command("embeddings", folder, "개가", "공원에서", "--sentence", SENTENCE)
     assert code == 0, errors

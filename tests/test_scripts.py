@@ -8,6 +8,7 @@ import math
 import runpy
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +152,7 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
 
     def run(command, **_):
         commands.append(command[3:])
+        time.sleep(0.05)  # so that another row wants the same meanwhile
         is_training = command[3] == "train"
         made = Path(next(part[7:] for part in command if part.startswith("output=")) if is_training else command[-1])
         if is_training:

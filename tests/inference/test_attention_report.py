@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from chromium import EXECUTABLE, Chromium
+from heedful.inference.attention import drawing
 from heedful.inference.attention.labels import Words
-from heedful.inference.attention.maps import AttentionMaps
+from heedful.inference.attention.maps import AttentionMaps, attention_maps
 from heedful.inference.attention.measures import attention_rollout, scores_between_words
 from heedful.inference.attention.recording import HeadStates
 from heedful.inference.attention.report import write_attention_report
@@ -458,3 +459,15 @@ def test_the_page_begins_with_what_was_asked_for(browser, maps, tmp_path):
     ]
     browser.move_to(token("rows", 1))
     assert_shows(shown(browser, "columns"), maps.weights["decoder"][0, 2, 1])
+
+
+def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, monkeypatch):
+    pytest.importorskip("koreanize_matplotlib")
+    figures = []
+    monkeypatch.setattr(drawing, "_save", lambda figure, path: figures.append(figure) or path)
+    maps = attention_maps(model, tokenizers, "개가 공원에서 달린다.", kinds=["encoder"])
+    drawing.draw_attention_grid(maps, tmp_path / "grid.png", kind="encoder")
+    heads = maps.heads("encoder")
+    families = [axes.get_yticklabels()[0].get_family() for axes in figures[0].axes[::heads]]
+    assert len(families) == maps.layers("encoder") == 2
+    assert families[0] == families[1] == figures[0].axes[-1].get_xticklabels()[0].get_family()

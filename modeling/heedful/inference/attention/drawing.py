@@ -153,7 +153,8 @@ def draw_attention_grid(
                 _draw_dots(grid[row * 2 + 1][head], scores_between_words(dots[number, head], rows, columns))
     for axes in grid.flat:
         axes.tick_params(labelsize=8, length=1.5, pad=1.5)
-    grid[-1][0].set_yticks(range(height), target, **style)
+    for axes in grid[:, 0]:  # each has labels of its own, though they share their places
+        axes.set_yticks(range(height), target, **style)
     for axes in grid[-1]:
         _set_upright(axes, source, style)
     if title:

@@ -27,6 +27,7 @@ _HOMES = {
     "HeedRNNModel": "heedful.modeling_heed_rnn",
     "HeedRNNPreTrainedModel": "heedful.modeling_heed_rnn",
     "HeedSeq2SeqTrainer": "heedful.training.trainer.trainer",
+    "HeedText2TextPipeline": "heedful.pipeline_heed",
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
     "NativeDecoder": "heedful.inference.native.decoder",

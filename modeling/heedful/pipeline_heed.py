@@ -1,13 +1,13 @@
-"""Translation as a pipeline of transformers: text of any length in, text of the same shape out.
+"""Translation as a pipeline of transformers, and any other text from text: of any length in, of the same shape out.
 
-`pipeline("heed-translation", model=...)` once Heedful is imported, `pipeline(model=..., trust_remote_code=True)` where
-it is not installed: this file travels with every model. It serves Heed's models, and Marian, BART, mBART, M2M100, NLLB
-and T5 too, whose languages are named in four ways (see `Languages`).
+`pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
+`pipeline(model=..., trust_remote_code=True)` where it is not installed: this file travels with every model. It serves
+Heed's models, and Marian, BART, mBART, M2M100, NLLB and T5 too, whose languages are named in four ways (see
+`Languages`).
 
 Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
 """
 
-import copy
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -33,9 +33,7 @@ from .generation_heed import (
     weights_that_are_no_numbers,
 )
 
-TASK = "heed-translation"
-# What a folder's config.json says about this file.
-CUSTOM_PIPELINES = {TASK: {"impl": "pipeline_heed.HeedTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
+TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
@@ -243,6 +241,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         OSError: If the source's tokenizer belongs to a pair whose other one is not there.
     """
 
+    task_id, text_key, unit = TASK, "translation_text", "sentence"
     _load_tokenizer = True
     _load_processor = False
     _load_image_processor = False
@@ -342,7 +341,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             ids = encode(piece.text)
             if hard is not None and len(ids) > hard and piece.text.strip():
                 raise ValueError(
-                    f"A sentence must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
+                    f"A {self.unit} must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
                     " shorten it, or split it yourself."
                 )
             inputs = torch.tensor([ids])
@@ -426,7 +425,7 @@ class HeedTranslationPipeline(ChunkPipeline):
                     ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
                 text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
-            results.append({"translation_text": text})
+            results.append({self.text_key: text})
             if return_scores:
                 tokens = sum(int(output["counts"][0, rank]) for output in model_outputs)
                 total = sum(float(output["scores"][0, rank]) for output in model_outputs)
@@ -435,7 +434,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)
             warnings.warn(
-                f"{unfinished} {'sentence was' if unfinished == 1 else 'sentences were'} cut off at {longest} tokens:"
+                f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'} cut off at {longest} tokens:"
                 " raise `max_new_tokens`, or look whether the model repeats itself.",
                 stacklevel=2,
             )
@@ -448,13 +447,33 @@ class HeedTranslationPipeline(ChunkPipeline):
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+        self.model.config.custom_pipelines = pipelines_of_folder(self.task_id)
         custom_object_save(self, folder)
         self.model.save_pretrained(folder, **kwargs)
         self.tokenizer.save_pretrained(folder)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save_pretrained(folder / TARGET_FOLDER)
         write_checksums(folder, "tokenizer")
+
+
+class HeedText2TextPipeline(HeedTranslationPipeline):
+    """Turns texts into texts where nothing is translated: spelling into pronunciation, commands into actions.
+
+    It is `HeedTranslationPipeline`, but takes each text whole, line breaks included, unless `split_sentences` asks for
+    something else, and its results have `generated_text`.
+    """
+
+    task_id, text_key, unit = TEXT_TASK, "generated_text", "text"
+
+    def preprocess(self, text: str, split_sentences: bool = False, **options: Any) -> Iterator[dict[str, Any]]:
+        """Yield a text, or its pieces, as model inputs of shape (1, T)."""
+        return super().preprocess(text, split_sentences=split_sentences, **options)
+
+
+def pipelines_of_folder(task: str | None) -> dict[str, Any]:
+    """Return what a folder's config.json says about this file: which task it is for, by default translation."""
+    pipeline = HeedText2TextPipeline if task == TEXT_TASK else HeedTranslationPipeline
+    return {pipeline.task_id: {"impl": f"pipeline_heed.{pipeline.__name__}", "pt": ["AutoModelForSeq2SeqLM"]}}
 
 
 class _OneStream(BaseStreamer):

@@ -145,9 +145,10 @@ class HeedBaseModel(PreTrainedModel):
         if self._auto_class is not None:
             self.config.auto_map = dict(self.auto_map)
             # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
-            from .pipeline_heed import CUSTOM_PIPELINES
+            from .pipeline_heed import pipelines_of_folder
 
-            self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+            offered = getattr(self.config, "custom_pipelines", None) or {}
+            self.config.custom_pipelines = pipelines_of_folder(next(iter(offered), None))
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", args[0] if args else True):
             _sign_weights(Path(save_directory))

@@ -63,9 +63,10 @@ def _register_pipeline() -> None:
     from transformers import AutoModelForSeq2SeqLM
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from heedful.pipeline_heed import TASK, HeedTranslationPipeline
+    from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
 
-    PIPELINE_REGISTRY.register_pipeline(TASK, HeedTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text")
+    for task in (HeedTranslationPipeline, HeedText2TextPipeline):
+        PIPELINE_REGISTRY.register_pipeline(task.task_id, task, pt_model=AutoModelForSeq2SeqLM, type="text")
 
 
 # Which module has been imported when something is to be registered, which modules of Heed it needs, and how.

@@ -33,11 +33,13 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import (
-    CUSTOM_PIPELINES,
     TASK,
+    TEXT_TASK,
+    HeedText2TextPipeline,
     HeedTranslationPipeline,
     TargetTags,
     languages_of,
+    pipelines_of_folder,
     split_sentences,
 )
 from helpers import assert_refused, closure_of, shake, tiny_model
@@ -527,6 +529,34 @@ def test_the_task_is_known_once_heed_is_imported_and_trusts_no_copied_code(folde
     assert type(trusted) is HeedTranslationPipeline
 
 
+def test_what_does_not_translate_has_a_task_of_its_own_that_the_folder_remembers(model, folder, tmp_path):
+    generate = pipeline(TEXT_TASK, model=str(folder), device="cpu")
+    assert generate(KOREAN) == [{"generated_text": text} for text in ENGLISH]
+    generate.save_pretrained(tmp_path)
+    assert type(pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True)) is HeedText2TextPipeline
+    again = HeedForConditionalGeneration.from_pretrained(tmp_path)
+    again.save_pretrained(tmp_path / "again")
+    offered = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
+    assert offered == pipelines_of_folder(TEXT_TASK) != pipelines_of_folder(TASK)
+
+
+def test_what_does_not_translate_takes_a_text_whole(model, tokenizers, monkeypatch):
+    seen, encode = [], pipeline_heed.Languages.encode
+
+    def record(self, tokenizer, text, *languages):
+        seen.append(text)
+        return encode(self, tokenizer, text, *languages)
+
+    monkeypatch.setattr(pipeline_heed.Languages, "encode", record)
+    generate = pipeline(TEXT_TASK, model=model, tokenizer=tokenizers.source, device="cpu")
+    generate("One. Two.\n\nThree.")
+    assert seen == ["One. Two.\n\nThree."]
+    generate("One. Two.", split_sentences=True)
+    assert seen[1:] == ["One.", "Two."]
+    with pytest.raises(ValueError, match="A text must have at most 2 tokens"):
+        generate("One. Two.", max_source_tokens=2)
+
+
 def test_the_target_tokenizer_of_a_folder_is_found(separate, tmp_path):
     assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
     translate = pipeline(TASK, model=str(separate), device="cpu")
@@ -540,7 +570,7 @@ def test_a_pipeline_saves_models_that_are_not_heeds_with_itself(no_warnings, tmp
     model, tokenizer = nllb()
     translate = pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu", tgt_lang="fra_Latn")
     translate.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == CUSTOM_PIPELINES
+    assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == pipelines_of_folder(TASK)
     assert {path.name for path in tmp_path.glob("*.py")} == closure_of("pipeline_heed.py")
     again = pipeline(model=str(tmp_path), device="cpu", trust_remote_code=True)
     assert again("a b", tgt_lang="fra_Latn") == translate("a b")

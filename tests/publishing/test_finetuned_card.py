@@ -61,6 +61,8 @@ def test_what_does_not_translate_says_what_it_does(card, folder):
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "An encoder-decoder for answering questions, fine-tuned" in text
     assert "| Task | answering questions |" in text
+    assert 'print(generate(text)[0]["generated_text"])' in text
+    assert [*json.loads((folder / "config.json").read_text())["custom_pipelines"]] == ["heed-text2text"]
     for told in ("translates", "Translating", "Direction", "und"):
         assert told not in text.split("## How to use")[0].replace("understand", ""), told
 

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -45,6 +46,16 @@ def test_the_card_lies_beside_the_weights_and_tells_the_run(result):
     expected += [f"{result.parameters:,}", f"{scores['chrf']:.2f}", scores["chrf_signature"], "builtin:train:300"]
     expected += ["1 + 1 layers", "d_model 32", "post-norm", result.corpus.validation_pairs[0]["source"]]
     assert [piece for piece in expected if piece not in text] == []
+
+
+def test_a_run_that_translates_nothing_publishes_a_model_and_a_card_that_do_not_speak_of_it(tmp_path):
+    changes = {"optimization.max_updates": 2, "card.source_language": "zxx", "card.limits": None}
+    result = train(tiny_recipe(tmp_path / "private", CHANGES | changes))
+    assert [*json.loads((result.folder / "config.json").read_text())["custom_pipelines"]] == ["heed-text2text"]
+    card = write_run_card(result).read_text(encoding="utf-8").split("The recipe:")[0]
+    assert '[0]["generated_text"]' in card
+    left = re.sub(r"[Tt]ranslator(\.translate)?|built-in Korean-English.*", "", card)
+    assert re.findall(r".*[Tt]ranslat.*", left) == []
 
 
 def test_the_learning_curve_lies_beside_the_card_which_shows_it(result):

@@ -1,5 +1,6 @@
 """The card of a model that was fine-tuned with a Trainer: from its folder, and what its maker says."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -7,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import read_object
+from heedful.files import read_object, write_text
 from heedful.inference.loading import HUB_ID, load_model
-from heedful.publishing.model_card import (
-    CARD_FILE,
-    REQUIRED_VERSIONS,
-    UNDETERMINED,
-    CardFacts,
-    card_metadata,
-    render,
-)
+from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
+from heedful.publishing.model_card import CARD_FILE, REQUIRED_VERSIONS, CardFacts, card_metadata, render
 from heedful.publishing.run_card import architecture_of
+from heedful.training.publication import UNDETERMINED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +50,8 @@ def write_finetuned_card(
 ) -> Path:
     """Write the card of a fine-tuned model, README.md, into its folder, as `heedful push` wants it.
 
-    Nothing is taken over from the card of the model that fine-tuning began with, least of all its license.
+    The folder's config.json then says which pipeline is for the model: `heed-text2text` if there is a `task`. Nothing
+    is taken over from the card of the model that fine-tuning began with, least of all its license.
 
     Args:
         folder: Of a Heed model and its tokenizers, as a Trainer's `save_model` leaves it.
@@ -102,4 +99,8 @@ def write_finetuned_card(
     path.write_text(
         render("finetuned_card_template.md", metadata, facts=facts, on_the_hub=on_the_hub), encoding="utf-8"
     )
+    settings = read_object(folder / "config.json")
+    if "custom_pipelines" in settings:
+        settings["custom_pipelines"] = pipelines_of_folder(TASK if facts.is_translation else TEXT_TASK)
+        write_text(folder / "config.json", json.dumps(settings, indent=2, sort_keys=True) + "\n")
     return path

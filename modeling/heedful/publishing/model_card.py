@@ -18,15 +18,13 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from heedful.files import duration
 from heedful.training.folder import leaves
+from heedful.training.publication import LANGUAGE_CODE, is_translation
 
 TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
-LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
-UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
-NO_LANGUAGE = "zxx"  # its code for what is no language at all
 OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The identifiers that the Hub knows; any other license is published as "other" with its name.
@@ -60,8 +58,7 @@ class CardFacts:
     @property
     def is_translation(self) -> bool:
         """Whether the model goes from a natural language into another one."""
-        languages = {self.source_language, self.target_language}
-        return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
+        return is_translation(self.source_language, self.target_language)
 
     @property
     def has_intervals(self) -> bool:

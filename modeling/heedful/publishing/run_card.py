@@ -8,14 +8,8 @@ from typing import Any
 
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import (
-    BUILTIN,
-    LANGUAGE_CODE,
-    REQUIRED_VERSIONS,
-    UNDETERMINED,
-    RunFacts,
-    write_model_card,
-)
+from heedful.publishing.model_card import BUILTIN, REQUIRED_VERSIONS, RunFacts, write_model_card
+from heedful.training.publication import languages_of
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
@@ -59,6 +53,7 @@ def write_run_card(result: RunResult) -> Path:
 def facts_of(result: RunResult) -> RunFacts:
     """Collect what the card tells from the run itself and from what its recipe says for the card."""
     recipe, corpus = result.recipe, result.corpus
+    source_language, target_language = languages_of(recipe)
     scores = {
         name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
         for name, values in result.metrics.items()
@@ -71,8 +66,8 @@ def facts_of(result: RunResult) -> RunFacts:
     translation = translator.translate([example], target_language=language)[0][0].text
     return RunFacts(
         name=recipe.name,
-        source_language=_code(recipe.card.source_language or recipe.data.source),
-        target_language=_code(recipe.card.target_language or recipe.data.target),
+        source_language=source_language,
+        target_language=target_language,
         license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
         pairs={
@@ -101,10 +96,6 @@ def facts_of(result: RunResult) -> RunFacts:
         intended_use=recipe.card.intended_use or "",
         limits=[recipe.card.limits] if recipe.card.limits else [],
     )
-
-
-def _code(language: str) -> str:
-    return language if LANGUAGE_CODE.fullmatch(language) else UNDETERMINED
 
 
 def _named(side: str, column: str) -> str:

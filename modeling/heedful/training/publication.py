@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.strategies.steps import SEARCH_SETTINGS
 from heedful.inference.translation import LONGEST_SOURCE, Translator
+from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import published_checkpoints
@@ -29,6 +31,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
+UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
+NO_LANGUAGE = "zxx"  # its code for what is no language at all
+
+
+def languages_of(recipe: Recipe) -> tuple[str, str]:
+    """Return the codes of source and target: what `card` says, else the data's columns where those are codes."""
+    told = (recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target)
+    source, target = (code if LANGUAGE_CODE.fullmatch(code) else UNDETERMINED for code in told)
+    return source, target
+
+
+def is_translation(source_language: str, target_language: str) -> bool:
+    """Tell by their codes whether one natural language is turned into another one."""
+    languages = {source_language, target_language}
+    return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
 
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> "PreTrainedModel":
@@ -49,6 +67,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert not unexpected, unexpected
     set_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
+    model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*languages_of(recipe)) else TEXT_TASK)
     if accelerator.is_main_process:
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)

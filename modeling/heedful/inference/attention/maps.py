@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.attention.labels import Words, shown_words, token_labels, token_words
 from heedful.inference.attention.recording import (
@@ -23,7 +24,6 @@ from heedful.inference.attention.recording import (
 )
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
-from heedful.pipeline_heed import position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,8 @@ from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
-from heedful.publishing.model_card import LANGUAGE_CODE, UNDETERMINED, metadata_of_card, render
+from heedful.publishing.model_card import metadata_of_card, render
+from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4

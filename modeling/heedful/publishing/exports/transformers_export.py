@@ -33,8 +33,9 @@ from heedful.publishing.conversion.stock_models import save, start_from_zero, st
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
 from heedful.publishing.learning_curve import CURVE_FILE
-from heedful.publishing.model_card import CARD_FILE, UNDETERMINED, metadata_of_card, python_string
+from heedful.publishing.model_card import CARD_FILE, metadata_of_card, python_string
 from heedful.training.model_of_recipe import config_of
+from heedful.training.publication import UNDETERMINED
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 

@@ -19,7 +19,7 @@ from typer import Exit, Option, Typer
 from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
 from heedful.cli.publish import card, convert, export, page, push
-from heedful.cli.start import init, recipes, tune
+from heedful.cli.start import init, pairs, recipes, tune
 from heedful.cli.use import attention, backtranslate, distill, embeddings, evaluate, score, translate
 from heedful.training.processes.launcher import rank
 
@@ -71,7 +71,7 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-START = (recipes, init, tune, train, plot, doctor)
+START = (recipes, init, pairs, tune, train, plot, doctor)
 USE = (evaluate, translate, score, attention, embeddings, backtranslate, distill)
 CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, page, push, convert, version):

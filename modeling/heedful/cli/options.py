@@ -114,6 +114,13 @@ def check_output(path: Path | None, option: str) -> None:
         check_writable(path, name=option)
 
 
+def check_pairs_file(output: Path) -> None:
+    """Raise an error unless pairs can be written to the file that `--output` names."""
+    check_output(output, "--output")
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
+
+
 class VisibleFormatter(logging.Formatter):
     """Writes the control characters in a message, which may quote data, as escapes."""
 

@@ -1,8 +1,9 @@
 """For those who start: the recipes and sizes that come with the package, and a first one of their own."""
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -44,6 +45,35 @@ def init(
     written = write_first_recipe(data, output or Path(f"{data.name.split('.')[0]}.yaml"), source, target)
     print("\n".join(written.told))
     print(f"recipe: {written.path}\nNow: heedful train {written.path}")
+
+
+def pairs(
+    task: Annotated[
+        Literal["spelling", "spacing", "numbers", "dates", "reverse"], Argument(help="What is to be learned.")
+    ],
+    output: Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")],
+    texts: Annotated[
+        str | None, Option(help="Of spelling and spacing: right texts, a file or whatever `data.train` takes.")
+    ] = None,
+    column: Annotated[str | None, Option(help="Theirs, or their language. Default: the whole line.")] = None,
+    count: Annotated[int | None, Option(min=1, help="Of pairs. Default: one for each text.")] = None,
+    seed: Annotated[int, Option(min=0, help="Another one gives other pairs.")] = 1,
+    typos: Annotated[float | None, Option(help="Of spelling: share of the words. Default: 0.1.")] = None,
+    language: Annotated[str | None, Option(help="Of numbers and dates. Default: en.")] = None,
+    lengths: Annotated[str | None, Option(help="Of reverse: fewest and most symbols. Default: 1-25.")] = None,
+    symbols: Annotated[int | None, Option(help="Of reverse: how many there are. Default: 50.")] = None,
+):
+    """Make pairs for a task that is no translation: columns `source` and `target`."""
+    from heedful.data.tasks.task_pairs import TaskPairs
+
+    options.check_pairs_file(output)
+    made = TaskPairs(task, texts, column, typos, language, lengths, symbols).pairs(count, seed)
+    written = 0
+    with options.writing(output) as stream:
+        for source, target in made:
+            written += 1
+            print(json.dumps({"source": source, "target": target}, ensure_ascii=False), file=stream)
+    print(f"{written:,} pairs in {output}", file=sys.stderr)
 
 
 def tune(

@@ -266,7 +266,7 @@ def backtranslate(
     device: options.Device = None,
 ):
     """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
-    _check_pairs_file(output)
+    options.check_pairs_file(output)
     if not texts.is_file():
         raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
     with options.quick_start(model):
@@ -278,12 +278,6 @@ def backtranslate(
         translator = Translator.from_pretrained(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
     _write_pairs(output, making.pairs(translator, _lines(texts), **settings), making, str(texts))
-
-
-def _check_pairs_file(output: Path) -> None:
-    options.check_output(output, "--output")
-    if not output.name.endswith((".jsonl", ".jsonl.gz")):
-        raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 
 
 def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
@@ -337,7 +331,7 @@ def distill(
         count, too_long = write_teacher_tokens(output, teacher, pairs, languages, top_k or 8, token_budget)
         print(f"{count:,} rows in {output}; {too_long:,} left out: too long for the teacher", file=sys.stderr)
         return
-    _check_pairs_file(output)
+    options.check_pairs_file(output)
     making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
     settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
     made = making.pairs(load_teachers(teachers, device), pairs, **settings)

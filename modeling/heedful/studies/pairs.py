@@ -8,9 +8,8 @@ from pathlib import Path
 from random import Random
 
 from heedful.data.sources import read_pairs
+from heedful.data.tasks.task_pairs import Pair, reversed_symbols
 from heedful.files import write_text
-
-Pair = tuple[str, str]  # source, target
 
 TEST_PAIRS = "builtin:test:500"
 
@@ -44,9 +43,8 @@ def reversal_pairs(
     """
     random, pairs = Random(seed), dict[str | int, Pair]()
     while len(pairs) < count:
-        sequence = draw(random)
-        source = " ".join(sequence)
-        pairs[source if is_distinct else len(pairs)] = source, " ".join(reversed(sequence))
+        pair = reversed_symbols(draw(random))
+        pairs[pair[0] if is_distinct else len(pairs)] = pair
     return list(pairs.values())
 
 

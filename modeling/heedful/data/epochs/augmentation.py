@@ -54,9 +54,7 @@ class Augmentation:
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return the rows of an epoch, from 0."""
-        # The raw output of a bit generator is the one thing numpy promises never to change.
-        generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, DRAW]))
-        draws = chain.from_iterable(((generator.random_raw(2**12) >> 11) / 2**53).tolist() for _ in count())
+        draws = drawn_numbers(self._seed, epoch, DRAW)
         sources, targets = self._pairs["source"][:], self._pairs["target"][:]
         parts = numbers_of_parts(self._pairs).tolist()
         of_part: dict[int, list[int]] = {}
@@ -80,6 +78,13 @@ class Augmentation:
             logger.info(told, self._encoder.too_long - too_long, len(changed))
             self._encoder.too_long = too_long  # which counts what is left out
         return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
+
+
+def drawn_numbers(*seeds: int) -> Draws:
+    """Draw numbers without end; the same seeds always give the same."""
+    # The raw output of a bit generator is the one thing numpy promises never to change.
+    generator = np.random.PCG64(np.random.SeedSequence(seeds))
+    return chain.from_iterable(((generator.random_raw(2**12) >> 11) / 2**53).tolist() for _ in count())
 
 
 def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:

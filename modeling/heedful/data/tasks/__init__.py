@@ -1,0 +1,1 @@
+"""Pairs for tasks that are no translation."""

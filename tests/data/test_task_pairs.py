@@ -1,0 +1,101 @@
+import gzip
+import json
+from datetime import date
+
+import pytest
+
+from heedful.data.tasks.task_pairs import TaskPairs
+
+
+@pytest.fixture
+def words():
+    pytest.importorskip("num2words")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("나는 학교에 간다.\n\n오늘은 날씨가 참 좋다.\n", encoding="utf-8")
+    return path
+
+
+def test_spacing_gives_texts_back_their_spaces(texts):
+    made = list(TaskPairs("spacing", str(texts)).pairs(None))
+    assert made == [("나는학교에간다.", "나는 학교에 간다."), ("오늘은날씨가참좋다.", "오늘은 날씨가 참 좋다.")]
+
+
+def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_otherwise(tmp_path):
+    right = [f"the quick brown fox number{place} jumped" for place in "abcdefgh"]
+    (tmp_path / "right.txt").write_text("\n".join(right), encoding="utf-8")
+    task = TaskPairs("spelling", str(tmp_path / "right.txt"), typos=0.5)
+    one, again, other = (list(task.pairs(8, seed)) for seed in (1, 1, 2))
+    assert [target for _, target in one] == right
+    assert one == again != other
+    changed = [word for source, target in one for word in source.split() if word not in target.split()]
+    assert 10 <= len(changed) <= 40  # of 48
+
+
+@pytest.mark.usefixtures("words")
+def test_numbers_and_dates_are_read_out():
+    numbers = dict(TaskPairs("numbers").pairs(400))
+    assert len(numbers) > 300
+    assert {"," in source for source in numbers} == {"." in source for source in numbers} == {True, False}
+    told = "".join(numbers.values())
+    assert "hundred" in told
+    assert " point " in told
+    for language, months in (("ko", {6: "유월", 10: "시월", 12: "십이월"}), ("en", {6: "June", 12: "December"})):
+        dates = {date.fromisoformat(source): told for source, told in TaskPairs("dates", language=language).pairs(400)}
+        assert all(months[day.month] in told.split() for day, told in dates.items() if day.month in months)
+        assert len({day.year for day in dates}) > 100
+
+
+def test_reverse_says_symbols_from_the_last_to_the_first():
+    pairs = list(TaskPairs("reverse", lengths="2-5", symbols=3).pairs(300))
+    assert all(source.split() == target.split()[::-1] for source, target in pairs)
+    assert {len(source.split()) for source, _ in pairs} == {2, 3, 4, 5}
+    assert {symbol for source, _ in pairs for symbol in source.split()} == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "message"),
+    [
+        ({"task": "rhymes"}, 1, "`task` must be one of spelling, spacing, numbers, dates, reverse, but is 'rhymes'"),
+        ({"task": "spacing"}, 1, "`texts` must be given for spacing, but is None"),
+        (
+            {"task": "spacing", "texts": "TEXTS", "typos": 0.1},
+            1,
+            "`typos` is for spelling, and must be left out of sp",
+        ),
+        ({"task": "reverse", "texts": "TEXTS"}, 1, "`texts` is for spelling and spacing, and must be left out of rev"),
+        ({"task": "spelling", "texts": "TEXTS", "typos": 0.0}, 1, "`typos` must be above 0 and at most 1, but is 0.0"),
+        ({"task": "spacing", "texts": "TEXTS"}, 3, "`count` must be at most 2, as there are texts, but is 3"),
+        ({"task": "reverse"}, None, "`count` must be given for reverse, but is None"),
+        ({"task": "reverse"}, 0, "`count` must be at least 1, but is 0"),
+        (
+            {"task": "reverse", "lengths": "5-2"},
+            1,
+            "`lengths` must be two numbers from 1 on, such as 1-25, but is '5-",
+        ),
+        ({"task": "reverse", "lengths": "0-2"}, 1, "`lengths` must be two numbers from 1 on"),
+        ({"task": "reverse", "symbols": 0}, 1, "`symbols` must be at least 1, but is 0"),
+        ({"task": "numbers", "language": "xx"}, 1, r"`language` must be one of .*, ko,.* for numbers, but is 'xx'"),
+        ({"task": "dates", "language": "de"}, 1, "`language` must be one of en, ko for dates, but is 'de'"),
+    ],
+)
+@pytest.mark.usefixtures("words")
+def test_a_wrong_setting_is_named(settings, count, message, texts):
+    if settings.get("texts"):
+        settings = settings | {"texts": str(texts)}
+    with pytest.raises(ValueError, match=message):
+        list(TaskPairs(**settings).pairs(count))
+
+
+def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(heedful_command, texts, tmp_path):
+    output = tmp_path / "pairs.jsonl.gz"
+    assert heedful_command("pairs", "spacing", "--texts", texts, "-o", output)[0] == 0
+    with gzip.open(output, "rt", encoding="utf-8") as stream:
+        assert json.loads(next(stream)) == {"source": "나는학교에간다.", "target": "나는 학교에 간다."}
+    code, _, error = heedful_command("pairs", "spacing", "--texts", texts, "-o", tmp_path / "no.jsonl", "--count", 9)
+    assert (code, (tmp_path / "no.jsonl").exists()) == (2, False)
+    assert "`count` must be at most 2" in error
+    assert heedful_command("pairs", "reverse", "--count", 2, "-o", tmp_path / "no.txt")[0] == 2

@@ -44,7 +44,7 @@ def test_the_study_scores_every_number_and_distance_and_says_which_head_looks(la
     results = json.loads((run_study(lab, tmp_path / "out") / "results.json").read_text())
     numbers, distances = (table["rows"] for table in results["tables"])
     assert [row[0] for row in numbers] == [row[0] for row in distances] == list(clue.MODELS)
-    assert [row[-2].partition(" ")[0] in ("cross", "encoder") for row in numbers] == [False, True, True]
+    assert [row[-2].partition(" ")[0] in ("cross", "encoder") for row in numbers] == [False, False, True, True]
     assert all(
         0 <= share <= 100 for row in [row[1:] for row in distances] + [row[2:6] for row in numbers] for share in row
     )

@@ -33,7 +33,7 @@ CLUES = {
 NUMBERS = (2, 4, 8, 12)  # of words before the last line
 PAIRS = {"train": 40_000, "validation": 400, "test": 2_000}
 LOOKED_AT = 200  # test pairs whose attention is measured
-MODELS = ("LSTM", "LSTM + attention", "Transformer")
+MODELS = ("LSTM", "LSTM, four times as long", "LSTM + attention", "Transformer")
 
 
 def story(random: Random, number: int) -> Pair:
@@ -87,12 +87,14 @@ def run(lab: Lab) -> Outcome:
     by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
     rows, far, curves, values = [], [], {}, dict[str, Cell]()
     for name in MODELS:
-        training = lab.train(name, recurrent_models().get(name, {}) | files)
-        translator, key = training.translator(), key_of(name)
+        model, _, is_long = name.partition(", ")
+        updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}
+        training = lab.train(name, recurrent_models().get(model, {}) | files | updates)
+        translator, key = training.translator(), key_of(name).replace(", ", "_").replace(" ", "_")
         exact, quarters = (
             [score(translator, pairs, "exact_match") for pairs in groups] for groups in (by_number, by_distance)
         )
-        looks = weight_on_the_clue(translator, data["test"][:LOOKED_AT]) if name != "LSTM" else ("–", "–")
+        looks = weight_on_the_clue(translator, data["test"][:LOOKED_AT]) if model != "LSTM" else ("–", "–")
         rows.append((name, training.parameters, *exact, *looks))
         far.append((name, *quarters))
         curves[name] = list(zip(NUMBERS, exact, strict=True))

@@ -76,14 +76,6 @@ def test_a_chapter_prints_what_it_shows(name, tmp_path, monkeypatch):
         assert numbers(printed) == pytest.approx(numbers(shown), rel=0.05, abs=0.02), cell["code"]
 
 
-def test_the_table_has_all_items_each_with_something_to_run_or_read():
-    rows = re.findall(
-        r"^\| (\d+) \| (\w+) \| (.+) \| (.*) \| (.*) \|$", (COURSE / "items.md").read_text("utf-8"), re.M
-    )
-    assert [int(row[0]) for row in rows] == list(range(1, 55))
-    assert [row for row in rows if not row[3].strip() and not row[4].strip()] == []
-
-
 def test_the_glossaries_have_the_same_terms():
     terms = {
         language: re.findall(r"^\| ([^|]+) \| ([^|]+) \|.*\]\((.+)\) \|$", chapter(language, "glossary"), re.M)

@@ -85,7 +85,8 @@ def run(lab: Lab) -> Outcome:
     most = max(NUMBERS)
     by_number = [[pair for pair in data["test"] if len(clues_of(pair)) == number] for number in NUMBERS]
     by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
-    rows, far, curves, values = [], [], {}, dict[str, Cell]()
+    rows, far = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
+    curves, values = {}, dict[str, Cell]()
     for name in MODELS:
         model, _, is_long = name.partition(", ")
         updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}

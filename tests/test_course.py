@@ -4,7 +4,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -20,11 +22,15 @@ CHAPTERS = sorted(path.stem for path in (COURSE / "ko").glob("[0-9]*.md"))
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 
-def script():
-    spec = importlib.util.spec_from_file_location("course", ROOT / "scripts" / "course.py")
+def module_of(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def script():
+    return module_of(ROOT / "scripts" / "course.py")
 
 
 def chapter(language: str, name: str) -> str:
@@ -83,6 +89,33 @@ def test_the_glossaries_have_the_same_terms():
     }
     assert len(terms["ko"]) >= 30
     assert sorted(terms["en"]) == sorted((english, korean, page) for korean, english, page in terms["ko"])
+
+
+@pytest.mark.parametrize(
+    ("site", "repository", "installed"),
+    [
+        (None, None, '"heedful[plots]"'),
+        ("https://a.org/b/", "https://c.org/d", '"heedful[plots] @ git+https://c.org/d"'),
+    ],
+)
+def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp_path, site, repository, installed):
+    pytest.importorskip("jupytext")
+    import nbformat
+
+    config, targets = SimpleNamespace(site_url=site, repo_url=repository), set()
+    for language, name in product(("ko", "en"), CHAPTERS):
+        text, uri = chapter(language, name), f"course/{language}/{name}.md"
+        module_of(ROOT / "docs" / "site_hooks.py").write_notebook(text, tmp_path / "one.ipynb", config, uri)
+        install, *cells = nbformat.read(tmp_path / "one.ipynb", as_version=4).cells
+        assert install.source.startswith("try:\n    import heedful\nexcept ImportError:\n    %pip install")
+        assert install.source.strip().endswith(installed)
+        assert [cell.source for cell in cells if cell.cell_type == "code"] == [
+            cell["code"].strip() for cell in script().CELL.finditer(text)
+        ]
+        shown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        targets |= set(re.findall(r"\]\(([^)]+)\)", shown))
+    assert ("https://a.org/b/course/ko/02_rnn.html" in targets) == bool(site)
+    assert all(target.startswith("https://") for target in targets)
 
 
 @pytest.mark.slow

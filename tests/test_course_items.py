@@ -149,8 +149,8 @@ def folder(tmp_path_factory):
 
 SENTENCE = "제 이모는 변호사예요."
 SMALL = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-TRAIN = ["train", "en-ko", f"model.options={json.dumps(SMALL)}", "tokenizer.vocab_size=400", "optimization.device=cpu"]
-TRAIN += ["optimization.max_updates=2", "optimization.tokens_per_update=512", "decoding.max_length=4", "data.folder=."]
+FEW = [f"model.options={json.dumps(SMALL)}", "tokenizer.vocab_size=400", "optimization.max_updates=2"]
+FEW += ["optimization.tokens_per_update=512", "optimization.device=cpu", "decoding.max_length=4"]
 # Each command of the table that is no study: arguments with which it takes seconds, and what it says.
 COMMANDS = {
     "heedful complexity": (
@@ -160,8 +160,11 @@ COMMANDS = {
     "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 1"),
     "heedful attention --steps": (["attention", "model", SENTENCE, "--steps"], "softmax"),
     "heedful attention --grid --scores": (["attention", "model", SENTENCE, "--grid", "--scores", "-o=a.svg"], "a.svg"),
-    "heedful train --dry-run": ([*TRAIN, "--dry-run"], "value up"),
-    "heedful train en-ko": (TRAIN, "bleu"),
+    "heedful train quickstart --dry-run": (
+        ["train", "quickstart", "--dry-run", "data.train=builtin:train:200", *FEW],
+        "value up",
+    ),
+    "heedful train en-ko": (["train", "en-ko", "data.folder=.", *FEW], "bleu"),
 }
 
 

@@ -86,7 +86,7 @@ def run(lab: Lab) -> Outcome:
     by_number = [[pair for pair in data["test"] if len(clues_of(pair)) == number] for number in NUMBERS]
     by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
     rows, far = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
-    curves, values = {}, dict[str, Cell]()
+    curves, losses, values = {}, {}, dict[str, Cell]()
     for name in MODELS:
         model, _, is_long = name.partition(", ")
         updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}
@@ -98,12 +98,13 @@ def run(lab: Lab) -> Outcome:
         looks = weight_on_the_clue(translator, data["test"][:LOOKED_AT]) if model != "LSTM" else ("–", "–")
         rows.append((name, training.parameters, *exact, *looks))
         far.append((name, *quarters))
-        curves[name] = list(zip(NUMBERS, exact, strict=True))
+        curves[name], losses[name] = list(zip(NUMBERS, exact, strict=True)), training.curve()
         values |= {f"{key}_{number}": value for number, value in zip(NUMBERS, exact, strict=True)}
         values |= {f"{key}_near": quarters[0], f"{key}_far": quarters[-1]}
         values |= {f"{key}_head": looks[0], f"{key}_weight": looks[1]}
-    panel = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
-    return Outcome({"clues": rows, "distance": far}, {"clues": [panel]}, values)
+    named = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
+    panels = [named, lines(losses, "update", "validation loss")]
+    return Outcome({"clues": rows, "distance": far}, {"clues": panels}, values)
 
 
 STUDY = Study.described(run, description_of(__file__), TRAINING)

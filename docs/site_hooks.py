@@ -9,6 +9,14 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README.md", "index.md")  # in the navigation of a folder
+PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
+# The first cell of a notebook; where Heedful is installed it does nothing.
+INSTALL = """\
+try:
+    import heedful
+except ImportError:
+    %pip install --quiet "heedful[plots]{source}"
+"""
 NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
 
 
@@ -48,7 +56,7 @@ def on_page_markdown(markdown: str, page, config, files):
         link = f'<a href="{Path(uri).stem}.ipynb" download>{NOTEBOOK[uri.split("/")[1]]}</a>'
         notebook = Path(config.site_dir, uri).with_suffix(".ipynb")
         notebook.parent.mkdir(parents=True, exist_ok=True)
-        write_notebook(markdown, notebook)
+        write_notebook(markdown, notebook, config, uri)
         markdown = f"{title}\n\n{link}\n{rest}"
     return markdown
 
@@ -60,10 +68,22 @@ def public_names() -> dict[str, str]:
     return ast.literal_eval(values["_HOMES"])
 
 
-def write_notebook(markdown: str, path: Path) -> None:
-    """Write a chapter as a notebook for Jupyter and Colab, without the figures, which its cells draw."""
+def write_notebook(markdown: str, path: Path, config, uri: str) -> None:
+    """Write a chapter as a notebook that needs no other file: it installs Heedful, and its cells draw the figures."""
     import jupytext
+    from nbformat.v4 import new_code_cell
 
     notebook = jupytext.reads(re.sub(r"^!\[.*\n", "", markdown, flags=re.MULTILINE), fmt="md")
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = PAGE.sub(lambda match: _whole_link(*match.groups(), config.site_url, uri), cell.source)
+    source = f" @ git+{config.repo_url}" if config.repo_url else ""
+    notebook.cells.insert(0, new_code_cell(INSTALL.format(source=source)))
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     jupytext.write(notebook, path)
+
+
+def _whole_link(text: str, target: str, site_url: str | None, uri: str) -> str:
+    """Return a link to a page as one that leads there from anywhere, or its text where the site has no address."""
+    page = normpath(join(dirname(uri), target)).replace(".md", ".html")
+    return f"[{text}]({site_url.rstrip('/')}/{page})" if site_url else text

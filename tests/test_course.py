@@ -4,7 +4,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -20,11 +22,15 @@ CHAPTERS = sorted(path.stem for path in (COURSE / "ko").glob("[0-9]*.md"))
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 
-def script():
-    spec = importlib.util.spec_from_file_location("course", ROOT / "scripts" / "course.py")
+def module_of(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def script():
+    return module_of(ROOT / "scripts" / "course.py")
 
 
 def chapter(language: str, name: str) -> str:
@@ -76,14 +82,6 @@ def test_a_chapter_prints_what_it_shows(name, tmp_path, monkeypatch):
         assert numbers(printed) == pytest.approx(numbers(shown), rel=0.05, abs=0.02), cell["code"]
 
 
-def test_the_table_has_all_items_each_with_something_to_run_or_read():
-    rows = re.findall(
-        r"^\| (\d+) \| (\w+) \| (.+) \| (.*) \| (.*) \|$", (COURSE / "items.md").read_text("utf-8"), re.M
-    )
-    assert [int(row[0]) for row in rows] == list(range(1, 55))
-    assert [row for row in rows if not row[3].strip() and not row[4].strip()] == []
-
-
 def test_the_glossaries_have_the_same_terms():
     terms = {
         language: re.findall(r"^\| ([^|]+) \| ([^|]+) \|.*\]\((.+)\) \|$", chapter(language, "glossary"), re.M)
@@ -91,6 +89,33 @@ def test_the_glossaries_have_the_same_terms():
     }
     assert len(terms["ko"]) >= 30
     assert sorted(terms["en"]) == sorted((english, korean, page) for korean, english, page in terms["ko"])
+
+
+@pytest.mark.parametrize(
+    ("site", "repository", "installed"),
+    [
+        (None, None, '"heedful[plots]"'),
+        ("https://a.org/b/", "https://c.org/d", '"heedful[plots] @ git+https://c.org/d"'),
+    ],
+)
+def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp_path, site, repository, installed):
+    pytest.importorskip("jupytext")
+    import nbformat
+
+    config, targets = SimpleNamespace(site_url=site, repo_url=repository), set()
+    for language, name in product(("ko", "en"), CHAPTERS):
+        text, uri = chapter(language, name), f"course/{language}/{name}.md"
+        module_of(ROOT / "docs" / "site_hooks.py").write_notebook(text, tmp_path / "one.ipynb", config, uri)
+        install, *cells = nbformat.read(tmp_path / "one.ipynb", as_version=4).cells
+        assert install.source.startswith("try:\n    import heedful\nexcept ImportError:\n    %pip install")
+        assert install.source.strip().endswith(installed)
+        assert [cell.source for cell in cells if cell.cell_type == "code"] == [
+            cell["code"].strip() for cell in script().CELL.finditer(text)
+        ]
+        shown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        targets |= set(re.findall(r"\]\(([^)]+)\)", shown))
+    assert ("https://a.org/b/course/ko/02_rnn.html" in targets) == bool(site)
+    assert all(target.startswith("https://") for target in targets)
 
 
 @pytest.mark.slow

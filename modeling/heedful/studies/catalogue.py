@@ -19,6 +19,7 @@ ROOMS = {
     "gradients": "recurrent",
     "cells": "recurrent",
     "robustness": "recurrent",
+    "clue": "recurrent",
     "ladder": "models",
     "paths": "models",
     "homonyms": "attention",

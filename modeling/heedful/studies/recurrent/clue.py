@@ -1,0 +1,110 @@
+"""The clue: a story of which one word decides, and only the last line tells which, as in a crime novel.
+
+"The weapon was" asks for one of all the words before it. Until then every word may be the one that counts: a model
+without attention has to carry all of them to the end in one state; attention looks the one up when it is asked for.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from statistics import fmean
+
+from heedful.figures import lines
+from heedful.inference.translation import Translator
+from heedful.studies.measures import attention_along, encoded, score
+from heedful.studies.pairs import Pair
+from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
+from heedful.studies.report import Cell, Outcome
+from heedful.studies.study import Lab, Study, description_of
+
+CLUES = {
+    "murderer": "baker doctor judge maid painter sailor teacher widow",
+    "weapon": "axe candlestick hammer knife pistol poison rope wrench",
+    "room": "attic bedroom cellar hall kitchen library pantry study",
+    "hour": "dawn dusk eight eleven midnight nine noon seven",
+    "weather": "clouds fog frost hail rain snow storm sunshine",
+    "witness": "cat cow dog goat horse owl parrot pig",
+    "motive": "ambition anger debt envy fear greed jealousy revenge",
+    "loot": "coins diary map necklace painting ring stamps watch",
+    "trace": "ash blood button footprint glove hair mud ticket",
+    "escape": "bicycle boat bus carriage ferry taxi train tram",
+    "town": "Bath Dover Exeter Leeds London Oxford Ripon York",
+    "month": "April August June March May November October September",
+}
+NUMBERS = (2, 4, 8, 12)  # of words before the last line
+PAIRS = {"train": 40_000, "validation": 400, "test": 2_000}
+LOOKED_AT = 200  # test pairs whose attention is measured
+MODELS = ("LSTM", "LSTM, four times as long", "LSTM + attention", "Transformer")
+
+
+def story(random: Random, number: int) -> Pair:
+    """Return a story of so many clues, each of another kind, whose last line asks for one, and that one."""
+    words = {kind: random.choice(CLUES[kind].split()) for kind in random.sample(sorted(CLUES), number)}
+    asked = random.choice(list(words))
+    return f"{' '.join(words.values())} . the {asked} was", words[asked]
+
+
+def stories(count: int, seed: int) -> list[Pair]:
+    """Return stories of each number of clues in turn."""
+    random = Random(seed)
+    return [story(random, NUMBERS[number % len(NUMBERS)]) for number in range(count)]
+
+
+def clues_of(pair: Pair) -> list[str]:
+    """Return the words before the last line."""
+    return pair[0].partition(" . ")[0].split()
+
+
+def distance(pair: Pair) -> int:
+    """Return how many other words stand between the decisive one and the last line."""
+    clues = clues_of(pair)
+    return len(clues) - 1 - clues.index(pair[1])
+
+
+def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[str, float]:
+    """Return the head that looks at the decisive word most, and its mean weight on it.
+
+    What looks is, in cross-attention, the step that names the word; in the encoder, the kind in the last line. The
+    source's tokens are its words.
+    """
+    rows, found = encoded(pairs, translator.tokenizers), dict[str, list[float]]()
+    for number, pair in enumerate(pairs):
+        words = pair[0].split()
+        place, looks = words.index(pair[1]), {"cross": 0, "encoder": len(words) - 2}
+        for kind, layers in attention_along(translator, rows[number], ["cross", "encoder"]).items():
+            for layer, heads in enumerate(layers):
+                for head, weights in enumerate(heads):  # (rows, columns)
+                    found.setdefault(f"{kind} {layer}.{head}", []).append(weights[looks[kind], place].item())
+    best = max(found, key=lambda head: fmean(found[head]))
+    return best, fmean(found[best])
+
+
+def run(lab: Lab) -> Outcome:
+    """Train the models on stories, and let them name the decisive word, by number of clues and by distance."""
+    data = {split: stories(count, lab.seed + number) for number, (split, count) in enumerate(PAIRS.items())}
+    files = lab.write_data(**data) | {"tokenizer.vocab_size": None}
+    most = max(NUMBERS)
+    by_number = [[pair for pair in data["test"] if len(clues_of(pair)) == number] for number in NUMBERS]
+    by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
+    rows, far = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
+    curves, losses, values = {}, {}, dict[str, Cell]()
+    for name in MODELS:
+        model, _, is_long = name.partition(", ")
+        updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}
+        training = lab.train(name, recurrent_models().get(model, {}) | files | updates)
+        translator, key = training.translator(), key_of(name).replace(", ", "_").replace(" ", "_")
+        exact, quarters = (
+            [score(translator, pairs, "exact_match") for pairs in groups] for groups in (by_number, by_distance)
+        )
+        looks = weight_on_the_clue(translator, data["test"][:LOOKED_AT]) if model != "LSTM" else ("–", "–")
+        rows.append((name, training.parameters, *exact, *looks))
+        far.append((name, *quarters))
+        curves[name], losses[name] = list(zip(NUMBERS, exact, strict=True)), training.curve()
+        values |= {f"{key}_{number}": value for number, value in zip(NUMBERS, exact, strict=True)}
+        values |= {f"{key}_near": quarters[0], f"{key}_far": quarters[-1]}
+        values |= {f"{key}_head": looks[0], f"{key}_weight": looks[1]}
+    named = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
+    panels = [named, lines(losses, "update", "validation loss")]
+    return Outcome({"clues": rows, "distance": far}, {"clues": panels}, values)
+
+
+STUDY = Study.described(run, description_of(__file__), TRAINING)

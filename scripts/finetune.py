@@ -21,7 +21,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.loading import load_model
 
-METRICS = ("bleu", "chrf", "exact_match")
+METRICS = ("bleu", "chrf", "exact_match", "token_error_rate", "character_error_rate")
 
 
 def finetune(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # What a name that is imported comes with, where that is another distribution.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 # What transformers, torch and datasets cannot be installed without.
-THEIRS = {"huggingface_hub", "numpy", "safetensors", "tokenizers", "tqdm", "pyarrow"}
+THEIRS = {"huggingface_hub", "numpy", "safetensors", "tokenizers", "tqdm", "pyarrow", "regex"}
 # What only modules import that nobody imports before they have asked whether it is there.
 DRAWING = {"matplotlib"}
 

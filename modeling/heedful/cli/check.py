@@ -81,6 +81,8 @@ def compare(
     to: options.TargetLanguage = None,
     tokenize: options.BleuTokenizer = "13a",
     lowercase: options.Lowercase = False,
+    references: options.References = None,
+    ignore: options.Ignore = None,
     resamples: Annotated[int, Option(help="Of the paired bootstrap.")] = 1000,
     trials: Annotated[int, Option(help="Of the approximate randomization.")] = 10_000,
     seed: Annotated[int, Option(help="Of both tests.")] = 12345,
@@ -89,12 +91,12 @@ def compare(
     as_json: options.AsJson = False,
     device: options.Device = None,
 ):
-    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match; sentences won and lost."""
-    from heedful.data.sources import read_pairs
-    from heedful.evaluation import comparison
+    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where."""
+    from heedful.data.sources import read_pairs, references_of
+    from heedful.evaluation import comparison, metrics
 
     options.check_output(output, "--output")
-    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples)
+    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
@@ -106,19 +108,22 @@ def compare(
         raise ValueError(
             f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
         )
-    pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
+    where = data[0] if len(data) == 1 else data
+    pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
+    accepted = references_of(pairs)
+    metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
     texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
     from heedful.inference.loading import model_folder
     from heedful.inference.translation import Translator
 
     options.quieten()
-    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    sources = [pair["source"] for pair in pairs]
     folders = {place: model_folder(place) for place in places if place not in files}
     for place, folder in folders.items():
         translator = Translator.from_pretrained(folder, device)
         texts[place] = [best.text.replace("\n", " ") for best, *_ in translator.translate(sources, **search)]
     translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
-    result = comparison.compare_translations(translated, references, sources, settings)
+    result = comparison.compare_translations(translated, accepted, sources, settings)
     if output is not None:
         write_text(output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     options.print_result(result, comparison.comparison_table(result), as_json)

@@ -106,39 +106,46 @@ def evaluate(
     to: options.TargetLanguage = None,
     tokenize: options.BleuTokenizer = "13a",
     lowercase: options.Lowercase = False,
+    references: options.References = None,
+    ignore: options.Ignore = None,
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
+    confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
     token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="Write the translations here, one a line.")] = None,
     as_json: options.AsJson = False,
     revision: options.Revision = None,
     device: options.Device = None,
 ):
-    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match.
+    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match, error rates.
 
     Started by torchrun or accelerate launch, the processes share the sentences.
     """
-    from heedful.data.sources import read_pairs
-    from heedful.evaluation.metrics import TITLES, score_translations
+    from heedful.data.sources import read_pairs, references_of
+    from heedful.evaluation import metrics
+    from heedful.evaluation.error_rates import commonest_confusions, confusions_table
 
     options.check_output(predictions, "--predictions")
-    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap}
-    score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
-    pairs = list(read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, split="test"))
+    check_at_least(0, confusions=confusions)
+    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
+    metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
+    where = data[0] if len(data) == 1 else data
+    pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
+    accepted = references_of(pairs)
+    left = metrics.references_left(ignore, accepted)
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    sources = [pair["source"] for pair in pairs]
     texts = _translate_all(model, revision, sources, device, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
         write_text(predictions, "".join(text.replace("\n", " ") + "\n" for text in texts))
-    scores = score_translations(texts, references, **scoring)
-    lines = [f"{scores['count']} pairs"]
-    for name, title in TITLES.items():
-        interval = scores.get(f"{name}_interval")
-        spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-        unit = " %" if name == "exact_match" else ""
-        lines.append(f"{title:<12}{scores[name]:6.2f}{unit}{spread}  {scores.get(f'{name}_signature', '')}".rstrip())
+    scores = metrics.score_translations(texts, accepted, **scoring)
+    lines = [metrics.scores_table(scores)]
+    if confusions:
+        texts = metrics.without_ignored(ignore, texts)
+        scores["confusions"] = commonest_confusions(texts, left, sources, confusions, lowercase)
+        lines.append(confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
 
 

@@ -38,7 +38,13 @@ HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P
 
 
 def read_pairs(
-    location: str | Sequence[str], source: str, target: str, *, split: str = "train", streaming: bool = False
+    location: str | Sequence[str],
+    source: str,
+    target: str,
+    *,
+    split: str = "train",
+    streaming: bool = False,
+    references: str | None = None,
 ) -> "Dataset | IterableDataset":
     """Read a parallel corpus as rows with the columns `source` and `target`, texts in Unicode's form NFC.
 
@@ -54,17 +60,25 @@ def read_pairs(
 
     `source` and `target` are the languages inside a `translation` column, or the names of columns; "1" and "2", for
     example, are the numbers of columns in a table without a line of names. With `streaming`, rows are read and checked
-    while they are iterated. The message of an error names the file and the line or row.
+    while they are iterated. `references` is a column with the list of all texts that are right, which the rows then
+    have as `references`, the target as the first of them. The message of an error names the file and the line or row.
     """
-    from datasets import Features, IterableDataset, Value
+    from datasets import Features, IterableDataset, List, Value
 
-    features = Features({"source": Value("string"), "target": Value("string")})
+    text = Value("string")
+    features = Features({"source": text, "target": text} | ({} if references is None else {"references": List(text)}))
     rows, source, target = _locate(location, source, target, split, streaming)
     arguments: dict[str, Any] = {"rows": rows, "source": source, "target": target, "streaming": streaming}
+    arguments["references"] = references
     if streaming:
         stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
         return cast("IterableDataset", stream)
     return _in_memory(_checked_pairs(**arguments), features)
+
+
+def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Return for each pair all that is right: its `references`, or its target alone."""
+    return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
 def columns_of(location: str | Sequence[str], split: str = "train") -> list[str]:
@@ -105,7 +119,7 @@ def _locate(
     return partial(_numbered, location, iter, dataset), source, target
 
 
-def _in_memory(pairs: Iterator[dict[str, str]], features: "Features") -> "Dataset":
+def _in_memory(pairs: Iterator[dict[str, Any]], features: "Features") -> "Dataset":
     import pyarrow as pa
     from datasets import Dataset
 
@@ -116,8 +130,8 @@ def _in_memory(pairs: Iterator[dict[str, str]], features: "Features") -> "Datase
 
 
 def _checked_pairs(
-    rows: Callable[[], Iterator[Row]], source: str, target: str, streaming: bool
-) -> Iterator[dict[str, str]]:
+    rows: Callable[[], Iterator[Row]], source: str, target: str, streaming: bool, references: str | None
+) -> Iterator[dict[str, Any]]:
     """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
 
     Otherwise it is raised after the last row: only then is it certain that a language is missing, and in how many.
@@ -141,7 +155,10 @@ def _checked_pairs(
             else:
                 raise ValueError(f"`{name}` must be text, but is {text!r} instead in row {number} of {file}.")
         if len(texts) == 2:
-            yield {"source": texts[0], "target": texts[1]}
+            pair: dict[str, Any] = {"source": texts[0], "target": texts[1]}
+            if references is not None:
+                pair["references"] = _accepted(references, texts[1], file, number, cells)
+            yield pair
         elif streaming:
             break
     for name, places in empty.items():
@@ -155,6 +172,16 @@ def _checked_pairs(
             more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
             place = f"row {number} of {file} instead{more}"
             raise ValueError(f"`{name}` must be text in every row, but is None in {place}.")
+
+
+def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
+    """Return all texts that are right in a row: the target, and then the other ones of the column `name`."""
+    texts = cells.get(name)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        found = repr(texts) if name in cells else "missing"
+        place = f"row {number} of {file}"
+        raise ValueError(f"`{name}` must be a list of one text or more, but is {found} instead in {place}.")
+    return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
 def _builtin(location: str, source: str, target: str) -> Callable[[], Iterator[Row]]:

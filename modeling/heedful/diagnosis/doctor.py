@@ -103,7 +103,7 @@ def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
         train = train.chosen(rest)
     splits = {} if where.validation is None else {"validation": where.validation}
     for name, location in {**splits, **where.test}.items():
-        pairs = read_pairs(location, data.source, data.target, split=name)
+        pairs = read_pairs(location, data.source, data.target, split=name, references=data.references)
         key = "data.validation" if name == "validation" else f"data.test.{name}"
         held_out.append(Pairs.first(pairs, len(pairs), name, key))
     return train, held_out

@@ -1,1 +1,1 @@
-"""Scores of translations against references, with signatures, intervals and tests: BLEU, chrF, TER, exact match."""
+"""Scores of translations against references, with signatures, intervals and tests: BLEU, chrF, TER, exact match, error rates."""

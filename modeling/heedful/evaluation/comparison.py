@@ -11,14 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from heedful.evaluation.error_rates import ERROR_RATES, edit_counts, percentage
 from heedful.evaluation.metrics import (
+    IGNORED,
     METRICS,
     SMALLEST_BOOTSTRAP,
+    TITLE_WIDTH,
     TITLES,
     check_equally_many,
     is_exact_match,
+    nested,
+    references_left,
     sacrebleu_metric,
     score_translations,
+    streams,
+    without_ignored,
 )
 from heedful.files import check_at_least
 
@@ -39,34 +46,35 @@ class ComparisonSettings:
     trials: int = 10_000  # of the approximate randomization
     seed: int = 12345  # of both; sacrebleu takes 0 for "none"
     examples: int = 3  # sentences shown in which a system wins, and in which it loses
+    ignore: str | None = None  # a regular expression of what no score sees
 
     def __post_init__(self):
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
         check_at_least(1, seed=self.seed)
         check_at_least(0, examples=self.examples)
-        score_translations([""], [""], tokenize=self.tokenize, lowercase=self.lowercase)
+        score_translations([""], [""], tokenize=self.tokenize, lowercase=self.lowercase, ignore=self.ignore)
 
 
 def compare_translations(
     systems: Mapping[str, Sequence[Sequence[str]]],
-    references: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
     sources: Sequence[str],
     settings: ComparisonSettings | None = None,
 ) -> dict[str, Any]:
     """Compare systems with the first of them, on the same sentences.
 
     The tests are sacrebleu's paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005),
-    each a p-value for the difference in BLEU, chrF, TER and exact match. A system of several seeds has the mean of
-    their scores: each resample has the same sentences for all seeds, and a trial swaps the translations of a sentence
-    by all of them. So the tests ask whether these very seeds would differ on other sentences, and not whether other
-    seeds would; that is what the standard deviation over the seeds tells of. Unlike sacrebleu's, a trial counts whose
-    difference is as large as the systems' own, and without a difference p is 1.
+    each a p-value for the difference in BLEU, chrF, TER, exact match and error rates. A system of several seeds has
+    the mean of their scores: each resample has the same sentences for all seeds, and a trial swaps the translations of
+    a sentence by all of them. So the tests ask whether these very seeds would differ on other sentences, and not
+    whether other seeds would; that is what the standard deviation over the seeds tells of. Unlike sacrebleu's, a trial
+    counts whose difference is as large as the systems' own, and without a difference p is 1.
 
     Args:
         systems: By name, the translations of each seed, one list of sentences per seed.
-        references: One reference for each sentence.
+        references: For each sentence its reference, or a list of one or more.
         sources: One source for each sentence, to be shown.
-        settings: Tokenizer, resamples, seed and the like.
+        settings: Tokenizer, resamples, seed and the like. What they ignore is not in the examples either.
 
     Returns:
         `count`, `settings`, the signatures, and `systems`: for each its `seeds`, and for each metric `score`, the
@@ -75,16 +83,18 @@ def compare_translations(
         (means over seeds), and as `examples` those with the largest differences, in the words of the first seeds.
 
     Raises:
-        ValueError: If there are fewer than two systems, or sentences are missing.
+        ValueError: If there are fewer than two systems, sentences are missing, or all references are ignored.
     """
     settings = settings or ComparisonSettings()
-    _check_systems(systems, references, sources)
+    accepted = references_left(settings.ignore, nested(references))
+    _check_systems(systems, accepted, sources)
+    systems = {name: [without_ignored(settings.ignore, texts) for texts in seeds] for name, seeds in systems.items()}
     # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
     width = math.lcm(*map(len, systems.values()))
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
     signatures, chrf = {}, {}
     for metric in METRICS:
-        measure = _Metric(metric, references, settings)
+        measure = _Metric(metric, accepted, settings)
         counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
         wide = [np.stack(list(islice(cycle(seeds), width)), axis=1) for seeds in counts.values()]
         for (name, seeds), tested in zip(counts.items(), _tests(measure, wide, settings), strict=True):
@@ -103,7 +113,7 @@ def compare_translations(
         compared[name]["ties"] = int((differences == 0).sum())
         order = np.argsort(-differences, kind="stable")
         compared[name]["examples"] = [
-            {"number": int(i) + 1, "source": sources[i], "reference": references[i]}
+            {"number": int(i) + 1, "source": sources[i], "reference": " / ".join(accepted[i])}
             | {each: {"text": systems[each][0][i], "chrf": float(chrf[each][i])} for each in (baseline, name)}
             for ends in (order, order[::-1])
             for i in ends[: settings.examples]
@@ -116,6 +126,8 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     """Write what `compare_translations` returned for people to read."""
     systems = comparison["systems"]
     lines = [HEADING.format(count=comparison["count"], **comparison["settings"])]
+    if comparison["settings"]["ignore"] is not None:
+        lines.append(IGNORED.format(comparison["settings"]["ignore"]))
     for metric, title in TITLES.items():
         for name, found in systems.items():
             values = found[metric]
@@ -123,7 +135,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
             tested = ""
             if "difference" in values:
                 tested = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}".format(**values)
-            lines.append(f"{title:<12}{values['score']:6.2f}{spread}  {name}{tested}")
+            lines.append(f"{title:<{TITLE_WIDTH}}{values['score']:6.2f}{spread}  {name}{tested}")
             title = ""
     baseline, *others = systems
     for name in others:
@@ -146,7 +158,8 @@ def read_predictions(path: Path, count: int) -> list[str]:
         raise ValueError(f"{what}, but is no UTF-8 text: {error}.") from error
     lines = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     if len(lines) != count:
-        raise ValueError(f"{what}: {count} lines for {count} pairs, but has {len(lines)} instead.")
+        place = f"line {len(lines) + 1} is missing" if len(lines) < count else f"line {count + 1} has no pair"
+        raise ValueError(f"{what}: {count} lines for {count} pairs, but has {len(lines)} instead: {place}.")
     try:
         is_json = isinstance(json.loads(lines[0]), dict | list)
     except (ValueError, RecursionError):
@@ -157,33 +170,38 @@ def read_predictions(path: Path, count: int) -> list[str]:
 
 
 class _Metric:
-    """A score that is made of sums over sentences: BLEU, chrF or TER as sacrebleu counts them, or exact match."""
+    """A score that is made of sums over sentences: one of sacrebleu's, exact match or an error rate."""
 
-    def __init__(self, name: str, references: Sequence[str], settings: ComparisonSettings):
-        self.references, self.lowercase = list(references), settings.lowercase
-        self.highest = math.inf if name == "ter" else 100.0
-        self.metric = None if name == "exact_match" else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
+    def __init__(self, name: str, references: Sequence[Sequence[str]], settings: ComparisonSettings):
+        self.name, self.references, self.lowercase = name, references, settings.lowercase
+        self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
+        is_plain = name in ("exact_match", *ERROR_RATES)
+        self.metric = None if is_plain else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
         if self.metric is not None:
-            return np.array(self.metric._extract_corpus_statistics(list(texts), [self.references]))
+            return np.array(self.metric._extract_corpus_statistics(list(texts), streams(self.references)))
+        if self.name in ERROR_RATES:
+            return edit_counts(self.name, texts, self.references, self.lowercase)
         pairs = zip(texts, self.references, strict=True)
-        return np.array([(is_exact_match(text, [reference], self.lowercase), 1) for text, reference in pairs])
+        return np.array([(is_exact_match(text, references, self.lowercase), 1) for text, references in pairs])
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""
         if sums.ndim > 1:
             return statistics.fmean(map(self.score, sums))
         if self.metric is None:
-            return float(100 * sums[0] / sums[1])
+            return percentage(*sums)
         return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
     def signature(self, settings: ComparisonSettings) -> str:
         """Return sacrebleu's signature of a paired bootstrap."""
         from sacrebleu.metrics.base import Signature
 
-        signature = Signature({"num_refs": 1}) if self.metric is None else self.metric.get_signature()
+        numbers = {len(texts) for texts in self.references}
+        plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1 is for different ones
+        signature = plain if self.metric is None else self.metric.get_signature()
         signature.update("seed", settings.seed)
         signature.update("bs", settings.resamples)
         return str(signature)
@@ -220,7 +238,7 @@ def _p_value(differences: np.ndarray, difference: float) -> float:
     return (1 + int((differences >= abs(difference) - TIE).sum())) / (1 + len(differences))
 
 
-def _check_systems(systems: Mapping[str, Any], references: Sequence[str], sources: Sequence[str]) -> None:
+def _check_systems(systems: Mapping[str, Any], references: Sequence[Any], sources: Sequence[str]) -> None:
     if len(systems) < 2:
         raise ValueError(f"`systems` must be at least two, but are {len(systems)} instead.")
     if len(references) < 2 or len(sources) != len(references):

@@ -1,4 +1,4 @@
-"""Corpus scores of translations: BLEU, chrF and TER through sacrebleu, and exact match.
+"""Corpus scores of translations: BLEU, chrF and TER through sacrebleu, exact match, and error rates.
 
 `score_translations` takes plain strings and returns plain numbers, together with sacrebleu's signatures: only scores
 with the same signature can be compared. The class for users of `evaluate` is in
@@ -7,12 +7,21 @@ with the same signature can be compared. The class for users of `evaluate` is in
 
 import json
 import math
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
+from heedful.evaluation.error_rates import ERROR_RATES, edit_counts, percentage
+
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
+TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
 METRICS = tuple(TITLES)
+TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of a table's first column
+IGNORED = "What matches {} is taken out of predictions and references before they are scored."
 
 # A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
 SMALLEST_BOOTSTRAP = 40
@@ -31,49 +40,55 @@ def score_translations(
     lowercase: bool = False,
     bootstrap: int = 0,
     metrics: Sequence[str] = METRICS,
-    several: bool = False,
+    ignore: str | None = None,
 ) -> dict[str, Any]:
-    """Score detokenized translations.
+    """Score detokenized translations, or other texts that a model made.
 
     BLEU, chrF (chrF2) and TER are sacrebleu's with its defaults, each with its signature. TER always ignores case.
     Exact match is the percentage of predictions that equal a reference, apart from spaces around them.
 
-    With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF and TER: mean ± half the width, as
-    sacrebleu prints them, cut off at the ends of the scale. Its seed is 12345 unless the environment variable
-    `SACREBLEU_SEED` is set, and the signature names it. The interval of exact match comes from Wilson's formula. The
-    bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
+    The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
+    percent, a token being what stands between spaces: of words it is what speech recognition calls WER, of phonemes
+    PER. The character error rate counts grapheme clusters, spaces inside a text included. Of several references the
+    nearest counts, with the fewest edits for its length, and of equals the shorter; the rate is the sum of all edits
+    divided by the sum of these references' lengths. It can be above 100.
+
+    With `bootstrap`, sacrebleu's bootstrap gives the 95 % intervals of BLEU, chrF, TER and the error rates: mean ±
+    half the width, as sacrebleu prints them, cut off at the ends of the scale. Its seed is 12345 unless the
+    environment variable `SACREBLEU_SEED` is set, and the signature names it. The interval of exact match comes from
+    Wilson's formula. The bootstrap keeps `bootstrap` × sentences × about 20 numbers in memory.
 
     Args:
         predictions: The translations, detokenized.
-        references: One reference per prediction, in the same order; a list of one or more with `several`.
+        references: For each prediction, in the same order, its reference, or a list of one or more.
         tokenize: sacrebleu's tokenizer for BLEU: "13a", "intl", "char", "zh", "none", "ko-mecab", "ja-mecab",
             "flores101", "flores200".
-        lowercase: Ignore case in BLEU, chrF and exact match.
+        lowercase: Ignore case in all scores.
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
-        metrics: Which of "bleu", "chrf", "ter" and "exact_match" to compute; TER is slow on long corpora.
-        several: Whether `references` holds a list for every prediction; the lists may differ in length.
+        metrics: Which of "bleu", "chrf", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
+            compute; TER is slow on long corpora.
+        ignore: A regular expression of what is taken out of predictions and references before they are scored, such
+            as "[0-9]" for phonemes without their stress. Spaces that it leaves doubled become one.
 
     Returns:
-        `bleu`, `bleu_signature`, `chrf`, `chrf_signature`, `ter`, `ter_signature`, `exact_match` and `count`, and with
-        `bootstrap` also `bleu_interval`, `chrf_interval`, `ter_interval` and `exact_match_interval` as (low, high).
+        The scores by their names and `count`; `bleu_signature`, `chrf_signature` and `ter_signature`; `ignore`, if it
+        was given; and with `bootstrap`, `bleu_interval` and the like as (low, high).
 
     Raises:
-        ValueError: If sentences are missing or of another form, or a setting is out of range.
+        ValueError: If sentences are missing or of another form, a setting is out of range, or `ignore` is broken or
+            leaves nothing of the references.
         ImportError: If a package that the tokenizer needs is not installed.
     """
-    predictions = _as_list(predictions, "predictions")
-    alternatives = _as_list(references, "references")
-    if not several:
-        alternatives = [[reference] for reference in alternatives]
+    predictions, alternatives = _as_list(predictions, "predictions"), nested(references)
     _check_sentences(predictions, alternatives)
-    _check_settings(tokenize, bootstrap, metrics)
+    check_scoring(bootstrap, ignore)
+    _check_metrics(tokenize, metrics)
+    predictions, alternatives = without_ignored(ignore, predictions), references_left(ignore, alternatives)
     scores: dict[str, Any] = {}
-    # sacrebleu takes one list per number of a reference, with None for missing ones.
-    streams = list(map(list, zip_longest(*alternatives)))
     for name in ("bleu", "chrf", "ter"):
         if name in metrics:
             metric = sacrebleu_metric(name, tokenize, lowercase)
-            score = metric.corpus_score(predictions, streams, n_bootstrap=max(bootstrap, 1))
+            score = metric.corpus_score(predictions, streams(alternatives), n_bootstrap=max(bootstrap, 1))
             signature = str(metric.get_signature())
             scores[name] = float(score.score)
             scores[f"{name}_signature"] = signature
@@ -82,11 +97,66 @@ def score_translations(
     if "exact_match" in metrics:
         pairs = zip(predictions, alternatives, strict=True)
         matches = sum(is_exact_match(prediction, references, lowercase) for prediction, references in pairs)
-        scores["exact_match"] = 100.0 * matches / len(predictions)
+        scores["exact_match"] = percentage(matches, len(predictions))
         if bootstrap:
             scores["exact_match_interval"] = wilson_interval(matches, len(predictions))
-    scores["count"] = len(predictions)
-    return scores
+    for name in ERROR_RATES:
+        if name in metrics:
+            counts = edit_counts(name, predictions, alternatives, lowercase)
+            scores[name] = percentage(*counts.sum(axis=0))
+            if bootstrap:
+                scores[f"{name}_interval"] = _interval_of_rate(counts, bootstrap)
+    return scores | {"count": len(predictions)} | ({} if ignore is None else {"ignore": ignore})
+
+
+def scores_table(scores: Mapping[str, Any]) -> str:
+    """Write what `score_translations` returned of all metrics for people to read."""
+    lines = [f"{scores['count']} pairs"]
+    if "ignore" in scores:
+        lines.append(IGNORED.format(scores["ignore"]))
+    for name, title in TITLES.items():
+        interval = scores.get(f"{name}_interval")
+        spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+        unit = " %" if name in ("exact_match", *ERROR_RATES) else ""
+        signature = scores.get(f"{name}_signature", "")
+        lines.append(f"{title:<{TITLE_WIDTH}}{scores[name]:6.2f}{unit}{spread}  {signature}".rstrip())
+    return "\n".join(lines)
+
+
+def nested(references: Any) -> list[list[str]]:
+    """Return the list of references of each pair, where one stands alone too."""
+    given = _as_list(references, "references")
+    return [[texts] if isinstance(texts, str) else texts for texts in given]
+
+
+def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """Return references as sacrebleu takes them: the first of all pairs, the second, with None for missing ones."""
+    return list(map(list, zip_longest(*references)))
+
+
+def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None:
+    """Raise a `ValueError` that names the setting, a section before it, if one is out of range."""
+    if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
+        least = f"0 or at least {SMALLEST_BOOTSTRAP}"
+        raise ValueError(f"`{section}bootstrap` must be {least}, but is {bootstrap} instead.")
+    try:
+        re.compile(ignore or "")
+    except re.error as error:
+        must = "must be a regular expression"
+        raise ValueError(f"`{section}ignore` {must}, but is {ignore!r} instead: {error}.") from error
+
+
+def without_ignored(ignore: str | None, texts: Sequence[str]) -> list[str]:
+    """Take out of texts what a regular expression matches; then one space is between tokens, and none around them."""
+    return list(texts) if ignore is None else [" ".join(re.sub(ignore, "", text).split()) for text in texts]
+
+
+def references_left(ignore: str | None, references: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Take what is ignored out of all references; a `ValueError` tells if nothing is left of any."""
+    left = [without_ignored(ignore, texts) for texts in references]
+    if ignore is not None and any(map(any, references)) and not any(map(any, left)):
+        raise ValueError(f"`ignore` must leave something of the references, but {ignore!r} takes out all of them.")
+    return left
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
@@ -105,9 +175,10 @@ def wilson_interval(successes: int, count: int) -> tuple[float, float]:
 def check_equally_many(predictions: Sequence, references: Sequence) -> None:
     """Raise a `ValueError` unless there is a reference, or a list of them, for every prediction."""
     if len(predictions) != len(references):
+        fewer = "prediction" if len(predictions) < len(references) else "reference"
         raise ValueError(
-            "`predictions` and `references` must be equally many, but are"
-            f" {len(predictions)} predictions and {len(references)} references instead."
+            f"`predictions` and `references` must be equally many, but are {len(predictions)} predictions and "
+            f"{len(references)} references instead: pair {min(len(predictions), len(references)) + 1} has no {fewer}."
         )
 
 
@@ -127,15 +198,13 @@ def _check_sentences(predictions: list, references: list) -> None:
         is_list = isinstance(alternatives, Sequence) and not isinstance(alternatives, str | bytes)
         if not is_list or not alternatives or not all(isinstance(text, str) for text in alternatives):
             raise ValueError(
-                f"`references[{index}]` must be text, or with `several` a list of texts, but holds {alternatives!r}."
+                f"`references[{index}]` must be text or a list of texts, but is {alternatives!r} instead."
             )
 
 
-def _check_settings(tokenize: str, bootstrap: int, metrics: Sequence[str]) -> None:
+def _check_metrics(tokenize: str, metrics: Sequence[str]) -> None:
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
-    if bootstrap != 0 and bootstrap < SMALLEST_BOOTSTRAP:
-        raise ValueError(f"`bootstrap` must be 0 or at least {SMALLEST_BOOTSTRAP}, but is {bootstrap} instead.")
     if tokenize != "13a" and "bleu" not in metrics:
         raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
 
@@ -183,6 +252,17 @@ def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
     # The interval is symmetric, so it may reach beyond an end of the scale; TER has no upper end.
     highest = math.inf if score.name == "TER" else 100.0
     return max(0.0, mean - half_width), min(highest, mean + half_width)
+
+
+def _interval_of_rate(counts: np.ndarray, bootstrap: int) -> tuple[float, float]:
+    """Return the 95 % interval of an error rate by its `edit_counts`, with the draws of sacrebleu's scores."""
+    from sacrebleu.significance import estimate_ci
+
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
+    drawn = np.random.default_rng(None if seed == "none" else int(seed)).choice(len(counts), (bootstrap, len(counts)))
+    edits, lengths = (column.take(drawn).sum(axis=1) for column in np.ascontiguousarray(counts.T))
+    mean, half_width = map(float, estimate_ci(np.array(list(map(percentage, edits, lengths)))))
+    return max(0.0, mean - half_width), mean + half_width
 
 
 def is_exact_match(prediction: str, references: Sequence[str], lowercase: bool) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from heedful.evaluation.metrics import check_equally_many, score_translations
+from heedful.evaluation.metrics import check_equally_many, nested, score_translations
 
 CITATION = """\
 @inproceedings{post-2018-call,
@@ -38,9 +38,9 @@ class TranslationMetric(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
         return evaluate.MetricInfo(
-            description="BLEU, chrF and TER of sacrebleu with their signatures, and exact match.",
+            description="BLEU, chrF and TER of sacrebleu with their signatures, exact match and error rates.",
             citation=CITATION,
-            inputs_description=f"A reference may be a list, without `several`.\n\n{score_translations.__doc__}",
+            inputs_description=str(score_translations.__doc__),
             features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
             homepage="https://github.com/mjpost/sacrebleu",
         )
@@ -62,11 +62,10 @@ class TranslationMetric(evaluate.Metric):
         if isinstance(predictions, str) or isinstance(references, str):
             raise ValueError("`predictions` and `references` must be lists of sentences, but one is a string instead.")
         check_equally_many(predictions, references)
-        nested = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
-        evaluate.Metric.add_batch(self, predictions=list(predictions), references=nested, **kwargs)
+        evaluate.Metric.add_batch(self, predictions=list(predictions), references=nested(references), **kwargs)
 
     def _compute(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]], **settings: Any
     ) -> dict[str, Any]:
-        scores = score_translations(predictions, references, several=True, **settings)
+        scores = score_translations(predictions, references, **settings)
         return scores | ({"score": scores["bleu"]} if "bleu" in scores else {})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.figures import Panel, lines, save_figure
 from heedful.files import check_writable
 
@@ -13,8 +14,9 @@ logger = logging.getLogger(__name__)
 
 LOG_FILE, CURVE_FILE = "log.jsonl", "learning_curve.png"
 LOSSES = ("train/loss", "validation/loss")
+RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # in a panel of their own: at first far above 100
 # What a validation logs that is no score.
-NO_SCORES = ("validation/loss", "validation/perplexity")
+NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)
 
 Curve = list[tuple[float, float]]  # update, value
 
@@ -40,8 +42,8 @@ def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str
     curves = {name: read_curves(run) for name, run in zip(_names(runs), runs, strict=True)}
     known = list(dict.fromkeys(metric for found in curves.values() for metric in found))
     scores = [name for name in known if name.startswith("validation/") and name not in NO_SCORES]
-    losses = [name for name in LOSSES if name in known]
-    groups = [[name] for name in _chosen(metrics, known)] if metrics else [losses, scores]
+    losses, rates = ([name for name in group if name in known] for group in (LOSSES, RATES))
+    groups = [[name] for name in _chosen(metrics, known)] if metrics else [losses, scores, rates]
     if len(curves) > 1:  # each metric by itself, so that the runs can be told apart
         groups = [[name] for group in groups for name in group]
     save_figure([_panel(curves, group) for group in groups if group], path)
@@ -101,7 +103,8 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
         for run, found in curves.items()
         for metric in group
     }
-    (label,) = group if len(group) == 1 else ["loss" if group[0] in LOSSES else "score"]
+    kind = "loss" if group[0] in LOSSES else "error rate in %" if group[0] in RATES else "score"
+    (label,) = group if len(group) == 1 else [kind]
     families = None
     if not "".join(drawn).isascii():
         from heedful.inference.attention import drawing  # which takes long to import

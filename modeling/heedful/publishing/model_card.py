@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
+from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.files import duration
 from heedful.training.folder import leaves
 from heedful.training.publication import LANGUAGE_CODE, is_translation
@@ -24,6 +25,7 @@ TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
+METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
 OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")

@@ -17,8 +17,9 @@ from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs import mixture
 from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.bpe_dropout import BpeDropout
-from heedful.data.sources import read_pairs
+from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
+from heedful.evaluation.metrics import references_left
 from heedful.inference.distillation import TeacherTokens
 from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.tokenizers import given_tokenizers, load_or_train_tokenizers
@@ -38,7 +39,7 @@ class Corpus:
     tokenizers: TokenizerPair
     batching: BatchingSettings
     validation: EncodedPairs
-    validation_pairs: list[dict[str, str]]  # the same pairs as text
+    validation_pairs: list[dict[str, Any]]  # the same pairs as text, perhaps with `references`
     report: CleaningReport
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     encoder: PairEncoder  # of training pairs; it counts those that are too long
@@ -117,9 +118,11 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     is_main = accelerator is None or accelerator.is_main_process
     check_model(recipe, given_tokenizers(recipe, folder, is_main))
     data, where = recipe.data, recipe.data.locations
-    sides = (data.source, data.target)
-    validation = list(read_pairs(where.validation, *sides, split="validation")) if where.validation else []
-    tests = [read_pairs(location, *sides, split=name) for name, location in where.test.items()]
+    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
+    validation = list(read(where.validation, split="validation")) if where.validation else []
+    tests = [read(location, split=name) for name, location in where.test.items()]
+    for held_out_pairs in (validation, *tests):
+        references_left(recipe.decoding.ignore, references_of(held_out_pairs))
     pairs: Any = mixture.read_parts(data.parts, data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     if where.validation is None:
@@ -141,8 +144,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     if data.both_directions:
         pairs = mixture.with_other_direction(pairs)
     if data.streaming:
-        source = {"stream": pairs, "pool_size": data.pool_size, "accelerator": accelerator}
-        return StreamedCorpus(**shared, **source)
+        return StreamedCorpus(**shared, stream=pairs, pool_size=data.pool_size, accelerator=accelerator)
     return _stored(recipe, pairs, shared)
 
 

@@ -115,12 +115,13 @@ def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) ->
     pad, budget = translator.model.config.pad_token_id, recipe.optimization.micro_batch_tokens
     loss = validation_loss(translator.model, corpus.validation, budget, pad, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
-    scoring = {"bootstrap": recipe.decoding.bootstrap, "tokenize": recipe.decoding.bleu_tokenizer}
+    data, decoding = recipe.data, recipe.decoding
+    scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
     settings = {"target_language": corpus.target_language, "token_budget": budget}
-    for name, location in recipe.data.locations.test.items():
-        pairs = list(read_pairs(location, source=recipe.data.source, target=recipe.data.target, split=name))
+    for name, location in data.locations.test.items():
+        pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
-    if not recipe.data.test:  # better than no score at all, which no card may have
+    if not data.test:  # better than no score at all, which no card may have
         pairs = corpus.validation_pairs[: recipe.validation.sentences or None]
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     if accelerator.is_main_process:

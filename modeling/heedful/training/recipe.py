@@ -12,7 +12,7 @@ from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
 from heedful.data.epochs.augmentation import AugmentationRules
 from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, check_mixture
-from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
+from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
 Location = str | list[str]
@@ -35,6 +35,7 @@ class DataRecipe:
     target: str
     validation: Location | None = None
     test: dict[str, Location] = field(default_factory=dict)
+    references: str | None = None
     folder: str | None = None
     mixture: dict[str, Part] = field(default_factory=dict)
     temperature: float = 1.0
@@ -51,9 +52,9 @@ class DataRecipe:
         check_mixture(self.mixture, self.target, self.temperature)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
-        if self.validation is None and (self.streaming or self.mixture):
-            where = "`data.streaming` is true" if self.streaming else "`data.mixture` is given"
-            raise _mistake("data.validation", f"given where {where}", "empty")
+        for name in ("streaming", "mixture", "references"):
+            if self.validation is None and getattr(self, name):
+                raise _mistake("data.validation", f"given where `data.{name}` is", "empty")
         if self.streaming and (self.mixture or self.augmentation != AugmentationRules()):
             raise _mistake("data.streaming", "false where `data.mixture` or `data.augmentation` is given", "true")
 
@@ -164,9 +165,8 @@ class OptimizationRecipe:
             must = "0.5 where `optimization.distillation` is empty and there is no teacher"
             raise _mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
-            raise ValueError(
-                "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
-            )
+            told = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
+            raise ValueError(told)
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
             must = f"given for the {self.schedule} schedule, which ends there"
             raise _mistake("optimization.max_updates", must, "empty")
@@ -189,7 +189,7 @@ class ValidationRecipe:
     sentences: int | None = None
     num_beams: int = 1
     max_new_tokens: int = 128
-    select: Literal["loss", "bleu", "chrf", "exact_match"] = "loss"
+    select: Literal["loss", "bleu", "chrf", "exact_match", "token_error_rate", "character_error_rate"] = "loss"
     patience: int | None = None
 
     def __post_init__(self):
@@ -224,11 +224,11 @@ class DecodingRecipe:
     tokens_beyond_source: int | None = None
     bootstrap: int = 1000
     bleu_tokenizer: str = "13a"
+    ignore: str | None = None
 
     def __post_init__(self):
         _at_least(1, "decoding", self, "num_beams", "max_length", "tokens_beyond_source")
-        if self.bootstrap != 0 and self.bootstrap < SMALLEST_BOOTSTRAP:
-            raise _mistake("decoding.bootstrap", f"0 or at least {SMALLEST_BOOTSTRAP}", self.bootstrap)
+        check_scoring(self.bootstrap, self.ignore, "decoding.")
         for name, default in (("length_penalty", 1), ("length_penalty_form", "power")):
             if self.num_beams == 1 and getattr(self, name) != default:
                 must = f"{default} where `decoding.num_beams` is 1 and nothing is compared"
@@ -323,8 +323,7 @@ class Recipe:
     @property
     def batching(self) -> BatchingSettings:
         """How rows become updates."""
-        settings = self.optimization
-        return BatchingSettings(settings.tokens_per_update, settings.buckets_per_update, self.seed)
+        return BatchingSettings(self.optimization.tokens_per_update, self.optimization.buckets_per_update, self.seed)
 
 
 def _at_least(minimum: int, section: str, values: Any, *names: str) -> None:

@@ -41,8 +41,7 @@ class RunResult:
 def train(recipe: Recipe) -> RunResult:
     """Run a recipe: prepare the data, train, publish the weights, test them.
 
-    The run's folder then holds `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/`, which only the
-    main process writes.
+    The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
 
     Args:
         recipe: What `read_recipe` or `make_recipe` returned.

@@ -25,7 +25,7 @@ from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.monitoring import RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
-from heedful.training.loop.validation import validate
+from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, Update
 from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
@@ -257,7 +257,7 @@ class TrainingLoop:
         values = broadcast(self.accelerator, values)  # so that all ranks stop early, or none
         self.log.write_validation(self.progress, values)
         select, keep_best = self.recipe.validation.select, self.recipe.checkpoints.keep_best
-        self.progress.note_validation(values[select], select != "loss", keep_best, is_saved)
+        self.progress.note_validation(values[select], select not in LOWER_IS_BETTER, keep_best, is_saved)
 
     def _interruption(self) -> TrainingInterrupted:
         return TrainingInterrupted(f"stopped after update {self.progress.update}; continue with resume=true")

@@ -12,6 +12,8 @@ from accelerate.utils import gather_object
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
+from heedful.data.sources import references_of
+from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
 from heedful.training.loop.averaging import MovingAverage
@@ -23,7 +25,8 @@ from heedful.training.recipe import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-METRICS = ("bleu", "chrf", "exact_match")
+METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is slow
+LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 
 def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
@@ -33,7 +36,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: Mov
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
     pairs, pad_token_id = corpus.validation_pairs[: settings.sentences], corpus.tokenizers.source.pad_token_id
-    scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer}
+    scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine, moving_average) as model:
@@ -97,11 +100,11 @@ def translate_on_ranks(
 
 
 def score_pairs(
-    translator: Translator, pairs: list[dict[str, str]], accelerator: Accelerator, scoring: dict[str, Any], **settings
+    translator: Translator, pairs: list[dict[str, Any]], accelerator: Accelerator, scoring: dict[str, Any], **settings
 ) -> dict[str, Any]:
-    """Translate the sources of pairs, spread over the ranks, and score the result against their targets.
+    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right.
 
     `scoring` are settings of `score_translations`, `settings` those of `Translator.translate`.
     """
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
-    return score_translations(predictions, [pair["target"] for pair in pairs], **scoring)
+    return score_translations(predictions, references_of(pairs), **scoring)

@@ -1,0 +1,105 @@
+"""Error rates, for tasks with few right answers: pronunciations, commands, spelling; and the commonest confusions.
+
+An error rate is the number of edits (substitutions, insertions and deletions) between a prediction and its nearest
+reference, per token or character of that reference, in percent. rapidfuzz counts the edits.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import regex
+from rapidfuzz.distance import Levenshtein
+
+# What an edit changes. A token is what stands between spaces: a word, a phoneme, a command. A character is what a
+# reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29); spaces inside a text are some too.
+UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(r"\X").findall}
+ERROR_RATES = tuple(UNITS)
+NO_TOKEN = "–"  # in a table, where one side has none
+EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names
+
+
+def edit_counts(
+    name: str, predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
+) -> np.ndarray:
+    """Return for each prediction its edits and the length of its nearest reference, `(predictions, 2)`."""
+    found = (_nearest(name, *texts, lowercase) for texts in zip(predictions, references, strict=True))
+    return np.array([(edits, len(reference)) for edits, reference, _ in found])
+
+
+def percentage(part: float, whole: float) -> float:
+    """Return a share in percent; of an empty whole, 0 or, if there is a part, 100."""
+    return float(100 * part / whole) if whole else 100.0 * bool(part)
+
+
+def _nearest(
+    name: str, prediction: str, references: Sequence[str], lowercase: bool
+) -> tuple[int, list[str], list[str]]:
+    """Return the fewest edits for the length of a reference, the units of that reference, and of the prediction.
+
+    Of equally near references the shorter counts. An empty one is nearest only to an empty prediction.
+    """
+    texts = [text.strip().lower() if lowercase else text.strip() for text in (prediction, *references)]
+    predicted, *candidates = map(UNITS[name], texts)
+
+    def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:
+        edits, length = counted[0], len(counted[1])
+        return edits / length if length else (math.inf if edits else 0.0), length
+
+    counts = [(Levenshtein.distance(candidate, predicted), candidate) for candidate in candidates]
+    return *min(counts, key=distance), predicted
+
+
+def commonest_confusions(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], sources: Sequence[str], most: int, lowercase: bool
+) -> list[dict[str, Any]]:
+    """Return the commonest edits between the tokens of nearest references and predictions, commonest first.
+
+    Of equally common ones the first stands first. Where a prediction can be reached by different edits, equally few,
+    rapidfuzz chooses.
+
+    Args:
+        predictions: The texts that a model made.
+        references: For each of them the list of its references.
+        sources: For each of them what it was made from, to be shown.
+        most: How many edits to return.
+        lowercase: Ignore case.
+
+    Returns:
+        Of each its `edit` (substitution, insertion or deletion), its token in the `reference` and in the `prediction`
+        (None where there is none), its `count`, and as `example` the first pair that has it: `number`, from 1,
+        `source`, `reference` and `prediction`.
+    """
+    counts: Counter[tuple[str, str | None, str | None]] = Counter()
+    examples: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    texts = zip(predictions, references, sources, strict=True)
+    for number, (prediction, alternatives, source) in enumerate(texts, start=1):
+        _, reference, predicted = _nearest("token_error_rate", prediction, alternatives, lowercase)
+        sides = {"reference": " ".join(reference), "prediction": " ".join(predicted)}
+        for found in Levenshtein.editops(reference, predicted):
+            wanted = None if found.tag == "insert" else reference[found.src_pos]
+            edit = EDITS[found.tag], wanted, None if found.tag == "delete" else predicted[found.dest_pos]
+            counts[edit] += 1
+            examples.setdefault(edit, {"number": number, "source": source, **sides})
+    return [
+        {
+            "edit": edit,
+            "reference": wanted,
+            "prediction": made,
+            "count": count,
+            "example": examples[edit, wanted, made],
+        }
+        for (edit, wanted, made), count in counts.most_common(most)
+    ]
+
+
+def confusions_table(confusions: Sequence[dict[str, Any]]) -> str:
+    """Write what `commonest_confusions` returned for people to read."""
+    lines = ["commonest confusions: reference → prediction, and the first pair: source | reference | prediction"]
+    for found in confusions:
+        edit = f"{found['reference'] or NO_TOKEN} → {found['prediction'] or NO_TOKEN}"
+        example = "{number}: {source} | {reference} | {prediction}".format(**found["example"])
+        lines.append(f"{found['count']:>8,}  {edit:<20}  {example}")
+    return "\n".join(lines if confusions else [*lines, "    none"])

@@ -347,7 +347,7 @@ def test_evaluation_for_people_has_every_score_with_its_interval(model, heedful,
     lines = output.splitlines()
     assert code == 0
     assert lines[0] == "6 pairs"
-    assert [line.split()[0] for line in lines[1:]] == ["BLEU", "chrF", "TER", "exact"]
+    assert [line.split()[0] for line in lines[1:]] == ["BLEU", "chrF", "TER", "exact", "token", "character"]
     assert all("(95 %:" in line for line in lines[1:])
     assert "tok:13a" in lines[1]
 

@@ -1,11 +1,12 @@
 import gzip
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.data.sources import read_pairs
+from heedful.data.sources import read_pairs, references_of
 
 ROWS = [
     {"source": "NA", "target": 'a "quoted" \'word'},
@@ -33,16 +34,17 @@ def rows_in_both_ways(location, source="source", target="target", **options):
     stream = read_pairs(location, source, target, streaming=True, **options)
     assert isinstance(at_once, Dataset)
     assert isinstance(stream, IterableDataset)
-    assert at_once.column_names == stream.column_names == ["source", "target"]
+    columns = ["source", "target", *["references"][: "references" in options]]
+    assert at_once.column_names == stream.column_names == columns
     rows = list(at_once)
     assert list(stream) == list(stream) == rows
     return rows
 
 
-def check_refused(location, message, source="source", target="target", error=ValueError):
+def check_refused(location, message, source="source", target="target", error=ValueError, **options):
     for streaming in (False, True):
         with pytest.raises(error, match=message):
-            list(read_pairs(location, source, target, streaming=streaming))
+            list(read_pairs(location, source, target, streaming=streaming, **options))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -169,6 +171,39 @@ def test_a_language_that_is_none_in_some_rows_is_counted(tmp_path):
 def test_a_value_that_is_no_text_is_named(tmp_path):
     location = write(tmp_path / "c.jsonl", json_lines([*ROWS, {"source": "a", "target": 5}]))
     check_refused(location, r"`target` must be text, but is 5 instead in row 5 of .*c\.jsonl")
+
+
+# References
+
+
+def test_the_references_of_a_row_are_its_target_and_all_others_of_the_column_once(tmp_path):
+    from datasets import Dataset
+
+    decomposed = "e\u0301"  # as in NFD
+    columns = {"a": ["b", "a"], decomposed: ["é", decomposed, "c"], "a ": ["a "]}
+    rows = [{"translation": {"x": "s", "y": target}, "right": texts} for target, texts in columns.items()]
+    expected = [["a", "b"], ["é", "c"], ["a "]]
+    Dataset.from_list(rows).to_parquet(str(tmp_path / "c.parquet"))
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    write(tmp_path / "c.jsonl", json_lines(rows))
+    for name in ("c.jsonl", "c.parquet", "saved"):
+        found = rows_in_both_ways(str(tmp_path / name), "x", "y", references="right")
+        assert [row["references"] for row in found] == references_of(found) == expected
+        assert references_of(rows_in_both_ways(str(tmp_path / name), "x", "y")) == [["a"], ["é"], ["a "]]
+
+
+@pytest.mark.parametrize("value", [[], "a", None, ["a", 5], {"a": "b"}])
+def test_references_that_are_no_list_of_texts_are_named_with_their_row(tmp_path, value):
+    rows = [{"source": "s", "target": "a", "right": right} for right in (["a"], value)]
+    message = re.escape(f"`right` must be a list of one text or more, but is {value!r} instead in row 2 of ")
+    check_refused(write(tmp_path / "c.jsonl", json_lines(rows)), message + r".*c\.jsonl", references="right")
+
+
+def test_a_column_of_references_that_is_missing_is_named(tmp_path):
+    for name, text in (("c.jsonl", json_lines(ROWS)), ("c.tsv", "source\ttarget\na\tb\n")):
+        message = rf"`right` must be a list .* but is missing instead in row 1 of .*{name}"
+        check_refused(write(tmp_path / name, text), message, references="right")
+    check_refused("builtin:test:2", "`right` must be a list .* but is missing", "ko", "en", references="right")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sacrebleu.significance import PairedTest
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, compare_translations
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
+from heedful.evaluation.metrics import score_translations
 
 WORDS = ["the", "cat", "a", "dog", "sees", "runs", "in", "park", "and", "she", "reads", "no", "books", "today"]
 QUICK = ComparisonSettings(resamples=100, trials=200, seed=7)
@@ -87,6 +88,49 @@ def test_exact_matches_are_tested_too(references):
     assert values["bootstrap_p"] == pytest.approx(1 / 101)
     assert values["randomization_p"] == pytest.approx(1 / 201)
     assert values["interval"][0] < 50 < values["interval"][1] < 70
+
+
+def test_error_rates_are_tested_like_the_score_of_substitutions_that_sacrebleu_has(systems, references):
+    found = compare_translations(systems, references, references, QUICK)
+    for name in systems:
+        ours, ter = (found["systems"][name][metric] for metric in ("token_error_rate", "ter"))
+        # These systems have other words in place of some: TER counts the same edits, but shifts and case too.
+        assert ours["score"] == score_translations(systems[name][0], references)["token_error_rate"] > 5
+        assert ours["score"] == pytest.approx(ter["score"], rel=0.2)
+        assert ours["interval"] == pytest.approx(ter["interval"], rel=0.25)
+    better, alike = (found["systems"][name]["token_error_rate"] for name in ("better", "alike"))
+    assert better["difference"] < 0
+    assert max(better["bootstrap_p"], better["randomization_p"]) < 0.02
+    assert min(alike["bootstrap_p"], alike["randomization_p"]) > 0.05
+    assert found["token_error_rate_signature"].startswith("nrefs:1|bs:100|seed:7")
+
+
+def test_all_that_is_right_counts_and_what_is_ignored_does_not(references):
+    numbered = [f"{text} {number}" for number, text in enumerate(references)]
+    accepted = [["Nothing.", text] if number % 2 else [text] for number, text in enumerate(references)]
+    settings = ComparisonSettings(resamples=40, trials=40, ignore=r"\d+", examples=1)
+    systems = {"same": [numbered], "other": [["Nothing. 7"] * 40]}
+    found = compare_translations(systems, accepted, references, settings)
+    same, other = (found["systems"][name] for name in systems)
+    assert (same["exact_match"]["score"], same["token_error_rate"]["score"], other["exact_match"]["score"]) == (
+        100,
+        0,
+        50,
+    )
+    assert "nrefs:var" in found["bleu_signature"]
+    assert "nrefs:var" in found["exact_match_signature"]
+    assert found["settings"]["ignore"] == r"\d+"
+    assert other["examples"][0]["other"]["text"] == "Nothing."
+    example = other["examples"][0]
+    assert example["reference"] == " / ".join(accepted[example["number"] - 1])
+    told = comparison_table(found).splitlines()
+    assert told[1] == r"What matches \d+ is taken out of predictions and references before they are scored."
+    alone = compare_translations(systems, references, references, settings)
+    assert alone["systems"]["other"]["exact_match"]["score"] == 0
+    with pytest.raises(ValueError, match="`ignore` must leave something of the references"):
+        compare_translations(systems, accepted, references, ComparisonSettings(ignore="."))
+    with pytest.raises(ValueError, match=r"`ignore` must be a regular expression, but is '\)'"):
+        ComparisonSettings(ignore=")")
 
 
 def test_several_seeds_are_compared_by_the_mean_of_their_scores(references):
@@ -204,17 +248,27 @@ def test_the_command_compares_models_files_and_seeds_and_writes_all_of_it(compar
 def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeypatch):
     monkeypatch.setattr(Translator, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
     (place / "short.txt").write_text("One.\n")
+    (place / "long.txt").write_text("One.\n" * 41)
     (place / "bytes.txt").write_bytes(b"\xff\xfe" * 40)
     for arguments, message in (
         (["baseline.txt"], "The systems must be at least two, and all different, but are baseline.txt"),
         (["baseline.txt", "baseline.txt"], "at least two, and all different"),
         (["baseline.txt", "alike.txt,alike.txt"], "at least two, and all different"),
-        (["model", "short.txt"], "short.txt must hold translations, one a line, .*: 40 lines for 40 pairs, but has 1"),
+        (
+            ["model", "short.txt"],
+            "short.txt must hold translations, one a line, .*: 40 lines for 40 pairs, .* has 1 instead: line 2 is",
+        ),
+        (["model", "long.txt"], "long.txt must hold .* 40 pairs, but has 41 instead: line 41 has no pair"),
         (["model", "bytes.txt"], "bytes.txt must hold translations, .* but is no UTF-8 text"),
         (["model", "test.jsonl"], "test.jsonl must hold translations, .* but line 1 is JSON"),
         (["model", "model/model.safetensors"], "model.safetensors must hold translations"),
         (["model", "nowhere/at/all"], "must be a folder with a model, or the id of a model on the Hub"),
         (["baseline.txt", "alike.txt", "--num-beams", 2], "`num_beams` must be left out where no model translates"),
+        (
+            ["model", "alike.txt", "--references", "right"],
+            "`right` must be a list .* missing instead in row 1 of test",
+        ),
+        (["model", "alike.txt", "--ignore", "."], "`ignore` must leave something of the references"),
         (["model", "alike.txt", "--seed", 0], "`seed` must be at least 1"),
         (["model", "alike.txt", "--target", "text"], "must have the language or column 'text'"),
         (["model", "alike.txt", "-o", "none/a.json"], "`--output` must lie in an existing folder"),

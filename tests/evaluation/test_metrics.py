@@ -39,7 +39,7 @@ def test_exact_match_is_a_percentage_that_forgives_blanks_around_a_sentence():
 
 def test_without_bootstrap_there_are_no_intervals():
     scores = score_translations(PREDICTIONS, REFERENCES)
-    names = ["bleu", "bleu_signature", "chrf", "chrf_signature", "ter", "ter_signature", "exact_match", "count"]
+    names = [*METRICS, "bleu_signature", "chrf_signature", "ter_signature", "count"]
     assert sorted(scores) == sorted(names)
     assert scores["count"] == 4
 
@@ -102,14 +102,14 @@ def test_only_the_chosen_metrics_are_computed():
 
 def test_several_references_per_prediction_are_transposed_for_sacrebleu():
     references = [["The cat sat on the mat.", "A cat sat there."], ["The dog runs.", "A dog runs in a park."]]
-    scores = score_translations(PREDICTIONS[:2], references, several=True)
+    scores = score_translations(PREDICTIONS[:2], references)
     streams = [["The cat sat on the mat.", "The dog runs."], ["A cat sat there.", "A dog runs in a park."]]
     assert scores["bleu"] == BLEU().corpus_score(PREDICTIONS[:2], streams).score
     assert "nrefs:2" in scores["bleu_signature"]
 
 
 def test_the_number_of_references_may_differ_between_predictions():
-    scores = score_translations(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]], several=True)
+    scores = score_translations(["a b c d", "e f g h"], [["x", "a b c d"], ["e f g h"]])
     assert scores["bleu"] == pytest.approx(100)
     assert scores["exact_match"] == 100.0
 
@@ -117,12 +117,14 @@ def test_the_number_of_references_may_differ_between_predictions():
 @pytest.mark.parametrize(
     ("predictions", "references", "message"),
     [
-        (["a", "b", "c"], ["a", "b"], "3 predictions and 2 references"),
+        (["a", "b", "c"], ["a", "b"], "3 predictions and 2 references instead: pair 3 has no reference"),
+        (["a"], ["a", "b"], "1 predictions and 2 references instead: pair 2 has no prediction"),
+        (["a"], [[]], r"`references\[0\]` must be text or a list of texts, but is \[\] instead"),
         ([], [], "empty"),
         (
             ["a"],
-            [["a"]],
-            r"`references\[0\]` must be text, or with `several` .* holds \[\[\'a\'\]\]",
+            [[["a"]]],
+            r"`references\[0\]` must be text or a list of texts, but is \[\[\'a\'\]\] instead",
         ),
         (["a", "b"], ["a", None], r"`references\[1\]` must be text"),
         (["a", None], ["a", "b"], r"`predictions\[1\]` must be a string"),

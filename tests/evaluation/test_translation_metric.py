@@ -40,7 +40,7 @@ def test_references_may_be_nested_and_mixed(tmp_path):
     metric = TranslationMetric(cache_dir=str(tmp_path))
     metric.add_batch(predictions=PREDICTIONS[:1], references=nested[:1])
     metric.add_batch(predictions=PREDICTIONS[1:], references=[REFERENCES[1], nested[2]])
-    assert metric.compute() == whole(PREDICTIONS, nested, several=True)
+    assert metric.compute() == whole(PREDICTIONS, nested)
 
 
 def test_without_bleu_there_is_no_score_of_its_name(tmp_path):

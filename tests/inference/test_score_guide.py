@@ -13,6 +13,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli import main as cli
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation import comparison
+from heedful.evaluation.error_rates import ERROR_RATES
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "score_and_compare.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^heedful (\w+ .*)$", GUIDE, flags=re.MULTILINE)
@@ -36,24 +37,31 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
     for name, texts in lines.items():
         Path(f"{name}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     Path("pairs.tsv").write_text(f"source\ttarget\n{table}", encoding="utf-8")
+    (rows,) = re.findall(r'^\{"source": .*\}$', GUIDE, flags=re.MULTILINE)
+    Path("words.jsonl").write_text(f"{rows}\n", encoding="utf-8")
     return tmp_path
 
 
 def test_every_command_of_the_guide_runs(place, monkeypatch, capsys, pairs):
-    assert len(COMMANDS) >= 9
+    assert len(COMMANDS) >= 11
     printed = {}
     for command in COMMANDS:
         quick = ["--resamples", "40", "--trials", "40"] if command.startswith("compare ") else []
         monkeypatch.setattr(sys, "argv", ["heedful", *shlex.split(command), *quick])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        assert not ended.value.code, (command, told.err)
-        printed[command] = told.out
-    assert printed[COMMANDS[0]].splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
+        output = capsys.readouterr()
+        assert not ended.value.code, (command, output.err)
+        printed[command] = output.out
+    told = printed["score runs/quickstart/model pairs.tsv"]
+    assert told.splitlines()[0].split("\t") == ["log_probability", "per_token", "tokens"]
     scored = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["target"] for row in scored] == list(pairs.values())
     assert "dual_cross_entropy" in scored[0]
+    *_, accepted, ignoring = [out for command, out in printed.items() if " --references accepted" in command]
+    assert "nrefs:2" in accepted
+    assert "What matches [0-9] is taken out" in ignoring
+    assert "commonest confusions" in ignoring
     compared = json.loads(Path("comparison.json").read_text(encoding="utf-8"))
     assert list(compared["systems"]) == ["old.txt", "runs/other/model"]
     assert "± " in printed[COMMANDS[-1]]
@@ -73,5 +81,5 @@ def test_the_python_of_the_guide_runs(place, capsys, monkeypatch):
 
 
 def test_every_column_is_explained():
-    for name in ("log_probability", "per_token", "tokens", "token_scores", "dual_cross_entropy"):
+    for name in ("log_probability", "per_token", "tokens", "token_scores", "dual_cross_entropy", *ERROR_RATES):
         assert f"`{name}`" in GUIDE

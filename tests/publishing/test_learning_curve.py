@@ -60,6 +60,14 @@ def test_a_run_keeps_its_colour_where_another_has_logged_less(run, tmp_path):
     assert FIRST in text  # in the legend
 
 
+def test_error_rates_have_a_panel_of_their_own(tmp_path):
+    rates = {"update": 100, "seconds": 2.0, "validation/token_error_rate": 400.0, "validation/character_error_rate": 9}
+    text = drawn([run_of(tmp_path / "run", [*LINES, rates])], tmp_path / "a")
+    for name in (">error rate in %<", ">validation/character_error_rate<", ">validation/bleu<", ">loss<"):
+        assert text.count(name) == 1, name
+    assert ">400<" in text
+
+
 def test_metrics_are_found_by_their_names_or_the_last_part_of_them(run, tmp_path):
     text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
     assert [name for name in read_curves(run) if f">{name}<" in text] == [

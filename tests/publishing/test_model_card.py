@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.evaluation.metrics import score_translations
+from heedful.evaluation.metrics import METRICS, score_translations
 from heedful.publishing.hub import read_card
 from heedful.publishing.model_card import (
     RunFacts,
@@ -142,9 +142,23 @@ def test_scores_come_with_intervals_and_signatures():
     low, high = scores["bleu_interval"]
     assert f"| {scores['bleu']:.2f} [{low:.2f}, {high:.2f}] |" in card
     assert f"built-in test, BLEU: `{scores['bleu_signature']}`" in card
-    assert f"| news | 5 | – | {FACTS['scores']['news']['chrf']:.2f} | – | – |" in card
+    assert f"| news | 5 | – | {FACTS['scores']['news']['chrf']:.2f} | – | – | – | – |" in card
+    low, high = scores["token_error_rate_interval"]
+    assert f"| {scores['token_error_rate']:.2f} [{low:.2f}, {high:.2f}] |" in card
     assert "95 % intervals" in card
     assert "95 % intervals" not in render_model_card(changed(scores={"news": FACTS["scores"]["news"]}))
+
+
+def test_what_scores_ignored_stands_beside_them_for_readers_and_for_the_hub():
+    scores = {"plain": score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"))}
+    scores["short"] = score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"), ignore="[.?]")
+    card = render_model_card(changed(scores=scores))
+    told = "what matches `[.?]` was taken out of predictions and references before they were scored."
+    assert re.findall(f"^Of (.*), {re.escape(told)}$", card, re.MULTILINE) == ["short"]
+    found = {(each.dataset_name, each.metric_type): each.metric_args for each in ModelCard(card).data.eval_results}
+    assert found["plain", "exact_match"] is None
+    assert found["short", "exact_match"] == {"ignore": "[.?]"}
+    assert found["short", "bleu"] == {"signature": scores["short"]["bleu_signature"], "ignore": "[.?]"}
 
 
 def test_the_metadata_is_what_the_hub_reads():
@@ -154,11 +168,11 @@ def test_the_metadata_is_what_the_hub_reads():
     assert data.library_name == "transformers"
     assert data.pipeline_tag == "translation"
     assert data.datasets == ["someone/pairs"]
-    assert data.metrics == ["bleu", "chrf", "ter", "exact_match"]
+    assert data.metrics == list(METRICS)
     assert "heed" in data.tags
     results = {(result.dataset_name, result.metric_type): result for result in data.eval_results}
     scores = FACTS["scores"]["built-in test"]
-    assert len(results) == 5
+    assert len(results) == 7
     assert results["built-in test", "bleu"].metric_value == round(scores["bleu"], 2)
     assert results["built-in test", "bleu"].metric_args == {"signature": scores["bleu_signature"]}
     assert results["built-in test", "bleu"].dataset_type == "built-in-test"
@@ -240,7 +254,7 @@ def test_the_card_of_the_project_is_rendered_from_the_facts_of_its_run(quickstar
     assert not path.is_symlink()
     data = read_card(path).data
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
-    assert {result.metric_type for result in data.eval_results} == {"bleu", "chrf", "ter", "exact_match"}
+    assert {result.metric_type for result in data.eval_results} == set(METRICS)
 
 
 def test_the_facts_of_the_project_are_of_the_quickstarts_recipe(quickstart):
@@ -261,10 +275,12 @@ def test_the_readme_shows_the_scores_of_the_card(quickstart):
     scores = quickstart.scores["compositional"]
     lines = [f"{scores['count']} pairs"]
     for name, title, unit in (
-        ("bleu", "BLEU        ", ""),
-        ("chrf", "chrF        ", ""),
-        ("ter", "TER         ", ""),
-        ("exact_match", "exact match ", " %"),
+        ("bleu", "BLEU                 ", ""),
+        ("chrf", "chrF                 ", ""),
+        ("ter", "TER                  ", ""),
+        ("exact_match", "exact match          ", " %"),
+        ("token_error_rate", "token error rate     ", " %"),
+        ("character_error_rate", "character error rate ", " %"),
     ):
         low, high = scores[f"{name}_interval"]
         signature = scores.get(f"{name}_signature", "")

@@ -10,7 +10,7 @@ from heedful.data.micro_batches import split_update
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
 from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.loop.signals import TrainingInterrupted
-from heedful.training.loop.validation import validation_loss
+from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe
 
@@ -212,16 +212,17 @@ def test_patience_ends_the_run_after_so_many_validations_without_improvement(mak
     assert (progress.update, progress.best) == (8, [(2.0, 4)])
 
 
-def test_scores_are_better_when_higher(make_loop, monkeypatch):
-    changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": "chrf"}
+@pytest.mark.parametrize(("select", "best"), [("chrf", (30.0, 2)), ("token_error_rate", (10.0, 1))])
+def test_scores_are_better_when_higher_and_error_rates_when_lower(make_loop, monkeypatch, select, best):
+    changes = {"validation.every_updates": 1, "validation.sentences": 2, "validation.select": select}
     loop = make_loop({"optimization.max_updates": 3, **changes})
     values = iter([10.0, 30.0, 20.0])
-    scored = {"bleu": 1.0, "exact_match": 0.0}
+    scored = dict.fromkeys(METRICS, 1.0)
     monkeypatch.setattr(
-        "heedful.training.loop.validation.score_pairs", lambda *_, **__: {**scored, "chrf": next(values)}
+        "heedful.training.loop.validation.score_pairs", lambda *_, **__: {**scored, select: next(values)}
     )
     progress = loop.run()
-    assert progress.best == [(30.0, 2)]
+    assert progress.best == [best]
     assert loop.engine.model.training
 
 

@@ -283,6 +283,34 @@ def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_give
     assert len(corpora[0].validation) == 4
 
 
+@pytest.mark.parametrize("held_out", ["validation", "test"])
+def test_what_scores_could_not_use_is_told_before_training(tmp_path, held_out):
+    rows = {"good": {"right": ["four", "4"]}, "bad": {"right": []}, "digits": {"right": ["4"]}}
+    for name, row in rows.items():
+        line = json.dumps({"ko": "넷", "en": row["right"][-1] if row["right"] else "4", **row})
+        (tmp_path / f"{name}.jsonl").write_text(line, encoding="utf-8")
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in rows}
+    changes = {"data.train": lines(tmp_path / "train.tsv", [("하나", "one")] * 3), "tokenizer.vocab_size": 260}
+    changes |= {"data.references": "right", "decoding.ignore": "[0-9]"}
+    for name, message in (
+        ("good", None),
+        ("bad", r"`right` must be a list of one text or more, but is \[\] instead in row 1 of .*bad.jsonl"),
+        ("digits", r"`decoding.ignore` must leave something of the references, but '\[0-9\]' takes out all"),
+    ):
+        given = {"data.validation": files["good"], "data.test": {"t": files["good"]}}
+        given |= {"data.validation": files[name]} if held_out == "validation" else {"data.test": {"t": files[name]}}
+        recipe = tiny_recipe(tmp_path / name, {**changes, **given})
+        if message is None:
+            corpus = prepare_corpus(recipe, tmp_path / name)
+            assert corpus.validation_pairs == [{"source": "넷", "target": "4", "references": ["4", "four"]}]
+            continue
+        with pytest.raises(ValueError, match=message):
+            prepare_corpus(recipe, tmp_path / name)
+        if name == "bad":
+            with pytest.raises(ValueError, match=message):
+                diagnose(recipe)
+
+
 def test_one_pair_cannot_be_split(tmp_path):
     changes = {"data.train": lines(tmp_path / "a.tsv", [("하나", "one")]), "data.validation": None}
     with pytest.raises(

@@ -74,7 +74,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key
         ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant"),
         ("optimization.mixed_precision", True, "one of no, bf16, fp16"),
         ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, word"),
-        ("validation.select", "ter", "one of loss, bleu, chrf, exact_match"),
+        ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("logging.trackers", "tensorboard", "a list"),
         ("model.options", ["dropout"], "a mapping"),
@@ -228,6 +228,15 @@ def test_the_ends_of_a_range_are_in_it(key, value):
             r"`decoding.length_penalty_form` must be power where `decoding.num_beams` is 1.*but is gnmt instead",
         ),
         ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
+        (
+            {"data.validation": None, "data.references": "right"},
+            r"`data.validation` must be given where `data.references` is, but is empty instead",
+        ),
+        (
+            {"decoding.ignore": "(a"},
+            r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)",
+        ),
+        ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
         ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
         (
             {"model.start_from": "m"},
@@ -416,9 +425,7 @@ def test_only_a_file_without_optimization_is_completed(tmp_path):
 
 
 def test_a_stream_needs_validation_pairs_of_its_own():
-    with pytest.raises(
-        ValueError, match=r"`data.validation` must be given where `data.streaming` is true, but is empty"
-    ):
+    with pytest.raises(ValueError, match=r"`data.validation` must be given where `data.streaming` is, but is empty"):
         make_recipe(tiny_tree("x", {"data.streaming": True, "data.validation": None}))
 
 

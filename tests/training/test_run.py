@@ -6,6 +6,7 @@ import yaml
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
 from heedful.publishing.run_card import write_run_card
@@ -106,6 +107,22 @@ def test_metrics_are_those_of_the_published_model(finished):
         total += translator.model(input_ids=ids, labels=labels).loss.item() * labels.numel()
         tokens += labels.numel()
     assert written["validation"]["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_validation_and_tests_score_against_all_that_is_right_and_ignore_what_the_recipe_says(tmp_path):
+    pairs = list(korean_english_pairs("test", 6))
+    rows = [{**pair, "right": [f"{number}", pair["en"]]} for number, pair in enumerate(pairs)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = str(tmp_path / "pairs.jsonl")
+    changes = {"data.validation": file, "data.test": {"held out": file}, "data.references": "right"}
+    changes |= {"decoding.ignore": r"\D", "validation.every_updates": 3, "validation.sentences": 6}
+    result = train(tiny_recipe(tmp_path / "run", {**changes, "validation.select": "character_error_rate"}))
+    scores = json.loads((result.folder / "metrics.json").read_text())["held out"]
+    # Without all but digits nothing is left of the targets, so whatever has no digit equals them.
+    assert (scores["exact_match"], scores["token_error_rate"], scores["ignore"]) == (100, 0, r"\D")
+    assert "nrefs:2" in scores["bleu_signature"]
+    assert logged(result.recipe.folder, "validation/exact_match") == [100, 100]
+    assert logged(result.recipe.folder, "validation/character_error_rate") == [0, 0]
 
 
 def test_the_log_has_training_and_validation(finished):

@@ -1,1 +1,1 @@
-"""Scores of translations against references, with signatures, intervals and tests: BLEU, chrF, TER, exact match, error rates."""
+"""Scores of predictions against references, with signatures, intervals and tests: from BLEU to error rates."""

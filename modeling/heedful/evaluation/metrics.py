@@ -151,11 +151,12 @@ def without_ignored(ignore: str | None, texts: Sequence[str]) -> list[str]:
     return list(texts) if ignore is None else [" ".join(re.sub(ignore, "", text).split()) for text in texts]
 
 
-def references_left(ignore: str | None, references: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Take what is ignored out of all references; a `ValueError` tells if nothing is left of any."""
+def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:
+    """Take what is ignored out of all references; a `ValueError`, as `check_scoring`'s, tells if nothing is left."""
     left = [without_ignored(ignore, texts) for texts in references]
     if ignore is not None and any(map(any, references)) and not any(map(any, left)):
-        raise ValueError(f"`ignore` must leave something of the references, but {ignore!r} takes out all of them.")
+        must = "must leave something of the references"
+        raise ValueError(f"`{section}ignore` {must}, but {ignore!r} takes out all of them.")
     return left
 
 

@@ -168,12 +168,18 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
             metric_type=metric,
             metric_name=METRIC_NAMES[metric],
             metric_value=round(float(scores[metric]), 2),
-            metric_args={"signature": scores[f"{metric}_signature"]} if f"{metric}_signature" in scores else None,
+            metric_args=_arguments(scores, metric),
         )
         for test_set, scores in facts.scores.items()
         for metric in METRIC_NAMES
         if metric in scores
     ]
+
+
+def _arguments(scores: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+    """Return how a metric was computed, as far as its value does not say so."""
+    told = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
+    return {name: value for name, value in told.items() if value is not None} or None
 
 
 def metadata_of_card(

@@ -122,7 +122,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     validation = list(read(where.validation, split="validation")) if where.validation else []
     tests = [read(location, split=name) for name, location in where.test.items()]
     for held_out_pairs in (validation, *tests):
-        references_left(recipe.decoding.ignore, references_of(held_out_pairs))
+        references_left(recipe.decoding.ignore, references_of(held_out_pairs), "decoding.")
     pairs: Any = mixture.read_parts(data.parts, data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
     if where.validation is None:

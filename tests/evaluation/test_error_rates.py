@@ -1,0 +1,233 @@
+"""Error rates against a plain count of edits, several references, what scores ignore, and the commonest confusions."""
+
+import json
+import math
+from unicodedata import normalize
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heedful import Translator
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.evaluation.error_rates import ERROR_RATES, commonest_confusions, confusions_table
+from heedful.evaluation.metrics import score_translations
+from heedful.evaluation.translation_metric import TranslationMetric
+from memorised import PAIRS, memorised_model
+
+
+def plain_distance(one: list[str], other: list[str]) -> int:
+    """Count the fewest edits between two sequences, as the textbook does."""
+    row = list(range(len(other) + 1))
+    for i, unit in enumerate(one, start=1):
+        before, row = row, [i]
+        for j, wanted in enumerate(other, start=1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (unit != wanted)))
+    return row[-1]
+
+
+def plain_rate(predictions, references, cut) -> float:
+    """Divide the edits to the nearest references by the lengths of these, in percent."""
+    edits = length = 0
+    for prediction, texts in zip(predictions, references, strict=True):
+        counts = [(plain_distance(cut(prediction), cut(text)), len(cut(text))) for text in texts]
+        shares = [(count / size if size else math.inf if count else 0, size, count) for count, size in counts]
+        _, size, count = min(shares)
+        edits, length = edits + count, length + size
+    return 100 * edits / length if length else 100.0 * (edits > 0)
+
+
+def rates(predictions, references, **settings) -> tuple[float, float]:
+    scores = score_translations(predictions, references, metrics=ERROR_RATES, **settings)
+    return scores["token_error_rate"], scores["character_error_rate"]
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "c"]), max_size=6).map(" ".join)
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=1, max_size=3)), min_size=1, max_size=5))
+def test_rates_are_those_of_a_plain_count_of_edits_to_the_nearest_reference(pairs):
+    predictions, references = map(list, zip(*pairs, strict=True))
+    plain = [plain_rate(predictions, references, cut) for cut in (str.split, list)]
+    assert rates(predictions, references) == pytest.approx(tuple(plain))
+
+
+def test_of_several_references_the_one_with_the_fewest_edits_for_its_length_counts():
+    # One edit of two tokens, two of five, one of two again: the second is the nearest.
+    assert rates(["a b c d x"], [["a x x", "a b c x x x", "y"]])[0] == pytest.approx(100 * 2 / 6)
+    # One edit of two and two edits of four are equally near: the shorter counts, and weighs less beside another pair.
+    assert (
+        rates(["a b", "z z"], [["a c", "a b c c"], ["z z"]])[0]
+        == rates(["a b", "z z"], [["a b c c", "a c"], "z z"])[0]
+    )
+    assert rates(["a b", "z z"], [["a b c c", "a c"], ["z z"]])[0] == 25
+
+
+def test_a_rate_may_be_above_100_and_one_of_nothing_is_0_or_100():
+    assert rates(["a b c d"], ["x"])[0] == 400
+    assert rates(["", " "], ["", ""]) == (0, 0)
+    assert rates(["a", ""], ["", ""]) == (100, 100)
+    assert rates(["a"], [["", "b"]])[0] == 100
+    assert rates([""], [["b", ""]]) == (0, 0)
+
+
+def test_a_character_is_what_a_reader_takes_for_one():
+    family, letters = "👩‍👩‍👧", normalize("NFD", "한글")
+    for right, wrong in ((f"{family}a", "xa"), ("e\u0301a", "xa"), (letters, f"x{letters[3:]}")):
+        assert rates([wrong], [right])[1] == 50
+    assert rates(["abc"], ["a bc"])[1] == 25  # a space is one, but around a text it is none
+    assert rates([" a bc "], ["a bc"]) == (0, 0)
+
+
+def test_case_counts_unless_it_is_ignored():
+    assert rates(["Aa B"], ["aA b"]) == (100, 75)
+    assert rates(["Aa B"], ["aA b"], lowercase=True) == (0, 0)
+
+
+def test_an_interval_has_the_draws_of_sacrebleus_scores(monkeypatch):
+    # Of substitutions alone, TER counts what the token error rate counts.
+    references = [f"a b c d{number}" for number in range(30)]
+    predictions = [text.replace("b", "x") if number % 3 else text for number, text in enumerate(references)]
+    intervals = []
+    for seed in ("12345", "7"):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        scores = score_translations(predictions, references, metrics=("ter", *ERROR_RATES), bootstrap=100)
+        assert scores["token_error_rate"] == pytest.approx(scores["ter"])
+        assert scores["token_error_rate_interval"] == pytest.approx(scores["ter_interval"], abs=1e-5)
+        low, high = scores["character_error_rate_interval"]
+        assert low < scores["character_error_rate"] < high
+        intervals.append(scores["token_error_rate_interval"])
+    assert intervals[0] != intervals[1]
+
+
+def test_what_is_ignored_is_taken_out_of_predictions_and_references_before_any_score():
+    predictions, references = ["T V EH1 D T", "(a) b c"], [["T V EH0 D T", "T"], ["b c"]]
+    ignored = score_translations(predictions, references, ignore=r"[0-9]|\(.\)", bootstrap=40)
+    plain = score_translations(["T V EH D T", "b c"], [["T V EH D T", "T"], ["b c"]], bootstrap=40)
+    assert ignored == plain | {"ignore": r"[0-9]|\(.\)"}
+    assert (ignored["exact_match"], ignored["token_error_rate"]) == (100, 0)
+    assert score_translations(predictions, references)["exact_match"] == 0
+    # Taken out once: what is left together is a match no more.
+    assert rates(["b"], ["aabb b"], ignore="ab")[0] == 50
+
+
+def test_an_expression_that_is_none_or_leaves_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"`ignore` must be a regular expression, but is '\[0-' instead: "):
+        score_translations(["a"], ["a"], ignore="[0-")
+    with pytest.raises(ValueError, match=r"`ignore` must leave something of the references, but '\.' takes out all"):
+        score_translations(["a", "b"], ["a", ["b", "c"]], ignore=".")
+    assert score_translations(["a", "b"], ["a", "b"], ignore="a")["exact_match"] == 100
+
+
+def test_the_metric_of_the_evaluate_library_has_them_too(tmp_path):
+    metric = TranslationMetric(cache_dir=str(tmp_path))
+    scores = metric.compute(predictions=["a 1", "b"], references=[["x", "a 2"], "b"], ignore="[0-9]")
+    assert scores["token_error_rate"] == 0
+    assert scores["ignore"] == "[0-9]"
+
+
+SOURCES = ["eins", "zwei", "drei"]
+
+
+def test_confusions_are_counted_with_the_first_pair_that_has_them():
+    predictions, references = ["A B D", "X B", "A C"], [["A C D"], ["A B C"], ["A B", "Z Z"]]
+    found = commonest_confusions(predictions, references, SOURCES, 9, lowercase=False)
+    edits = [(each["edit"], each["reference"], each["prediction"], each["count"]) for each in found]
+    assert edits == [
+        ("substitution", "C", "B", 1),
+        ("substitution", "A", "X", 1),
+        ("deletion", "C", None, 1),
+        ("substitution", "B", "C", 1),
+    ]
+    assert found[1]["example"] == {"number": 2, "source": "zwei", "reference": "A B C", "prediction": "X B"}
+    assert len(commonest_confusions(predictions, references, SOURCES, 2, lowercase=False)) == 2
+
+
+def test_the_commonest_confusion_stands_first_and_is_shown_with_its_source():
+    predictions, references = ["a y", "b Y", "z b"], [["a x"], ["b X"], ["b"]]
+    found = commonest_confusions(predictions, references, SOURCES, 9, lowercase=True)
+    assert [(each["edit"], each["count"]) for each in found] == [("substitution", 2), ("insertion", 1)]
+    assert confusions_table(found).splitlines()[1:] == [
+        "       2  x → y                 1: eins | a x | a y",
+        "       1  – → z                 3: drei | b | z b",
+    ]
+    assert "none" in confusions_table(commonest_confusions(["a"], [["a"]], ["x"], 9, lowercase=False))
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=1, max_size=3)), min_size=1, max_size=5))
+def test_confusions_are_all_the_edits_that_the_rate_counts(pairs):
+    predictions, references = map(list, zip(*pairs, strict=True))
+    found = commonest_confusions(predictions, references, predictions, 1000, lowercase=False)
+    edits = sum(each["count"] for each in found)
+    assert (edits > 0) == (rates(predictions, references)[0] > 0)
+    counts = [each["count"] for each in found]
+    assert counts == sorted(counts, reverse=True)
+    alone = [rates([prediction], [texts])[0] for prediction, texts in pairs if all(texts)]
+    assert edits >= sum(rate > 0 for rate in alone)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory):
+    """A folder with a model that knows the pairs by heart, and the pairs with other targets, these among the rest."""
+    folder = tmp_path_factory.mktemp("knowing")
+    tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=264)
+    memorised_model(tokenizers, PAIRS).save_pretrained(folder / "model")
+    tokenizers.save_pretrained(folder / "model")
+    rows = [
+        {"translation": {"ko": source, "en": target.replace("The", "A")}, "right": ["Else.", target]}
+        for source, target in PAIRS.items()
+    ]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "pairs.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def evaluate(knowing, heedful_command, monkeypatch):
+    """Run `heedful evaluate` on these pairs; return its exit code, output and errors."""
+    monkeypatch.chdir(knowing)
+    settings = ["--data", "pairs.jsonl", "--source", "ko", "--target", "en", "--bootstrap", "40"]
+    return lambda *arguments: heedful_command("evaluate", "model", *settings, *arguments)
+
+
+def test_the_command_scores_against_all_targets_that_are_right(evaluate):
+    alone, all_of_them = (json.loads(evaluate("--json", *more)[1]) for more in ([], ["--references", "right"]))
+    assert alone["token_error_rate"] == pytest.approx(100 * 2 / 20)
+    assert alone["exact_match"] < all_of_them["exact_match"] == 100
+    assert all_of_them["token_error_rate"] == all_of_them["character_error_rate"] == 0
+    assert all_of_them["bleu"] == pytest.approx(100)
+    assert "nrefs:1|" in alone["bleu_signature"]
+    assert "nrefs:var" in all_of_them["bleu_signature"]
+
+
+def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate):
+    code, output, errors = evaluate("--ignore", "[.]", "--confusions", 1)
+    assert code == 0, errors
+    lines = output.splitlines()
+    assert lines[1] == "What matches [.] is taken out of predictions and references before they are scored."
+    assert [line.split("  ")[0] for line in lines[2:-2]] == [
+        *("BLEU", "chrF", "TER", "exact match", "token error rate", "character error rate"),
+    ]
+    assert lines[-1].split("  ")[-1].strip() == "1: 고양이가 잔다. | A cat sleeps | The cat sleeps"
+    found = json.loads(evaluate("--ignore", "[.]", "--confusions", 1, "--json")[1])
+    assert found["ignore"] == "[.]"
+    assert [(each["reference"], each["prediction"], each["count"]) for each in found["confusions"]] == [
+        ("A", "The", 2)
+    ]
+
+
+def test_what_the_command_cannot_end_with_is_told_before_a_model_is_loaded(evaluate, monkeypatch):
+    monkeypatch.setattr(Translator, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
+    for arguments, message in (
+        (["--ignore", "("], "`ignore` must be a regular expression, but is '('"),
+        (["--ignore", "."], "`ignore` must leave something of the references"),
+        (["--references", "wrong"], "`wrong` must be a list of one text or more, but is missing instead in row 1 of"),
+        (["--confusions", -1], "`confusions` must be at least 0"),
+    ):
+        code, output, told = evaluate(*arguments)
+        assert (code, output) == (2, ""), arguments
+        assert message in told
+        assert "Traceback" not in told

@@ -199,7 +199,7 @@ class OutputLayer(nn.Module):
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         skips_logits = labels is not None and self._may_skip_logits(skip_logits)
         if labels is not None and skips_logits:
-            kwargs |= self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
+            kwargs |= self._shortcuts((labels, attention_mask, decoder_attention_mask), kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -236,14 +236,11 @@ class OutputLayer(nn.Module):
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
-    def _shortcuts(
-        self,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        decoder_attention_mask: torch.Tensor | None,
-        asked: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
+    def _shortcuts(self, masks: tuple[Any, ...], asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments for `model` by which a step takes less where its loss alone is looked at.
+
+        The masks are the labels, that of the source and that of the target; `asked` is what else a call was given.
+        """
         return {}
 
     def loss(

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .configuration_heed import HeedConfig
+from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 
 
 def neighbourhood_mask(radius: int | None) -> Callable | None:
@@ -54,6 +54,7 @@ def self_attention_mask(
         and cache is None
         and is_plain_kernel
         and not records
+        and config.position_encoding not in RELATIVE_ENCODINGS  # which tell of all keys
         and (attention_mask is None or attention_mask.dim() == 2)
         and not torch.compiler.is_exporting()  # an exported program must not depend on the length
         and pays_in_windows(embeddings.shape[1], radius)

@@ -244,6 +244,8 @@ def own_kernel():
 
 REFUSED = [
     *(({"attention_scoring": "additive"}, name, "additive") for name in ("sdpa", "flex_attention", *OTHER)),
+    *(({"position_encoding": "shaw"}, name, "is shaw") for name in ("sdpa", "flex_attention", *OTHER)),
+    *(({"position_encoding": "t5"}, name, "is t5") for name in OTHER),
     *(({"decoder_neighbourhood": 2}, name, "a neighbourhood") for name in OTHER),
     *(({"d_k": 6}, name, "`d_k` differs from `d_v`") for name in OTHER),
     *(({}, name, "one of eager, .*sdpa") for name in ("paged|sdpa", "paged|eager", "nonsense")),

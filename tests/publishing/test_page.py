@@ -196,6 +196,7 @@ def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkey
         "decoder_neighbourhood": {"decoder_neighbourhood": 2},
         "encoder_key_value_heads": {"encoder_key_value_heads": 2},
         "d_v": {"d_k": 4},
+        "share_layers": {"share_layers": True},
     }
     for name, changes in cases.items():
         for each in (tiny_model(**sizes, **changes), tokenizers):

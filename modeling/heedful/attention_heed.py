@@ -136,10 +136,9 @@ class HeedAttention(nn.Module):
         else:
             query = self.split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
             key, value = self.project_source(key_value_states, past_key_values, source_tokens, layer_idx)
-        told: dict[str, Any] = {}
         if relative is not None:
             name = "position_bias" if self.relative_keys is None else "distances"
-            told[name] = relative.expand(len(query), *relative.shape[1:])
+            attend = functools.partial(attend, **{name: relative.expand(len(query), *relative.shape[1:])})
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0
@@ -150,7 +149,7 @@ class HeedAttention(nn.Module):
             sharing = query.shape[0] // key.shape[0]
             query = query.unflatten(0, (-1, sharing)).transpose(1, 2).flatten(2, 3)  # (sources, H, sharing · Q, d_k)
         output, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **told, **kwargs
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )  # (sources, sharing · Q, H, d_v)
         if sharing > 1 and weights is not None:
             weights = weights.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, Q, K)

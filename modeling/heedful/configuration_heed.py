@@ -53,9 +53,8 @@ class HeedConfig(HeedBaseConfig):
         encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
             positions away (restricted self-attention, section 4); `None` reaches everything.
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
-            `max_position_embeddings`), `rotary` (Su et al., 2021; relative positions), `shaw` (Shaw et al., 2018:
-            vectors of distances beside keys and values; under the `eager` kernel only), `t5` (Raffel et al., 2020: a
-            bias for each head and bucket of distances, which the layers of a stack share), or `none`.
+            `max_position_embeddings`), or `none`. Relative positions, to any length, are `rotary` (Su et al., 2021),
+            `shaw` (Shaw et al., 2018; under the `eager` kernel only) and `t5` (Raffel et al., 2020).
         relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` farther tokens count as so far away;
             `None` is 16 and 128, as in the papers.
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
@@ -67,8 +66,7 @@ class HeedConfig(HeedBaseConfig):
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
-        embedding_norm (`bool`): Adds a norm after embeddings plus positions, before their dropout, in both stacks, as
-            BART has it.
+        embedding_norm (`bool`): Adds a norm after embeddings plus positions in both stacks, as BART has it.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
@@ -159,29 +157,26 @@ class HeedConfig(HeedBaseConfig):
 
     def _check_sizes(self) -> None:
         """Check each number against its range."""
-        self._check_at_least_one(
-            "vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings"
-        )
+        sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
+        of_stacks = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in sizes]
+        self._check_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", *of_stacks)
+        self._check_at_least_one("max_position_embeddings")
         if self.depth_scaled_init and self.share_layers:
             raise ValueError("`depth_scaled_init` must be False where `share_layers` is True, but is True instead.")
-        for stack in ("encoder", "decoder"):
-            sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
-            self._check_at_least_one(*(f"{stack}_{size}" for size in sizes))
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
         self._check_shares("encoder_layerdrop", "decoder_layerdrop")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
         self._check_positions()
-        if self.activation_function not in GATED_ACTIVATIONS:
-            from transformers.activations import ACT2FN
+        from transformers.activations import ACT2FN
 
-            if self.activation_function not in ACT2FN:
-                nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
-                hint = f" (near it: {', '.join(nearest)})" if nearest else ""
-                raise ValueError(
-                    "`activation_function` must be a transformers activation or one of "
-                    f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
-                )
+        if self.activation_function not in [*GATED_ACTIVATIONS, *ACT2FN]:
+            nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
+            hint = f" (near it: {', '.join(nearest)})" if nearest else ""
+            raise ValueError(
+                "`activation_function` must be a transformers activation or one of "
+                f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
+            )
 
     def _check_positions(self) -> None:
         """Check what belongs to the kinds of positions."""

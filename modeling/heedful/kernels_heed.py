@@ -64,6 +64,10 @@ class KernelChoice(PreTrainedModel):
     """A model whose attention function can be chosen by name, if it computes what the config says."""
 
     config: HeedConfig
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
 
     def __init__(self, config: HeedConfig):
         # Read by transformers before it picks an attention function for a model that was given none.

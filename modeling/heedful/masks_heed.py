@@ -12,6 +12,25 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 
 
+def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
+    """Raise a `ValueError` if a mask is not as wide as all tokens are long, past ones too, or they are too many.
+
+    The length is a tensor with a static cache, and is then looked at on the CPU alone: elsewhere that would take time.
+    """
+    if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
+        return
+    length = int(length)
+    if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != length:
+        raise ValueError(
+            f"The attention mask must cover {length} tokens, but it covers {attention_mask.shape[1]} instead."
+        )
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
+            f"but it has {length} instead."
+        )
+
+
 def neighbourhood_mask(radius: int | None) -> Callable | None:
     """Return the mask function of restricted self-attention (section 4): at most `radius` positions away."""
     if radius is None:

@@ -31,7 +31,7 @@ from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
-from .masks_heed import self_attention_mask, source_mask
+from .masks_heed import check_length, self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
 from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
@@ -182,10 +182,6 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
     }
     supports_gradient_checkpointing = True
     _no_split_modules = ["HeedEncoderLayer", "HeedDecoderLayer"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
 
     @torch.no_grad()
@@ -267,27 +263,6 @@ class HeedStack(HeedPreTrainedModel):
         p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
         return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
 
-    def _check_lengths(
-        self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None
-    ) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if isinstance(past_length, torch.Tensor):  # a static cache
-            if past_length.device.type != "cpu":
-                return
-            past_length = int(past_length)
-        total = past_length + length
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != total:
-            raise ValueError(
-                f"The attention mask must cover {total} tokens, but it covers {attention_mask.shape[1]} instead."
-            )
-        limit = self.longest_sequence
-        if limit is not None and total > limit:
-            raise ValueError(
-                f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
-                f"but it has {total} instead."
-            )
-
 
 class HeedEncoder(HeedStack):
     """A stack of N layers that read the whole source at once (section 3.1)."""
@@ -342,7 +317,7 @@ class HeedEncoder(HeedStack):
             if states is not None:
                 return BaseModelOutput(last_hidden_state=states)
         embeddings = self.embed(input_ids, inputs_embeds)
-        self._check_lengths(embeddings.shape[1], 0, attention_mask)
+        check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device)
         relative = self.relative_positions(positions, attention_mask)
@@ -420,7 +395,7 @@ class HeedDecoder(HeedStack):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_lengths(embeddings.shape[1], past_length, attention_mask)
+        check_length(past_length + embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         kernel = settings._attn_implementation  # once: to read a config takes microseconds
         if kernel == "flex_attention" and past_key_values is not None and past_key_values.is_compileable:

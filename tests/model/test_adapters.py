@@ -332,7 +332,7 @@ def test_an_adapted_model_generates_what_the_merged_one_does(settings):
 
 @pytest.mark.parametrize(
     ("variant", "name"),
-    each_once(["default", "rotary", "learned", "shaw", "t5", "separate_vocabularies"], PROMPTS, ["default"]),
+    each_once(["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"], PROMPTS, ["default"]),
 )
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
     model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()

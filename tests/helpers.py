@@ -26,7 +26,7 @@ VARIANTS = {
     "rotary": {"position_encoding": "rotary"},
     "learned": {"position_encoding": "learned"},
     "no_positions": {"position_encoding": "none"},
-    "shaw": {"position_encoding": "shaw", "relative_attention_max_distance": 2, "d_v": 10},
+    "shaw": {"position_encoding": "shaw", "relative_attention_max_distance": 2},
     "t5": {"position_encoding": "t5", "relative_attention_max_distance": 17, "decoder_key_value_heads": 2},
     "dot": {"attention_scoring": "dot", "sinusoid_layout": "concatenated"},
     "additive": {"attention_scoring": "additive", "attention_bias": True},

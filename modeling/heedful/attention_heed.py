@@ -138,7 +138,7 @@ class HeedAttention(nn.Module):
             key, value = self.project_source(key_value_states, past_key_values, source_tokens, layer_idx)
         if relative is not None:
             name = "position_bias" if self.relative_keys is None else "distances"
-            attend = functools.partial(attend, **{name: relative.expand(len(query), *relative.shape[1:])})
+            attend = functools.partial(attend, **{name: relative.expand(query.shape[0], *relative.shape[1:])})
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0

@@ -83,7 +83,7 @@ class RelativeBias(nn.Module):
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
         """Return the bias of `(batch, Q, K)` distances: `(B, H, Q, K)`."""
-        return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2)
+        return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
 class RelativePositions(nn.Module):

@@ -58,7 +58,7 @@ INEXPRESSIBLE = {
     "decoder_key_value_heads": {"decoder_key_value_heads": 1},
     "d_k": {"d_k": 4},
     "d_v": {"d_v": 12},
-    "position_encoding": {"position_encoding": "rotary"},
+    "position_encoding": {"position_encoding": "t5", "relative_attention_max_distance": 20},
     "position_offset": {"position_offset": 2},
     "embedding_norm": {"embedding_norm": True},
     "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},

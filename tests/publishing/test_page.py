@@ -189,7 +189,7 @@ def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkey
     sizes = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids()}
     cases = {
         "attention_scoring": {"attention_scoring": "dot"},
-        "position_encoding": {"position_encoding": "rotary"},
+        "position_encoding": {"position_encoding": "shaw"},
         "norm_type": {"norm_type": "rmsnorm"},
         "activation_function": {"activation_function": "swiglu"},
         "encoder_neighbourhood": {"encoder_neighbourhood": 2},

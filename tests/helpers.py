@@ -27,7 +27,7 @@ VARIANTS = {
     "learned": {"position_encoding": "learned"},
     "no_positions": {"position_encoding": "none"},
     "shaw": {"position_encoding": "shaw", "relative_attention_max_distance": 2},
-    "t5": {"position_encoding": "t5", "relative_attention_max_distance": 17, "decoder_key_value_heads": 2},
+    "t5": {"position_encoding": "t5", "relative_attention_max_distance": 17},
     "dot": {"attention_scoring": "dot", "sinusoid_layout": "concatenated"},
     "additive": {"attention_scoring": "additive", "attention_bias": True},
     "neighbourhoods": {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3},

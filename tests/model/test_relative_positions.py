@@ -135,7 +135,7 @@ def test_an_encoding_depends_on_distances_alone(encoding):
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_sequences_longer_than_any_distance_are_decoded_with_a_cache_as_without(encoding):
-    model = tiny_model(position_encoding=encoding)
+    model = tiny_model(position_encoding=encoding, decoder_key_value_heads=2)
     source, target = torch.randint(14, 71, (1, 200)), torch.randint(14, 71, (1, 150))
     whole = model(source, decoder_input_ids=target).logits
     encoded, cache, logits = model.model.encoder(source), None, []

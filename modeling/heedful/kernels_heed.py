@@ -29,19 +29,18 @@ def needs_own_kernel(config: HeedConfig) -> str | None:
 def check_kernel(config: HeedConfig, name: str | None) -> None:
     """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
     # First what every step of decoding asks: to read a config takes microseconds.
-    own = needs_own_kernel(config)
-    if name in (None, "eager") or (name in GENERAL_KERNELS and own is None):
+    if name in (None, "eager"):
         return
-    choices: tuple[str, ...] = GENERAL_KERNELS
-    reason = None
-    if own is not None:
-        choices, reason = ("eager",), own
-    elif config.position_encoding == "t5":
-        reason = "`position_encoding` is t5"
-    elif config.encoder_neighbourhood or config.decoder_neighbourhood:
-        reason = "self-attention is restricted to a neighbourhood"
-    elif has_uneven_heads(config):
-        reason = "`d_k` differs from `d_v`"
+    choices: tuple[str, ...] = ("eager",)
+    reason = needs_own_kernel(config)
+    if reason is None and name not in GENERAL_KERNELS:
+        choices = GENERAL_KERNELS
+        if config.position_encoding == "t5":
+            reason = "`position_encoding` is t5"
+        elif config.encoder_neighbourhood or config.decoder_neighbourhood:
+            reason = "self-attention is restricted to a neighbourhood"
+        elif has_uneven_heads(config):
+            reason = "`d_k` differs from `d_v`"
     if reason is not None:
         raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
 

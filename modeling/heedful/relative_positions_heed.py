@@ -86,6 +86,10 @@ class RelativeBias(nn.Module):
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
+# The modules that have parameters.
+RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
+
+
 class RelativePositions(nn.Module):
     """What self-attention in all layers of a stack is told where positions are relative, and nothing elsewhere."""
 

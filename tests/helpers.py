@@ -26,6 +26,8 @@ VARIANTS = {
     "rotary": {"position_encoding": "rotary"},
     "learned": {"position_encoding": "learned"},
     "no_positions": {"position_encoding": "none"},
+    "shaw": {"position_encoding": "shaw", "relative_attention_max_distance": 2},
+    "t5": {"position_encoding": "t5", "relative_attention_max_distance": 17},
     "dot": {"attention_scoring": "dot", "sinusoid_layout": "concatenated"},
     "additive": {"attention_scoring": "additive", "attention_bias": True},
     "neighbourhoods": {"encoder_neighbourhood": 2, "decoder_neighbourhood": 3},
@@ -33,6 +35,7 @@ VARIANTS = {
     "separate_vocabularies": {"decoder_vocab_size": 71, "share_encoder_decoder_embeddings": False},
     "bart": {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True},
     "m2m100": {"sinusoid_layout": "tensor2tensor", "position_offset": 2, "norm_placement": "pre"},
+    "shared_layers": {"share_layers": True, "decoder_layers": 3, "norm_placement": "pre"},
     "unequal_stacks": {"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 48},
 }
 SHARINGS = {
@@ -45,7 +48,7 @@ SHARINGS = {
     "separate_vocabularies_untied": {"decoder_vocab_size": 71, "tie_word_embeddings": False},
 }
 # The options that decide which positions and masks there are: what depends on these alone need not try all variants.
-POSITIONS = ("default", "rotary", "learned", "neighbourhoods")
+POSITIONS = ("default", "rotary", "learned", "shaw", "t5", "neighbourhoods")
 
 CELLS = ("rnn", "lstm", "gru")
 ATTENTIONS = ("dot", "scaled_dot", "general", "additive")

@@ -19,6 +19,7 @@ ORDER = [
     "checksums",
     "configuration",
     "positions",
+    "relative",
     "fast",
     "generation",
     "loss",

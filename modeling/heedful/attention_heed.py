@@ -22,6 +22,7 @@ from .fast_paths_heed import PackedTokens, Packing, project, project_together
 from .kernels_heed import check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .positions_heed import RotaryPositions
+from .relative_positions_heed import RelativeKeys, RelativeValues
 
 # Equation 1, and the additive score
 
@@ -38,7 +39,8 @@ def eager_attention(
 
     It is called as every attention function of transformers is: with `(batch, heads, length, width)` queries, keys and
     values (of fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout`
-    and `scaling`. It returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
+    and `scaling`, with relative positions also the `position_bias` or `distances` of `relative_positions_heed.py`. It
+    returns the output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)
@@ -46,12 +48,20 @@ def eager_attention(
     if module.additive_score is not None:
         scores = module.additive_score(query, key)
     else:
-        scores = torch.matmul(query * kwargs["scaling"], key.transpose(2, 3))
+        query = query * kwargs["scaling"]
+        scores = torch.matmul(query, key.transpose(2, 3))
+    if module.relative_keys is not None:
+        scores = scores + module.relative_keys(query, kwargs["distances"])
+    if kwargs.get("position_bias") is not None:
+        scores = scores + kwargs["position_bias"]
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = F.softmax(scores, dim=-1)
     dropped = F.dropout(weights, p=kwargs["dropout"], training=module.training)
-    return torch.matmul(dropped, value).transpose(1, 2), weights
+    output = torch.matmul(dropped, value)
+    if module.relative_values is not None:
+        output = output + module.relative_values(dropped, kwargs["distances"])
+    return output.transpose(1, 2), weights
 
 
 class AdditiveScore(nn.Module):
@@ -74,15 +84,14 @@ class HeedAttention(nn.Module):
     """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
 
     The heads are those of `stack`, `encoder` or `decoder`. Where `is_causal`, a position sees only itself and earlier
-    ones (section 3.2.3). Keys and values are cached under `layer_idx`, the number of the layer.
+    ones (section 3.2.3). `is_cross` attention, to the source, knows no positions but those within the states.
     """
 
-    def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, layer_idx: int = 0):
+    def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, is_cross: bool = False):
         super().__init__()
         heads = getattr(config, f"{stack}_attention_heads")
         key_value_heads = getattr(config, f"{stack}_key_value_heads") or heads
         self.config = config
-        self.layer_idx = layer_idx
         self.is_causal = is_causal
         self.d_k = config.d_k or config.d_model // heads
         self.d_v = config.d_v or config.d_model // heads
@@ -95,6 +104,9 @@ class HeedAttention(nn.Module):
         self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
         self.additive_score = AdditiveScore(heads, self.d_k) if config.attention_scoring == "additive" else None
         self.rotary = RotaryPositions() if config.position_encoding == "rotary" else None
+        has_vectors = config.position_encoding == "shaw" and not is_cross
+        self.relative_keys = RelativeKeys(config, self.d_k) if has_vectors else None
+        self.relative_values = RelativeValues(config, self.d_v) if has_vectors else None
 
     def forward(
         self,
@@ -105,22 +117,28 @@ class HeedAttention(nn.Module):
         positions: torch.Tensor | None = None,
         attn_implementation: str = "eager",
         packing: Packing | None = None,
+        relative: torch.Tensor | None = None,
+        layer_idx: int = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `(batch, query_length, d_model)` states to themselves, or to `key_value_states` where given.
 
         Those are the encoder's output, `(sources, source_length, d_model)`, see `HeedDecoder`. The mask is as the
         attention function of that name takes it, or a `WindowedMask`; `(batch, query_length)` positions are read where
-        they are rotary; `packing` says which tokens the states are, where others are left out of them. The weights are
-        returned beside the output if the attention function returns them.
+        they are rotary; `packing` says which tokens the states are, where others are left out of them; `relative` is
+        what `RelativePositions` returns. Keys and values are cached under `layer_idx`, the number of the layer. The
+        weights are returned beside the output if the attention function returns them.
         """
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)
         if key_value_states is None:
-            query, key, value = self.project_own(hidden_states, past_key_values, positions, tokens)
+            query, key, value = self.project_own(hidden_states, past_key_values, positions, tokens, layer_idx)
         else:
             query = self.split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
-            key, value = self.project_source(key_value_states, past_key_values, source_tokens)
+            key, value = self.project_source(key_value_states, past_key_values, source_tokens, layer_idx)
+        if relative is not None:
+            name = "position_bias" if self.relative_keys is None else "distances"
+            attend = functools.partial(attend, **{name: relative.expand(query.shape[0], *relative.shape[1:])})
         if isinstance(attention_mask, WindowedMask):
             attend = functools.partial(neighbourhood_attention, attend)
         dropout = self.dropout if self.training else 0.0
@@ -149,9 +167,10 @@ class HeedAttention(nn.Module):
     def project_own(
         self,
         states: torch.Tensor,
-        past_key_values: EncoderDecoderCache | None,
+        cache: EncoderDecoderCache | None,
         positions: torch.Tensor | None,
         tokens: PackedTokens | None,
+        layer_idx: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project queries, keys and values of a stack's own states; keys and values of earlier steps are added."""
         query, key, value = project_together(states, self.q_proj, self.k_proj, self.v_proj)
@@ -159,20 +178,20 @@ class HeedAttention(nn.Module):
         value = self.split_heads(value, self.d_v, tokens)
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
-        if past_key_values is not None:
-            key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.self_attention_cache.update(key, value, layer_idx)
         return query, key, value
 
     def project_source(
-        self, states: torch.Tensor, past_key_values: EncoderDecoderCache | None, tokens: PackedTokens | None
+        self, states: torch.Tensor, cache: EncoderDecoderCache | None, tokens: PackedTokens | None, layer_idx: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project keys and values of the source, or take from the cache what an earlier step projected."""
-        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
-            layer: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
+        if cache is not None and cache.is_updated.get(layer_idx):
+            layer: Any = cache.cross_attention_cache.layers[layer_idx]
             return layer.keys, layer.values
         key, value = project_together(states, self.k_proj, self.v_proj)
         key, value = self.split_heads(key, self.d_k, tokens), self.split_heads(value, self.d_v, tokens)
-        if past_key_values is None:
+        if cache is None:
             return key, value
-        past_key_values.is_updated[self.layer_idx] = True
-        return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+        cache.is_updated[layer_idx] = True
+        return cache.cross_attention_cache.update(key, value, layer_idx)

@@ -8,6 +8,7 @@ from transformers.configuration_utils import strict
 from .configuration_base_heed import HeedBaseConfig
 
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+RELATIVE_ENCODINGS = ("shaw", "t5")
 
 
 def check_one_kernel(attn_implementation: str | dict | None) -> None:
@@ -34,6 +35,8 @@ class HeedConfig(HeedBaseConfig):
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
             translates about as well and generates faster.
+        share_layers (`bool`): The N layers of a stack are one that is applied N times (Dehghani et al., 2019,
+            "Universal Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
         encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads, each
             serving a group of query heads (grouped-query attention); `None` gives every head its own. Fewer make
@@ -50,7 +53,10 @@ class HeedConfig(HeedBaseConfig):
         encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
             positions away (restricted self-attention, section 4); `None` reaches everything.
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
-            `max_position_embeddings`), `rotary` (Su et al., 2021; relative positions), or `none`.
+            `max_position_embeddings`), or `none`. Relative positions, to any length, are `rotary` (Su et al., 2021),
+            `shaw` (Shaw et al., 2018; under the `eager` kernel only) and `t5` (Raffel et al., 2020).
+        relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` farther tokens count as so far away;
+            `None` is 16 and 128, as in the papers.
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
             `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
         position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
@@ -60,8 +66,7 @@ class HeedConfig(HeedBaseConfig):
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
-        embedding_norm (`bool`): Adds a norm after embeddings plus positions, before their dropout, in both stacks, as
-            BART has it.
+        embedding_norm (`bool`): Adds a norm after embeddings plus positions in both stacks, as BART has it.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
@@ -106,6 +111,7 @@ class HeedConfig(HeedBaseConfig):
     d_model: int = 512
     encoder_layers: int = 6
     decoder_layers: int = 6
+    share_layers: bool = False
     encoder_attention_heads: int = 8
     decoder_attention_heads: int = 8
     encoder_key_value_heads: int | None = None
@@ -120,7 +126,8 @@ class HeedConfig(HeedBaseConfig):
     attention_scoring: Literal["scaled_dot", "dot", "additive"] = "scaled_dot"
     encoder_neighbourhood: int | None = None
     decoder_neighbourhood: int | None = None
-    position_encoding: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    position_encoding: Literal["sinusoidal", "learned", "rotary", "shaw", "t5", "none"] = "sinusoidal"
+    relative_attention_max_distance: int | None = None
     sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
     position_offset: int = 0
     max_position_embeddings: int = 512
@@ -150,30 +157,29 @@ class HeedConfig(HeedBaseConfig):
 
     def _check_sizes(self) -> None:
         """Check each number against its range."""
-        self._check_at_least_one(
-            "vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings"
-        )
-        for stack in ("encoder", "decoder"):
-            sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
-            self._check_at_least_one(*(f"{stack}_{size}" for size in sizes))
+        sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
+        of_stacks = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in sizes]
+        self._check_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", *of_stacks)
+        self._check_at_least_one("max_position_embeddings")
+        if self.depth_scaled_init and self.share_layers:
+            raise ValueError("`depth_scaled_init` must be False where `share_layers` is True, but is True instead.")
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
         self._check_shares("encoder_layerdrop", "decoder_layerdrop")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
         self._check_positions()
-        if self.activation_function not in GATED_ACTIVATIONS:
-            from transformers.activations import ACT2FN
+        from transformers.activations import ACT2FN
 
-            if self.activation_function not in ACT2FN:
-                nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
-                hint = f" (near it: {', '.join(nearest)})" if nearest else ""
-                raise ValueError(
-                    "`activation_function` must be a transformers activation or one of "
-                    f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
-                )
+        if self.activation_function not in [*GATED_ACTIVATIONS, *ACT2FN]:
+            nearest = get_close_matches(self.activation_function, [*GATED_ACTIVATIONS, *ACT2FN], n=3)
+            hint = f" (near it: {', '.join(nearest)})" if nearest else ""
+            raise ValueError(
+                "`activation_function` must be a transformers activation or one of "
+                f"{', '.join(GATED_ACTIVATIONS)}, but is {self.activation_function!r} instead{hint}."
+            )
 
     def _check_positions(self) -> None:
-        """Check what belongs to absolute positions."""
+        """Check what belongs to the kinds of positions."""
         is_sinusoidal = self.position_encoding == "sinusoidal"
         if is_sinusoidal and self.d_model % 2:
             raise ValueError(f"`d_model` must be even for sinusoidal positions, but is {self.d_model} instead.")
@@ -184,6 +190,14 @@ class HeedConfig(HeedBaseConfig):
                 "`position_offset` must be at least 0, and 0 unless `position_encoding` is sinusoidal, "
                 f"but is {self.position_offset} with {self.position_encoding} instead."
             )
+        farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(self.position_encoding)
+        if farthest is not None and (least is None or farthest < least):
+            raise ValueError(
+                "`relative_attention_max_distance` must be None, or at least 1 with shaw and 17 with t5 positions, "
+                f"but is {farthest} with {self.position_encoding} instead."
+            )
+        if self.position_encoding == "shaw" and self.attention_scoring == "additive":
+            raise ValueError("`attention_scoring` must be scaled_dot or dot with shaw, but is additive instead.")
 
     def _check_heads(self, stack: str) -> None:
         """Check that the heads of one stack divide what they have to divide."""

@@ -199,7 +199,7 @@ class OutputLayer(nn.Module):
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         skips_logits = labels is not None and self._may_skip_logits(skip_logits)
         if labels is not None and skips_logits:
-            kwargs |= self._shortcuts(labels, attention_mask, decoder_attention_mask, kwargs)
+            kwargs |= self._shortcuts((labels, attention_mask, decoder_attention_mask), kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -236,13 +236,7 @@ class OutputLayer(nn.Module):
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
-    def _shortcuts(
-        self,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        decoder_attention_mask: torch.Tensor | None,
-        asked: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def _shortcuts(self, masks: tuple[Any, ...], asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}
 
@@ -251,13 +245,9 @@ class OutputLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
-        Args:
-            logits: `(batch, target_length, decoder_vocab_size)`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
-            num_items_in_batch: Divisor in place of the number of labels here.
-
-        Raises:
-            ValueError: If no label is to be predicted, or labels and logits differ in length.
+        Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
+        to be predicted; `num_items_in_batch` divides in place of their number. A `ValueError` says if there is none,
+        or if labels and logits differ in length.
         """
         check_label_shape(logits, labels)
         summed = self._objective or smoothed_cross_entropy

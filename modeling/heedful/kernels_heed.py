@@ -19,19 +19,28 @@ def has_uneven_heads(config: HeedConfig) -> bool:
     return any((config.d_k or width) != (config.d_v or width) for width in widths)
 
 
+def needs_own_kernel(config: HeedConfig) -> str | None:
+    """Return why nothing but `eager` computes what the config says, or `None` where others do."""
+    if config.attention_scoring == "additive":
+        return "`attention_scoring` is additive"
+    return "`position_encoding` is shaw" if config.position_encoding == "shaw" else None
+
+
 def check_kernel(config: HeedConfig, name: str | None) -> None:
     """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
     # First what every step of decoding asks: to read a config takes microseconds.
-    if name in (None, "eager") or (name in GENERAL_KERNELS and config.attention_scoring != "additive"):
+    if name in (None, "eager"):
         return
-    choices: tuple[str, ...] = GENERAL_KERNELS
-    reason = None
-    if config.attention_scoring == "additive":
-        choices, reason = ("eager",), "`attention_scoring` is additive"
-    elif config.encoder_neighbourhood or config.decoder_neighbourhood:
-        reason = "self-attention is restricted to a neighbourhood"
-    elif has_uneven_heads(config):
-        reason = "`d_k` differs from `d_v`"
+    choices: tuple[str, ...] = ("eager",)
+    reason = needs_own_kernel(config)
+    if reason is None and name not in GENERAL_KERNELS:
+        choices = GENERAL_KERNELS
+        if config.position_encoding == "t5":
+            reason = "`position_encoding` is t5"
+        elif config.encoder_neighbourhood or config.decoder_neighbourhood:
+            reason = "self-attention is restricted to a neighbourhood"
+        elif has_uneven_heads(config):
+            reason = "`d_k` differs from `d_v`"
     if reason is not None:
         raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
 
@@ -54,12 +63,17 @@ class KernelChoice(PreTrainedModel):
     """A model whose attention function can be chosen by name, if it computes what the config says."""
 
     config: HeedConfig
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
 
     def __init__(self, config: HeedConfig):
         # Read by transformers before it picks an attention function for a model that was given none.
-        if config.attention_scoring == "additive":
+        if needs_own_kernel(config) is not None:
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
-        if config.encoder_neighbourhood or config.decoder_neighbourhood or has_uneven_heads(config):
+        is_restricted = config.encoder_neighbourhood or config.decoder_neighbourhood
+        if is_restricted or has_uneven_heads(config) or config.position_encoding == "t5":
             self._supports_flash_attn = False
         super().__init__(config)
 

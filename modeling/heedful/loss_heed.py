@@ -30,8 +30,7 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
     """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
     Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
-    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. A training step of a Transformer does not call
-    this function but `OutputLoss`, which computes the same without holding all logits: change both.
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),

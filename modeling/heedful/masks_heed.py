@@ -9,7 +9,26 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .configuration_heed import HeedConfig
+from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
+
+
+def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
+    """Raise a `ValueError` if a mask is not as wide as all tokens are long, past ones too, or they are too many.
+
+    The length is a tensor with a static cache, and is then looked at on the CPU alone: elsewhere that would take time.
+    """
+    if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
+        return
+    length = int(length)
+    if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != length:
+        raise ValueError(
+            f"The attention mask must cover {length} tokens, but it covers {attention_mask.shape[1]} instead."
+        )
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
+            f"but it has {length} instead."
+        )
 
 
 def neighbourhood_mask(radius: int | None) -> Callable | None:
@@ -54,6 +73,7 @@ def self_attention_mask(
         and cache is None
         and is_plain_kernel
         and not records
+        and config.position_encoding not in RELATIVE_ENCODINGS  # which tell of all keys
         and (attention_mask is None or attention_mask.dim() == 2)
         and not torch.compiler.is_exporting()  # an exported program must not depend on the length
         and pays_in_windows(embeddings.shape[1], radius)

@@ -11,7 +11,7 @@ Letters in shape comments: B batch, S source length, T target length, D = d_mode
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,14 +26,15 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_heed import AdditiveScore, HeedAttention
-from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
-from .masks_heed import self_attention_mask, source_mask
+from .masks_heed import check_length, self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
+from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -103,9 +104,9 @@ class HeedResidual(nn.Module):
 class HeedEncoderLayer(GradientCheckpointingLayer):
     """Self-attention, then a feed-forward network, each in a residual connection (section 3.1)."""
 
-    def __init__(self, config: HeedConfig, layer_idx: int):
+    def __init__(self, config: HeedConfig):
         super().__init__()
-        self.self_attn = HeedAttention(config, "encoder", layer_idx=layer_idx)
+        self.self_attn = HeedAttention(config, "encoder")
         self.self_attn_residual = HeedResidual(config)
         self.feed_forward = HeedFeedForward(config, config.encoder_ffn_dim)
         self.feed_forward_residual = HeedResidual(config)
@@ -114,12 +115,15 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        relative: torch.Tensor | None = None,
         packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Transform `(batch, source_length, d_model)`."""
         hidden_states = self.self_attn_residual(
-            hidden_states, lambda states: self.self_attn(states, attention_mask, packing=packing, **kwargs)[0], packing
+            hidden_states,
+            lambda states: self.self_attn(states, attention_mask, packing=packing, relative=relative, **kwargs)[0],
+            packing,
         )
         return self.feed_forward_residual(hidden_states, lambda states: self.feed_forward(states), packing)
 
@@ -127,11 +131,11 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
 class HeedDecoderLayer(GradientCheckpointingLayer):
     """Masked self-attention, attention to the source, then a feed-forward network (section 3.1)."""
 
-    def __init__(self, config: HeedConfig, layer_idx: int):
+    def __init__(self, config: HeedConfig):
         super().__init__()
-        self.self_attn = HeedAttention(config, "decoder", is_causal=True, layer_idx=layer_idx)
+        self.self_attn = HeedAttention(config, "decoder", is_causal=True)
         self.self_attn_residual = HeedResidual(config)
-        self.cross_attn = HeedAttention(config, "decoder", layer_idx=layer_idx)
+        self.cross_attn = HeedAttention(config, "decoder", is_cross=True)
         self.cross_attn_residual = HeedResidual(config)
         self.feed_forward = HeedFeedForward(config, config.decoder_ffn_dim)
         self.feed_forward_residual = HeedResidual(config)
@@ -141,6 +145,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         encoder_hidden_states: torch.Tensor | None = None,
+        relative: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         packing: Packing | None = None,
@@ -150,7 +155,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         hidden_states = self.self_attn_residual(
             hidden_states,
             lambda states: self.self_attn(
-                states, attention_mask, past_key_values=past_key_values, packing=packing, **kwargs
+                states, attention_mask, None, past_key_values, packing=packing, relative=relative, **kwargs
             )[0],
             packing,
         )
@@ -177,31 +182,29 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
     }
     supports_gradient_checkpointing = True
     _no_split_modules = ["HeedEncoderLayer", "HeedDecoderLayer"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draw matrices from Glorot's uniform distribution, and embeddings so that, scaled, they have variance 1."""
         super()._init_weights(module)
-        if isinstance(module, nn.Embedding) or module is self.get_output_embeddings():
+        if isinstance(module, (nn.Embedding, RelativeBias)) or module is self.get_output_embeddings():
             init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-        elif isinstance(module, AdditiveScore):
+        elif isinstance(module, (AdditiveScore, RelativeVectors)):
             init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
 
 
 class HeedStack(HeedPreTrainedModel):
     """What encoder and decoder share: token embeddings, positions, and the checks on what they are given."""
 
-    layers: nn.ModuleList
+    side: Literal["encoder", "decoder"]
+    layer_class: type[nn.Module]
 
-    def __init__(self, config: HeedConfig, vocab_size: int):
+    def __init__(self, config: HeedConfig):
         super().__init__(config)
+        vocab_size = config.vocab_size if self.side == "encoder" else config.target_vocab_size
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_positions: nn.Module | None = None
@@ -210,10 +213,15 @@ class HeedStack(HeedPreTrainedModel):
             self.embed_positions = SinusoidalPositions(config)
         elif config.position_encoding == "learned":
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        self.relative_positions = RelativePositions(config, self.side)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = HeedDropout(config.dropout)
         self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.gradient_checkpointing = False
+        depth = getattr(config, f"{self.side}_layers")
+        self.layers = nn.ModuleList([self.layer_class(config) for _ in range(1 if config.share_layers else depth)])
+        self.rounds = depth if config.share_layers else 1  # how often the states go through all of them
+        self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -225,10 +233,13 @@ class HeedStack(HeedPreTrainedModel):
             init.xavier_uniform_(module.weight, gain=depth**-0.5)
 
     def post_init(self) -> None:
-        """Finish as transformers does; the plan of tensor parallelism names no gate where there is none."""
+        """Finish as transformers does; the plan of tensor parallelism names what there is."""
         super().post_init()
-        if self._tp_plan and self.config.activation_function not in GATED_ACTIVATIONS:
-            self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("fc_gate")}
+        left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
+        if self.config.position_encoding in RELATIVE_ENCODINGS:
+            left_out.append("self_attn")  # what the heads share would get a share of its gradient
+        plan = (self._tp_plan or {}).items()
+        self._tp_plan = {name: style for name, style in plan if not any(part in name for part in left_out)}
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Look up and scale `(batch, length)` ids (section 3.4), or scale `(batch, length, d_model)` embeddings."""
@@ -252,32 +263,12 @@ class HeedStack(HeedPreTrainedModel):
         p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
         return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
 
-    def _check_lengths(
-        self, length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None
-    ) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if isinstance(past_length, torch.Tensor):  # a static cache
-            if past_length.device.type != "cpu":
-                return
-            past_length = int(past_length)
-        total = past_length + length
-        if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != total:
-            raise ValueError(
-                f"The attention mask must cover {total} tokens, but it covers {attention_mask.shape[1]} instead."
-            )
-        limit = self.longest_sequence
-        if limit is not None and total > limit:
-            raise ValueError(
-                f"A sequence must have at most {limit} tokens (`max_position_embeddings` of learned positions), "
-                f"but it has {total} instead."
-            )
-
 
 class HeedEncoder(HeedStack):
     """A stack of N layers that read the whole source at once (section 3.1)."""
 
     side = "encoder"
+    layer_class = HeedEncoderLayer
     _can_record_outputs = {
         "hidden_states": HeedEncoderLayer,
         "attentions": OutputRecorder(HeedAttention, index=1, layer_name="self_attn"),
@@ -294,11 +285,6 @@ class HeedEncoder(HeedStack):
 
     # What encodes instead of the layers, see `CachedGenerationMixin.prepared`.
     prepared = None
-
-    def __init__(self, config: HeedConfig):
-        super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList([HeedEncoderLayer(config, layer_idx=i) for i in range(config.encoder_layers)])
-        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -331,19 +317,21 @@ class HeedEncoder(HeedStack):
             if states is not None:
                 return BaseModelOutput(last_hidden_state=states)
         embeddings = self.embed(input_ids, inputs_embeds)
-        self._check_lengths(embeddings.shape[1], 0, attention_mask)
+        check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device)
+        relative = self.relative_positions(positions, attention_mask)
         radius, records = self.config.encoder_neighbourhood, kwargs.get("output_attentions")
         mask = self_attention_mask(settings, embeddings, attention_mask, radius, False, records)
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
         if packing is not None:
             packing = packing.of_encoder(hidden_states)
             hidden_states = packing.pack(hidden_states)
-        for layer in self.layers:
+        for layer in [*self.layers] * self.rounds:
             transformed = layer(
                 hidden_states,
                 mask,
+                relative,
                 positions=positions,
                 attn_implementation=settings._attn_implementation,
                 packing=packing,
@@ -358,6 +346,7 @@ class HeedDecoder(HeedStack):
     """A stack of N layers that predict each target token from those before it and the source (section 3.1)."""
 
     side = "decoder"
+    layer_class = HeedDecoderLayer
     _can_record_outputs = {
         "hidden_states": HeedDecoderLayer,
         "attentions": OutputRecorder(HeedAttention, index=1, layer_name="self_attn"),
@@ -366,11 +355,6 @@ class HeedDecoder(HeedStack):
     _tp_plan = HeedEncoder._tp_plan | {
         name.replace("self_attn", "cross_attn"): style for name, style in HeedEncoder._tp_plan.items()
     }
-
-    def __init__(self, config: HeedConfig):
-        super().__init__(config, config.target_vocab_size)
-        self.layers = nn.ModuleList([HeedDecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers)])
-        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -411,7 +395,7 @@ class HeedDecoder(HeedStack):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self._check_lengths(embeddings.shape[1], past_length, attention_mask)
+        check_length(past_length + embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         kernel = settings._attn_implementation  # once: to read a config takes microseconds
         if kernel == "flex_attention" and past_key_values is not None and past_key_values.is_compileable:
@@ -421,6 +405,7 @@ class HeedDecoder(HeedStack):
             )
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
         cache = None if past_key_values is None else past_key_values.self_attention_cache
+        relative = self.relative_positions(positions, attention_mask, cache)
         radius, records = self.config.decoder_neighbourhood, kwargs.get("output_attentions")
         causal_mask = self_attention_mask(settings, embeddings, attention_mask, radius, True, records, cache)
         cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
@@ -431,16 +416,18 @@ class HeedDecoder(HeedStack):
             hidden_states = packing.pack(hidden_states)
             if packing.source is not None and encoder_hidden_states is not None:
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
-        for layer in self.layers:
+        for number, layer in enumerate([*self.layers] * self.rounds):
             transformed = layer(
                 hidden_states,
                 causal_mask,
                 encoder_hidden_states,
+                relative,
                 encoder_attention_mask=cross_mask,
                 past_key_values=past_key_values,
                 positions=positions,
                 attn_implementation=kernel,
                 packing=packing,
+                layer_idx=number,
                 **kwargs,
             )
             hidden_states = self.drop_layer(hidden_states, transformed)
@@ -481,13 +468,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
     def _score(self, states: torch.Tensor) -> torch.Tensor:
         return project(states, self.lm_head)
 
-    def _shortcuts(
-        self,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        decoder_attention_mask: torch.Tensor | None,
-        asked: Mapping[str, Any],
-    ) -> dict[str, Packing | None]:
+    def _shortcuts(self, masks: tuple[Any, ...], asked: Mapping[str, Any]) -> dict[str, Packing | None]:
         """Return the padding that a step may leave out, as `packing`; not where somebody may look at its states.
 
         Nobody does on the CPU, where nothing is recorded and no module within the layers has a hook.
@@ -503,7 +484,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
         if not is_own or is_watched(self, [*layers, *(stack.norm for stack in stacks)]):
             return {}
-        return {"packing": packing_of(labels, attention_mask, decoder_attention_mask)}
+        return {"packing": packing_of(*masks)}
 
 
 __all__ = [

@@ -19,7 +19,7 @@ from heedful import (
 from heedful.cli import main as cli
 from heedful.inference.attention import drawing
 from heedful.inference.attention.maps import AttentionMap, AttentionSteps
-from heedful.inference.attention.recording import recorded_heads
+from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.inference.attention.request import _steps_lines
 from heedful.studies.attention.single_heads import attention_modules
 
@@ -114,6 +114,21 @@ def test_other_models_tell_no_steps(tokenizers, family):
         with pytest.raises(ValueError, match="The model must be a Heed Transformer to tell its scores"):
             look()
     with pytest.raises(ValueError, match="`kind` must be one of cross, but is 'encoder'"):
+        maps.steps("encoder")
+
+
+@pytest.mark.parametrize("options", [{"share_layers": True}, {"position_encoding": "t5"}])
+def test_models_whose_scores_are_not_told_show_the_weights_of_every_layer(tokenizers, options):
+    model = made(tokenizers, **options)
+    maps = attention_maps(model, tokenizers, SOURCE, TARGET)
+    assert [len(maps.weights[kind]) for kind in ("encoder", "decoder", "cross")] == [2, 2, 2]
+    assert np.abs(maps.weights["encoder"][0] - maps.weights["encoder"][-1]).max() > 1e-6
+    with recorded_heads(model, ["encoder"], 1) as states:
+        found = record_attention(model, [5, 6, 7], [1, 5], ["encoder"], 1)
+    assert not states
+    expected = record_attention(model, [5, 6, 7], [1, 5], ["encoder"])["encoder"][1]
+    assert torch.equal(found["encoder"][0], expected)
+    with pytest.raises(ValueError, match=r"to tell its scores, without relative positions .* shared layers"):
         maps.steps("encoder")
 
 

@@ -20,6 +20,7 @@ OPTIONS = [
     {"norm_placement": "pre", "norm_type": "rmsnorm", "attention_bias": True},
     {"position_encoding": "learned", "sinusoid_layout": "concatenated", "embedding_norm": True},
     {"position_encoding": "rotary", "activation_function": "swiglu"},
+    {"share_layers": True, "decoder_layers": 3},
     {"position_encoding": "none", "activation_function": "gelu", "attention_scoring": "dot"},
     {"d_k": 3, "d_v": 5, "output_bias": True},
     {"encoder_key_value_heads": 2, "decoder_key_value_heads": 1, "scale_embedding": False},

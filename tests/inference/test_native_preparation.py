@@ -237,7 +237,11 @@ def test_threads_may_generate_at_the_same_time(model):
 
 
 def test_a_model_that_cannot_be_prepared_is_left_as_it_was():
-    for options, message in (({"attention_scoring": "additive"}, "`attention_scoring`"), ({}, "evaluation mode")):
+    for options, message in (
+        ({"attention_scoring": "additive"}, "`attention_scoring`"),
+        ({"position_encoding": "t5"}, "`position_encoding`"),
+        ({}, "evaluation mode"),
+    ):
         model = make_model(options).train(not options)
         with pytest.raises(ValueError, match=message):
             prepare_for_inference(model)

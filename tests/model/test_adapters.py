@@ -63,7 +63,9 @@ ADAPTERS = {
     "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
 # What has other linear layers than the default, and every way to share embeddings.
-LAYERS = {name: VARIANTS[name] for name in ("modern", "additive", "grouped", "bart", "unequal_stacks")} | SHARINGS
+LAYERS = {
+    name: VARIANTS[name] for name in ("modern", "additive", "grouped", "bart", "unequal_stacks", "shared_layers")
+} | SHARINGS
 PROMPTS = {
     "prompt": PromptTuningConfig(**TASK, num_virtual_tokens=4),
     "prefix": PrefixTuningConfig(**TASK, num_virtual_tokens=4),
@@ -329,7 +331,8 @@ def test_an_adapted_model_generates_what_the_merged_one_does(settings):
 
 
 @pytest.mark.parametrize(
-    ("variant", "name"), each_once(["default", "rotary", "learned", "separate_vocabularies"], PROMPTS, ["default"])
+    ("variant", "name"),
+    each_once(["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"], PROMPTS, ["default"]),
 )
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
     model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()

@@ -49,7 +49,10 @@ def batches(sides=("left", "right")):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", slow_but(["neighbourhoods"], ["default", "rotary", "neighbourhoods", "grouped"]))
+@pytest.mark.parametrize(
+    "variant",
+    slow_but(["neighbourhoods"], ["default", "rotary", "shaw", "t5", "neighbourhoods", "grouped", "shared_layers"]),
+)
 def test_the_compiled_encoder_gives_the_states_of_the_encoder_at_every_shape(variant):
     encoder = tiny_model(**VARIANTS[variant]).model.encoder
     fast, graphs = compiled(encoder)
@@ -159,7 +162,7 @@ def saved_and_loaded(program, folder):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", slow_but(["rotary"], ["default", "rotary"]))
+@pytest.mark.parametrize("variant", slow_but(["rotary", "t5"], ["default", "rotary", "shaw", "t5"]))
 def test_an_exported_encoder_gives_the_states_of_the_encoder_at_other_shapes(variant, tmp_path):
     encoder = tiny_model(**VARIANTS[variant]).model.encoder
     first, *others = batches()
@@ -219,7 +222,7 @@ def tensors(cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", slow_but(["default"], ["default", "rotary"]))
+@pytest.mark.parametrize("variant", slow_but(["default"], ["default", "rotary", "shaw", "t5"]))
 def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant, tmp_path):
     model = tiny_model(**VARIANTS[variant])
 

@@ -274,6 +274,7 @@ ARCHITECTURES = {
     "default": {},
     "modern": {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"},
     "rotary": {"position_encoding": "rotary", "decoder_key_value_heads": 2},
+    "t5": {"position_encoding": "t5", "share_layers": True},
     "neighbourhoods": {"encoder_neighbourhood": 1, "decoder_neighbourhood": 2, "d_k": 3, "d_v": 5},
     "embedding_norm": {"embedding_norm": True, "attention_bias": True, "label_smoothing": 0.1},
 }

@@ -29,7 +29,11 @@ def dropping(kernel="sdpa", **changes):
 
 @pytest.mark.parametrize(
     ("variant", "kernel", "use_reentrant"),
-    pairwise(["default", "modern", "rotary", "neighbourhoods", "grouped"], ["eager", "sdpa"], [False, True]),
+    pairwise(
+        ["default", "modern", "rotary", "t5", "shared_layers", "neighbourhoods", "grouped"],
+        ["eager", "sdpa"],
+        [False, True],
+    ),
 )
 def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, kernel, use_reentrant):
     expected = loss_and_gradients(dropping(kernel, **VARIANTS[variant]))
@@ -39,10 +43,10 @@ def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, k
     assert expected.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing_an_additive_model_gives_the_same_loss_and_gradients(use_reentrant):
-    expected = loss_and_gradients(dropping("eager", **VARIANTS["additive"]))
-    found = loss_and_gradients(dropping("eager", **VARIANTS["additive"]), {"use_reentrant": use_reentrant})
+@pytest.mark.parametrize(("variant", "use_reentrant"), [("additive", False), ("additive", True), ("shaw", True)])
+def test_checkpointing_a_model_of_eager_attention_alone_gives_the_same_loss_and_gradients(variant, use_reentrant):
+    expected = loss_and_gradients(dropping("eager", **VARIANTS[variant]))
+    found = loss_and_gradients(dropping("eager", **VARIANTS[variant]), {"use_reentrant": use_reentrant})
     assert_near(found, expected)
 
 

@@ -59,7 +59,7 @@ def test_logits_to_keep_gives_those_positions_of_all_logits(model, kept):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "learned"])
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5", "learned"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_bfloat16_stays_near_float32(encoding, attention):
     full = tiny_model(position_encoding=encoding, attention=attention)

@@ -14,7 +14,7 @@ from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_con
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
-GENERAL = [name for name in VARIANTS if name != "additive"]
+GENERAL = [name for name in VARIANTS if name not in ("additive", "shaw")]
 
 
 def batch(side="right", seed=1):
@@ -80,7 +80,7 @@ def test_a_kernel_gives_the_logits_of_eager_attention_with_padding_on_either_sid
 
 @torch.no_grad()
 @pytest.mark.parametrize("kernel", ["sdpa", "flex_attention"])
-@pytest.mark.parametrize("variant", ["default", "rotary", "neighbourhoods", "grouped"])
+@pytest.mark.parametrize("variant", ["default", "rotary", "t5", "neighbourhoods", "grouped"])
 def test_a_kernel_without_any_mask_gives_the_logits_of_eager_attention(variant, kernel):
     torch.manual_seed(0)
     source, target = torch.randint(14, 71, (2, 11)), torch.randint(14, 71, (2, 9))
@@ -120,7 +120,7 @@ def test_the_loss_under_flex_attention_is_that_of_eager_attention():
 @pytest.mark.parametrize(
     ("variant", "kernel_and_cache", "side"),
     pairwise(
-        ["default", "rotary", "neighbourhoods", "grouped"],
+        ["default", "rotary", "t5", "neighbourhoods", "grouped"],
         [("eager", "static"), ("sdpa", "dynamic"), ("sdpa", "static"), ("flex_attention", "dynamic")],
         ["left", "right"],
     ),
@@ -139,7 +139,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_target(variant, ker
 @pytest.mark.parametrize(
     ("variant", "kernel_and_cache", "beams"),
     pairwise(
-        ["default", "rotary", "neighbourhoods", "grouped"],
+        ["default", "rotary", "t5", "neighbourhoods", "grouped"],
         [("sdpa", None), ("sdpa", "static"), ("flex_attention", None)],
         [1, 3],
     ),
@@ -244,6 +244,8 @@ def own_kernel():
 
 REFUSED = [
     *(({"attention_scoring": "additive"}, name, "additive") for name in ("sdpa", "flex_attention", *OTHER)),
+    *(({"position_encoding": "shaw"}, name, "is shaw") for name in ("sdpa", "flex_attention", *OTHER)),
+    *(({"position_encoding": "t5"}, name, "is t5") for name in OTHER),
     *(({"decoder_neighbourhood": 2}, name, "a neighbourhood") for name in OTHER),
     *(({"d_k": 6}, name, "`d_k` differs from `d_v`") for name in OTHER),
     *(({}, name, "one of eager, .*sdpa") for name in ("paged|sdpa", "paged|eager", "nonsense")),

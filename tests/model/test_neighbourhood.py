@@ -82,6 +82,8 @@ def test_windows_are_used_for_long_sequences_alone():
     assert windows_used(model, batch(LONG, 8)) == 4
     assert windows_used(model, batch(64, 8)) == 0
     assert windows_used(tiny_model(), batch(LONG, 8)) == 0
+    for encoding in ("shaw", "t5"):  # whose distances are those of all keys
+        assert windows_used(tiny_model(**RADII, position_encoding=encoding), batch(LONG, 8)) == 0
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def quietly(kernel):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("variant", "kernel", "dtype"),
-    pairwise(["default", "rotary", "neighbourhoods"], ["eager", "sdpa", "flex_attention"], ["float32", *HALF]),
+    pairwise(["default", "rotary", "t5", "neighbourhoods"], ["eager", "sdpa", "flex_attention"], ["float32", *HALF]),
 )
 def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(variant, kernel, dtype):
     model = tiny_model(attention=kernel, **VARIANTS[variant]).to(HALF.get(dtype, torch.float32))

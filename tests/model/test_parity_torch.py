@@ -79,7 +79,7 @@ def test_attention_equals_torch_multihead_attention(kernel, crosses):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_an_encoder_layer_equals_torch(kernel, placement):
     theirs = shaken(nn.TransformerEncoderLayer(**SETTINGS, norm_first=placement == "pre"))
-    ours = HeedEncoderLayer(config_like_torch(norm_placement=placement), 0).eval()
+    ours = HeedEncoderLayer(config_like_torch(norm_placement=placement)).eval()
     copy_layer(ours, theirs)
     states = torch.randn(2, 6, 32)
     output = ours(states, added_mask(), positions=None, attn_implementation=kernel)
@@ -90,7 +90,7 @@ def test_an_encoder_layer_equals_torch(kernel, placement):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_decoder_layer_equals_torch(kernel, placement):
     theirs = shaken(nn.TransformerDecoderLayer(**SETTINGS, norm_first=placement == "pre"))
-    ours = HeedDecoderLayer(config_like_torch(norm_placement=placement), 0).eval()
+    ours = HeedDecoderLayer(config_like_torch(norm_placement=placement)).eval()
     copy_layer(ours, theirs)
     source, target = torch.randn(2, 6, 32), torch.randn(2, 5, 32)
     output = ours(

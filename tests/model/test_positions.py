@@ -37,7 +37,7 @@ def test_sinusoids_of_a_sentence_are_exact_to_float32():
     torch.testing.assert_close(ours, torch.tensor(expected), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "shaw", "t5", "none"])
 def test_unlearned_positions_reach_beyond_max_position_embeddings(encoding):
     model = tiny_model(position_encoding=encoding, max_position_embeddings=4)
     logits = model(torch.randint(3, 99, (1, 30)), decoder_input_ids=torch.randint(3, 99, (1, 20))).logits
@@ -102,7 +102,7 @@ def test_rotary_positions_leave_cross_attention_alone():
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rotary", "shaw", "t5"])
 def test_swapping_two_source_tokens_changes_the_encoding_of_a_third(encoding):
     model = tiny_model(position_encoding=encoding)
     one, two = (model.model.encoder(torch.tensor([ids])).last_hidden_state for ids in ([5, 6, 7, 8], [6, 5, 7, 8]))

@@ -40,6 +40,7 @@ EXPRESSIBLE = {
     "tensor2tensor": ("m2m_100", TENSOR2TENSOR),
     "other_biases": ("marian", {"attention_bias": True, "output_bias": True, "feed_forward_bias": False}),
     "unscaled": ("marian", {"scale_embedding": False, "activation_function": "gelu"}),
+    "shared_layers": ("marian", {"share_layers": True, "decoder_layers": 3}),
     "unequal_stacks": ("pegasus", {"decoder_layers": 3, "decoder_attention_heads": 2, "norm_placement": "pre"}),
     "sizes_that_are_the_default": ("marian", {"d_k": 8, "d_v": 8, "encoder_key_value_heads": 4}),
 }
@@ -57,7 +58,7 @@ INEXPRESSIBLE = {
     "decoder_key_value_heads": {"decoder_key_value_heads": 1},
     "d_k": {"d_k": 4},
     "d_v": {"d_v": 12},
-    "position_encoding": {"position_encoding": "rotary"},
+    "position_encoding": {"position_encoding": "t5", "relative_attention_max_distance": 20},
     "position_offset": {"position_offset": 2},
     "embedding_norm": {"embedding_norm": True},
     "norm_placement": {"sinusoid_layout": "tensor2tensor", "position_offset": 1},

@@ -189,13 +189,14 @@ def test_what_a_page_cannot_hold_is_refused_by_name(tokenizers, tmp_path, monkey
     sizes = {"vocab_size": len(tokenizers.source), **tokenizers.special_ids()}
     cases = {
         "attention_scoring": {"attention_scoring": "dot"},
-        "position_encoding": {"position_encoding": "rotary"},
+        "position_encoding": {"position_encoding": "shaw"},
         "norm_type": {"norm_type": "rmsnorm"},
         "activation_function": {"activation_function": "swiglu"},
         "encoder_neighbourhood": {"encoder_neighbourhood": 2},
         "decoder_neighbourhood": {"decoder_neighbourhood": 2},
         "encoder_key_value_heads": {"encoder_key_value_heads": 2},
         "d_v": {"d_k": 4},
+        "share_layers": {"share_layers": True},
     }
     for name, changes in cases.items():
         for each in (tiny_model(**sizes, **changes), tokenizers):

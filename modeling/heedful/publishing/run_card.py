@@ -108,7 +108,8 @@ def architecture_of(config) -> str:
     if config.model_type == "heed_rnn":
         return _recurrent_architecture(config)
     return (
-        f"Transformer encoder-decoder ({config.encoder_layers} + {config.decoder_layers} layers, "
+        f"Transformer encoder-decoder ({config.encoder_layers} + {config.decoder_layers} layers"
+        f"{' that share their weights' if config.share_layers else ''}, "
         f"d_model {config.d_model}, {config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
         f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
         f"{config.position_encoding} positions)"

@@ -179,7 +179,10 @@ class AttentionMaps:
     def _states_of(self, kind: Kind) -> list[HeadStates]:
         self._of_kind(kind)
         if kind not in self.states:
-            raise ValueError("The model must be a Heed Transformer to tell its scores, but is another model instead.")
+            raise ValueError(
+                "The model must be a Heed Transformer to tell its scores, without relative positions (shaw or t5) and "
+                "shared layers, but is another model instead."
+            )
         return self.states[kind]
 
     def _of_kind(self, kind: Kind) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 
 from heedful.attention_heed import HeedAttention
 from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
+from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.engines import evaluation_mode
 from heedful.modeling_heed import HeedPreTrainedModel
 
@@ -62,12 +63,13 @@ def recorded_heads(
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
     """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
 
-    It is filled by a run such as `record_attention`'s, with these kinds and this layer; for other models it stays
-    empty.
+    It is filled by a run such as `record_attention`'s, with these kinds and this layer; for other models, and those
+    with relative positions (shaw or t5) or shared layers, it stays empty.
     """
     found: dict[Kind, list[HeadStates]] = {}
+    is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
     with ExitStack() as hooks:
-        for stack in ATTENTIONS:
+        for stack in ATTENTIONS if not is_relative else ():
             for kind, module, is_asked in _attentions(model, stack, kinds, layer):
                 if is_asked:
                     keep = partial(_keep_heads, found.setdefault(kind, []))
@@ -146,7 +148,7 @@ def check_number(field: str, number: int, count: int) -> None:
 def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None) -> dict[Kind, list[torch.Tensor]]:
     asked = {"output_attentions": True, "return_dict": True}
     found: dict[Kind, list[torch.Tensor]] = {}
-    left = None if isinstance(model, HeedPreTrainedModel) else layer  # of a Heed model the others are dropped already
+    left = None if _has_own_layers(model) else layer  # of a Heed model the others are dropped already
     source = torch.tensor([list(source_ids)], device=model.device)
     encoder = model.get_encoder()
     if "encoder" in kinds:
@@ -192,12 +194,17 @@ def _attentions(
     model: Any, stack: str, kinds: Collection[Kind], layer: int | None
 ) -> Iterator[tuple[Kind, HeedAttention, bool]]:
     """Yield the attentions of a Heed Transformer's encoder or decoder: kind, module, and whether it is asked for."""
-    layers = getattr(model, f"get_{stack}")().layers if isinstance(model, HeedPreTrainedModel) else ()
+    layers = getattr(model, f"get_{stack}")().layers if _has_own_layers(model) else ()
     if layers and layer is not None and any(kind in kinds for kind in ATTENTIONS[stack]):
         check_number("layer", layer, len(layers))
     for number, part in enumerate(layers):
         for kind, name in ATTENTIONS[stack].items():
             yield kind, getattr(part, name), kind in kinds and layer in (None, number, number - len(layers))
+
+
+def _has_own_layers(model: Any) -> bool:
+    """Tell whether a model is a Heed Transformer, and each of its layers a module of its own."""
+    return isinstance(model, HeedPreTrainedModel) and not model.config.share_layers
 
 
 def _keep_heads(

@@ -6,10 +6,11 @@ What CTranslate2 cannot express is refused by the name of the config's field; no
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
-from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
+from heedful.configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import import_extra
 from heedful.inference.fingerprint import obstacle_to_copies
@@ -28,6 +29,7 @@ ACTIVATIONS = {
 }
 # Rows of the tables in which CTranslate2 looks up positions that Heed computes; learned positions have their own.
 TABLE_ROWS = 2048
+WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 
 
 def import_ctranslate2() -> Any:
@@ -58,7 +60,7 @@ def obstacle(model: Any) -> str | None:
 
 def positions_of_table(config: HeedConfig) -> int | None:
     """Return how many positions the written model has, or `None` where they are computed."""
-    if config.position_encoding == "rotary":
+    if config.position_encoding in WITHOUT_TABLE:
         return None
     if config.position_encoding == "learned":
         return config.max_position_embeddings
@@ -114,7 +116,7 @@ def make_specification(model: HeedForConditionalGeneration) -> Any:
     decoder = TransformerDecoderSpec(**_options(config, "decoder"))
     _set_stack(encoder, encoder.embeddings[0], model.model.encoder, config)
     _set_stack(decoder, decoder.embeddings, model.model.decoder, config)
-    for theirs, ours in zip(decoder.layer, model.model.decoder.layers, strict=True):
+    for theirs, ours in zip(decoder.layer, _layers_of(model.model.decoder), strict=True):
         across = ours.cross_attn
         inputs = (across.q_proj,), (across.k_proj, across.v_proj)
         _set_attention(theirs.attention, across, ours.cross_attn_residual, inputs)
@@ -141,6 +143,8 @@ def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
         "head_dim": None if d_k * heads == config.d_model else d_k,
         "rotary_dim": d_k if config.position_encoding == "rotary" else None,
         "rotary_interleave": True,
+        "relative_position": config.position_encoding == "shaw",
+        "relative_attention_bias": config.position_encoding == "t5",
     }
 
 
@@ -148,17 +152,33 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
     """Set embeddings and final norm of a stack, and in its layers what encoder and decoder have in common."""
     embeddings.weight = _copied(ours.embed_tokens.weight)
     theirs.scale_embeddings = config.scale_embedding
-    if config.position_encoding != "rotary":
+    if config.position_encoding not in WITHOUT_TABLE:
         theirs.position_encodings.encodings = _position_table(ours, config)
     if config.embedding_norm:
         _set_norm(theirs.layernorm_embedding, ours.embedding_norm)
     if config.norm_placement == "pre":
         _set_norm(theirs.layer_norm, ours.norm)
-    for their_layer, layer in zip(theirs.layer, ours.layers, strict=True):
+    for their_layer, layer in zip(theirs.layer, _layers_of(ours), strict=True):
         own = layer.self_attn
         inputs = ((own.q_proj, own.k_proj, own.v_proj),)
         _set_attention(their_layer.self_attention, own, layer.self_attn_residual, inputs)
+        _set_relative_positions(their_layer.self_attention, own, ours.relative_positions.bias)
         _set_feed_forward(their_layer.ffn, layer)
+
+
+def _layers_of(stack: Any) -> list[Any]:
+    """Return the layers of a stack, shared ones as often as they are applied: they are written out."""
+    return [*stack.layers] * stack.rounds
+
+
+def _set_relative_positions(theirs: Any, attention: Any, bias: Any) -> None:
+    """Set Shaw's vectors of a self-attention, or the bias of T5 that the layers of a stack share, if there are any."""
+    if attention.relative_keys is not None:
+        theirs.relative_position_keys = _copied(attention.relative_keys.weight)
+        theirs.relative_position_values = _copied(attention.relative_values.weight)
+    if bias is not None:
+        theirs.relative_attention_bias = _copied(bias.weight)
+        theirs.relative_attention_max_distance = numpy.dtype("int32").type(bias.max_distance)
 
 
 def _position_table(ours: Any, config: HeedConfig) -> Any:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful.attention_heed import HeedAttention
+from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.fingerprint import obstacle_to_copies
 from heedful.inference.native.weights import Precision, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
@@ -49,10 +50,10 @@ class NativeNetwork:
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder, self.dtype)
         self.embed_target = _Embedding(decoder, self.dtype)
-        self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers]
-        self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers]
+        self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers] * encoder.rounds
+        self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
         self.encoder_norm, self.decoder_norm = _norm(encoder.norm, self.dtype), _norm(decoder.norm, self.dtype)
-        cross = [layer.cross_attn for layer in decoder.layers]
+        cross = [layer.cross_attn for layer in decoder.layers] * decoder.rounds
         self.project_source = _joined(
             [projection for one in cross for projection in _key_value_projections(one)], precision
         )
@@ -122,6 +123,10 @@ def obstacle(model: Any) -> str | None:
     reason = obstacle_to_copies(model, "the native decoder")
     if reason is not None:
         return reason
+    if model.config.position_encoding in RELATIVE_ENCODINGS:
+        encoding = model.config.position_encoding
+        told = "must be sinusoidal, learned, rotary or none for the native decoder"
+        return f"`position_encoding` {told}, but is {encoding} instead."
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu":
             device = weight.device

@@ -6,6 +6,7 @@ matrices compute the same whatever the order of the features, so the weights are
 """
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +148,20 @@ def _check_expressible(config: Any, kind: str) -> None:
         raise ValueError(f"The model has no stock form, of which {told} is the nearest: {' '.join(faults)}")
 
 
+def _written_out(ours: HeedForConditionalGeneration) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and weights of a Heed model, those of shared layers for each layer."""
+    for name, value in ours.state_dict().items():
+        stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
+        for number in range(stack.rounds if ".layers." in name else 1):
+            yield name.replace(".layers.0.", f".layers.{number}.") if number else name, value
+
+
 def _renamed_weights(ours: HeedForConditionalGeneration) -> dict[str, torch.Tensor]:
     """Return the weights under their names, with the features of d_model in their order."""
     config: Any = ours.config
     is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
     weights, order = {}, paper_order(config)
-    for name, value in ours.state_dict().items():
+    for name, value in _written_out(ours):
         if is_interleaved:
             value = reordered(name, value, order)
         if name == "lm_head.bias":

@@ -27,6 +27,7 @@ from heedful.publishing.exports.onnx_model import (
     cached_tensors,
     fill_cache,
 )
+from heedful.relative_positions_heed import RELATIVE_PARTS
 
 # The oldest set of operators that torch's exporter writes: the most runtimes read it.
 OPSET = 18
@@ -81,7 +82,7 @@ def check_exportable(model: Any) -> None:
             f"`quantization_config` must be absent to export a model, but is {told} instead: export the model as it "
             "was before it was quantized."
         )
-    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore)
+    known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
     foreign = [
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()

@@ -46,6 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "activation_function": ("relu", "gelu", "silu", "tanh"),
     "encoder_neighbourhood": (None,),
     "decoder_neighbourhood": (None,),
+    "share_layers": (False,),
 }
 
 

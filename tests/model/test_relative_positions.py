@@ -1,0 +1,184 @@
+"""Relative positions: the vectors of Shaw et al. and T5's bias, as their papers and transformers compute them."""
+
+import math
+
+import pytest
+import torch
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from heedful import HeedConfig, HeedEncoder, HeedForConditionalGeneration
+from heedful.attention_heed import HeedAttention
+from heedful.positions_heed import positions_of
+from heedful.relative_positions_heed import RelativePositions
+from helpers import assert_near, padded, sentences, shake, tiny_config, tiny_model
+
+ENCODINGS = ("shaw", "t5")
+
+
+def distances(length, **changes):
+    config = tiny_config(position_encoding="shaw", **changes)
+    return RelativePositions(config, "encoder")(positions_of(length, 0, None, "cpu"), None)
+
+
+def equations_3_and_4(attention, states, clip):
+    """Attend from `(1, length, d_model)` states, head by head and pair by pair, in float64."""
+    attention = attention.double()
+    states, length = states[0].double(), states.shape[1]
+    query, key, value = (
+        projection(states).view(length, -1, width)
+        for projection, width in (
+            (attention.q_proj, attention.d_k),
+            (attention.k_proj, attention.d_k),
+            (attention.v_proj, attention.d_v),
+        )
+    )
+    a_k, a_v = attention.relative_keys.weight, attention.relative_values.weight
+    rows = [[max(-clip, min(clip, j - i)) + clip for j in range(length)] for i in range(length)]
+    outputs = torch.zeros(length, query.shape[1], attention.d_v, dtype=torch.float64)
+    for head in range(query.shape[1]):
+        for i in range(length):
+            e = [query[i, head] @ (key[j, head] + a_k[rows[i][j]]) / math.sqrt(attention.d_k) for j in range(length)]
+            alpha = torch.stack(e).softmax(0)
+            outputs[i, head] = sum(alpha[j] * (value[j, head] + a_v[rows[i][j]]) for j in range(length))
+    return attention.out_proj(outputs.flatten(1))[None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clip", [1, 3, 16])
+def test_shaws_attention_is_equations_3_and_4(clip):
+    config = tiny_config(position_encoding="shaw", relative_attention_max_distance=clip, d_k=6, d_v=10)
+    attention = HeedAttention(config, "encoder").eval()
+    shake(attention)
+    states = torch.randn(1, 9, 32)
+    ours = attention(states, relative=distances(9))[0]
+    assert_near(ours.double(), equations_3_and_4(attention, states, clip))
+
+
+T5_SIZES = {"d_model": 32, "d_kv": 8, "num_heads": 4, "dropout_rate": 0.0}
+
+
+def t5_attention(is_decoder, max_distance):
+    config = T5Config(**T5_SIZES, is_decoder=is_decoder, relative_attention_max_distance=max_distance)
+    config._attn_implementation = "eager"
+    return T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("max_distance", [17, 128])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_t5s_bias_gives_what_attention_of_transformers_t5_gives(stack, max_distance):
+    theirs = t5_attention(stack == "decoder", max_distance)
+    shake(theirs)
+    options = {"position_encoding": "t5", "attention_scoring": "dot", "relative_attention_max_distance": max_distance}
+    config = tiny_config(**options)
+    ours, positions = HeedAttention(config, stack).eval(), RelativePositions(config, stack)
+    for name, other in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o")):
+        getattr(ours, name).weight.copy_(getattr(theirs, other).weight)
+    positions.bias.weight.copy_(theirs.relative_attention_bias.weight)
+    states, length = torch.randn(1, 300, 32), 300
+    mask = torch.zeros(1, 1, length, length)
+    if stack == "decoder":
+        mask.masked_fill_(torch.ones(length, length).triu(1).bool(), torch.finfo(torch.float32).min)
+    bias = positions(positions_of(length, 0, None, "cpu"), None)
+    output = ours(states, mask, relative=bias)[0]
+    expected, their_bias = theirs(states, mask=mask)[:2]
+    seen = mask == 0
+    assert torch.equal(bias.masked_select(seen), (their_bias - mask).masked_select(seen))
+    assert_near(output, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_distances_count_tokens_and_no_padding_between_them(encoding, side):
+    """A sentence with padding in its middle is encoded like the sentence without."""
+    model = tiny_model(position_encoding=encoding, attention="eager")
+    ids, mask = padded(sentences(7, 5), side)
+    gap = torch.zeros(2, 2, dtype=torch.long)
+    with_gap, mask_with_gap = (torch.cat([part[:, :3], gap, part[:, 3:]], 1) for part in (ids, mask))
+    encoder = model.model.encoder
+    whole = encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert_near(encoder(with_gap, attention_mask=mask_with_gap).last_hidden_state[mask_with_gap.bool()], whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_keys_farther_than_the_largest_distance_count_as_that_far(encoding):
+    """Two tokens that swap places beyond the reach change nothing, and within it they do."""
+    config = tiny_config(position_encoding=encoding, relative_attention_max_distance=17, encoder_layers=1)
+    torch.manual_seed(0)
+    encoder = HeedEncoder(config).eval()
+    shake(encoder)
+    ids = torch.randint(3, 99, (1, 40))
+    moved = {}
+    for place in (20, 35):
+        other = ids.clone()
+        other[0, [place, place + 1]] = ids[0, [place + 1, place]]
+        change = encoder(other).last_hidden_state - encoder(ids).last_hidden_state
+        moved[place] = change.abs().amax(-1)[0]
+    assert moved[35][0] < 1e-5
+    assert moved[20][15] > 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_encoding_depends_on_distances_alone(encoding):
+    model = tiny_model(position_encoding=encoding, attention="eager").model.encoder
+    ids = torch.randint(3, 99, (1, 6))
+    relative = model.relative_positions
+    positions = positions_of(6, 0, None, "cpu")
+    assert torch.equal(relative(positions, None), relative(positions_of(12, 0, None, "cpu"), None)[..., :6, :6])
+    assert (model(ids).last_hidden_state[0, 0] - model(ids.flip(1)).last_hidden_state[0, -1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_sequences_longer_than_any_distance_are_decoded_with_a_cache_as_without(encoding):
+    model = tiny_model(position_encoding=encoding, decoder_key_value_heads=2)
+    source, target = torch.randint(14, 71, (1, 200)), torch.randint(14, 71, (1, 150))
+    whole = model(source, decoder_input_ids=target).logits
+    encoded, cache, logits = model.model.encoder(source), None, []
+    for part in target.split([100, 1, 1, 40, 1, 7], dim=1):  # prefill in chunks, and single steps
+        step = model(encoder_outputs=encoded, decoder_input_ids=part, past_key_values=cache, use_cache=True)
+        logits.append(step.logits)
+        cache = step.past_key_values
+    assert whole.isfinite().all()
+    assert_near(torch.cat(logits, 1), whole)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_relative_parameter_is_trained_and_cross_attention_has_none(encoding):
+    model = tiny_model(position_encoding=encoding, relative_attention_max_distance=17).train()
+    source, target = torch.randint(14, 71, (2, 40)), torch.randint(14, 71, (2, 40))
+    model(source, labels=target).loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if "relative" in name}
+    rows = {name: (gradient.abs().sum(-1) > 0).tolist() for name, gradient in found.items()}
+    assert not [name for name in rows if "cross_attn" in name]
+    if encoding == "shaw":
+        assert len(rows) == 2 * (2 + 2)
+        # The decoder sees no key behind its query.
+        assert all(sum(row) == (18 if "decoder" in name else 35) for name, row in rows.items())
+    else:
+        assert {name: sum(row) for name, row in rows.items()} == {
+            "model.encoder.relative_positions.bias.weight": 31,  # nothing is 0 away behind the query
+            "model.decoder.relative_positions.bias.weight": 16 + 2,  # each below 16, 16, and all from 17 on
+        }
+
+
+def test_the_distances_are_by_default_those_of_the_papers():
+    shaw, t5 = (
+        HeedForConditionalGeneration(HeedConfig(vocab_size=9, encoder_layers=1, position_encoding=name)).model.encoder
+        for name in ENCODINGS
+    )
+    assert shaw.layers[0].self_attn.relative_keys.weight.shape == (2 * 16 + 1, 64)
+    assert t5.relative_positions.bias.weight.shape == (32, 8)
+    assert t5.relative_positions.bias.max_distance == 128
+
+
+@pytest.mark.parametrize("encoding", [*ENCODINGS, "rotary"])
+def test_attention_that_shares_something_among_its_heads_is_not_split_by_heads(encoding):
+    plan = HeedForConditionalGeneration(tiny_config(position_encoding=encoding))._tp_plan
+    is_split = any("self_attn" in name for name in plan)
+    assert is_split == (encoding == "rotary")
+    assert "model.decoder.layers.*.cross_attn.q_proj" in plan

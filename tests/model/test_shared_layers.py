@@ -1,0 +1,93 @@
+"""Layers that share their weights: one layer, applied as often as there are layers."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heedful import HeedForConditionalGeneration
+from helpers import assert_near, padded, sentences, tiny_config, tiny_model
+
+DEPTHS = {"encoder_layers": 3, "decoder_layers": 2}
+
+
+def written_out(shared):
+    """Return a model with a layer of its own, a copy, for each time that a layer is applied."""
+    config = tiny_config(**DEPTHS)
+    config._attn_implementation = shared.config._attn_implementation
+    model = HeedForConditionalGeneration(config)
+    weights = shared.state_dict()
+    for side, depth in (("encoder", 3), ("decoder", 2)):
+        for name, value in list(weights.items()):
+            for number in range(1, depth if f".{side}.layers.0." in name else 1):
+                weights[name.replace(".layers.0.", f".layers.{number}.")] = value.clone()
+    model.load_state_dict(weights)
+    return model
+
+
+def batch():
+    source, mask = padded(sentences(6, 3))
+    labels, _ = padded(sentences(5, 5))
+    return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+
+def test_the_gradient_is_the_sum_over_the_applications():
+    shared = tiny_model(share_layers=True, **DEPTHS).train()
+    apart, given = written_out(shared).train(), batch()
+    losses = [model(**given).loss for model in (shared, apart)]
+    assert_near(*losses)
+    for loss in losses:
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in apart.named_parameters()}
+    for name, parameter in shared.named_parameters():
+        parts = [gradients[name]]
+        for number in range(1, 3):
+            other = name.replace(".layers.0.", f".layers.{number}.")
+            parts += [gradients[other]] if other != name and other in gradients else []
+        assert len(parts) == (1 if ".layers." not in name else 3 if ".encoder." in name else 2)
+        assert_near(parameter.grad, torch.stack(parts).sum(0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_it_generates_what_copies_of_the_layer_generate_with_a_cache_for_each(beams):
+    shared = tiny_model(share_layers=True, **DEPTHS)
+    apart = written_out(shared).eval()
+    apart.generation_config = shared.generation_config
+    source, mask = padded(sentences(6, 3))
+    search = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
+    ours, theirs = (model.generate(source, **search) for model in (shared, apart))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert len(ours.past_key_values.self_attention_cache.layers) == 2
+
+
+@torch.no_grad()
+def test_states_and_weights_of_every_application_are_told():
+    shared = tiny_model(share_layers=True, **DEPTHS)
+    records = {"output_hidden_states": True, "output_attentions": True}
+    ours, theirs = (model.eval()(**batch_of_seed(), **records) for model in (shared, written_out(shared)))
+    for name, count in (
+        ("encoder_hidden_states", 4),
+        ("decoder_hidden_states", 3),
+        ("encoder_attentions", 3),
+        ("decoder_attentions", 2),
+        ("cross_attentions", 2),
+    ):
+        assert len(ours[name]) == len(theirs[name]) == count
+        for one, other in zip(ours[name], theirs[name], strict=True):
+            assert_near(one, other)
+
+
+def batch_of_seed():
+    torch.manual_seed(1)
+    return batch()
+
+
+def test_the_saved_file_holds_the_layer_once(tmp_path):
+    model = tiny_model(share_layers=True, **DEPTHS)
+    model.save_pretrained(tmp_path)
+    layers = {name.split(".layers.")[1][0] for name in load_file(tmp_path / "model.safetensors") if ".layers." in name}
+    assert layers == {"0"}
+    loaded = HeedForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.num_parameters() == model.num_parameters() < 0.6 * written_out(model).num_parameters()
+    given = batch()
+    assert torch.equal(loaded(**given).logits, model(**given).logits)

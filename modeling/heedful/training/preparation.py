@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from heedful.data.epochs import mixture
 from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs, references_of
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, symbols_of
 from heedful.evaluation.metrics import references_left
 from heedful.inference.distillation import TeacherTokens
 from heedful.inference.translation import MOST_SOURCE_TOKENS
@@ -129,7 +129,13 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         rest, numbers = split_for_validation(pairs["source"][:])
         pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
-    tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
+    split_off = validation if where.validation is None else ()
+    tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
+    tokenizers.check_symbols(validation, "`data.validation`")
+    for name, test in zip(where.test, tests, strict=True):
+        tokenizers.check_symbols(test, f"`data.test.{name}`")
+    if not data.streaming:
+        tokenizers.check_symbols(pairs, "`data.train` after cleaning")
     check_model(recipe, tokenizers)
     heads = mixture.heads_of(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
@@ -167,6 +173,12 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
             raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
     if data.temperature != 1:
         shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
+    if (
+        any(asdict(replace(data.augmentation, joined=0)).values())
+        and symbols_of(encoder.tokenizers.source) is not None
+    ):
+        must = "empty but for `joined` where the source's vocabulary is closed"
+        raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
     if any(asdict(data.augmentation).values()):
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()

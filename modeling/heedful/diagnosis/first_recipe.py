@@ -158,7 +158,8 @@ def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> s
     for key, value in settings.items():
         section, _, name = key.partition(".")
         if section == "tokenizer":
-            lines.append(f"  {name}: {json.dumps(value).strip('"')}  # {notes.get(name, 'null: all of the texts')}\n")
+            told, note = json.dumps(value).strip('"'), notes.get(name, "null: all of the texts")
+            lines.append(f"  {name}: {told}  # {note}\n")
     return "".join(lines)
 
 

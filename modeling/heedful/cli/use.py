@@ -134,8 +134,7 @@ def evaluate(
     left = metrics.references_left(ignore, accepted)
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    sources = [pair["source"] for pair in pairs]
-    texts = _translate_all(model, revision, sources, device, token_budget=token_budget, **search)
+    texts = _translate_all(model, revision, pairs, device, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
@@ -149,19 +148,21 @@ def evaluate(
     options.print_result(scores, "\n".join(lines), as_json)
 
 
-def _translate_all(folder: str, revision: str | None, sources: list[str], device: str | None, **settings):
+def _translate_all(folder: str, revision: str | None, pairs: list[Any], device: str | None, **settings):
     """Return the best translation of each source; if several processes share the work, only in the main one."""
     from heedful.inference.translation import Translator
 
     if world_size() == 1:
         translator = Translator.from_pretrained(folder, device, revision)
-        return [best.text for best, *_ in translator.translate(sources, **settings)]
+        translator.tokenizers.check_symbols(pairs, "`--data`")
+        return [best.text for best, *_ in translator.translate([pair["source"] for pair in pairs], **settings)]
     from heedful.training.loop.validation import translate_on_ranks
     from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(folder, accelerator.device, revision)
-    texts = translate_on_ranks(translator, sources, accelerator, **settings)
+    translator.tokenizers.check_symbols(pairs, "`--data`")
+    texts = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None

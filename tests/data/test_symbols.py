@@ -1,6 +1,8 @@
 """Characters, jamo, and closed vocabularies of symbols: what they cut, keep, and refuse."""
 
+import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -223,3 +225,10 @@ def test_the_pipeline_puts_jamo_together():
     model = memorised_model(PAIRS["jamo"], {"밥": "한글 밥"})
     translate = HeedTranslationPipeline(model=model, tokenizer=PAIRS["jamo"].source)
     assert translate("밥")[0]["translation_text"] == "한글 밥"
+
+
+def test_the_guide_s_example_prints_what_it_says(capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md").read_text(encoding="utf-8")
+    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == printed

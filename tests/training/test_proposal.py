@@ -66,7 +66,7 @@ SOUNDS = [" ".join(generator.choices(PHONEMES, k=generator.randint(2, 9))) for _
 SENTENCES = [pair["en"] for pair in korean_english_pairs("train", 400)]
 KOREAN = [pair["ko"] for pair in korean_english_pairs("train", 400)]
 LABELS = [generator.choice(["yes", "no", "perhaps"]) for _ in range(400)]
-JAPANESE = ["今日は元気ですか", "明日は雨です", "私は本を読む", "彼は学校へ行く"] * 100
+JAPANESE = ["".join(generator.choices("今日元気私本学校行読はをがのですか", k=9)) for _ in range(400)]
 SIDES = [
     (SPELLINGS, SOUNDS, ("character", "word")),
     (SOUNDS, SPELLINGS, ("word", "character")),
@@ -90,10 +90,9 @@ def test_tokens_that_fit_are_found_and_make_a_recipe(sources, targets, expected,
     assert tuple(algorithm for algorithm, _ in recipe.tokenizer.sides) == expected
     assert all((size is None) == (algorithm != "bpe") for algorithm, size in recipe.tokenizer.sides)
     assert recipe.tokenizer.joint is (expected[0] == expected[1] != "word")
-    longest = max(
-        len(text.split() if each == "word" else text) for each, text in zip(expected, pairs[0].values(), strict=True)
-    )
-    assert settings["decoding.max_length"] > longest
+    units = {"bpe": lambda text: (), "word": str.split, "character": list}
+    texts = zip(expected, (sources, targets), strict=True)
+    assert settings["decoding.max_length"] > max(len(units[each](text)) for each, side in texts for text in side)
 
 
 def test_a_recipe_for_the_cpu_is_proposed_no_gpu(monkeypatch):

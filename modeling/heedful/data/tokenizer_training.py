@@ -5,10 +5,12 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.files import check_at_least
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -32,6 +34,42 @@ MOST_TOKENS = 2**20
 # Time grows with the square of the longest word, so what has more letters without a space is cut into pieces.
 LONGEST_WORD = 1000
 LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
+
+
+@dataclass
+class TokenizerRecipe:
+    """The recipe's tokenizer: trained from the training pairs, or taken from a folder."""
+
+    path: str | None = None
+    algorithm: Algorithm = "bpe"
+    vocab_size: int | None = 8000
+    joint: bool = True
+    target_algorithm: Algorithm | None = None
+    target_vocab_size: int | None = None
+    sentences: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        numbers = ("vocab_size", "target_vocab_size", "sentences")
+        check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
+        musts = {"dropout": None if 0 <= self.dropout < 1 else "at least 0 and below 1"}
+        if self.path is None:
+            for name in ("algorithm", "target_algorithm"):
+                if self.dropout and getattr(self, name) not in ("bpe", None):
+                    musts["dropout"] = f"0 unless `tokenizer.{name}` is bpe"
+            if self.joint and self.target_algorithm is not None:
+                musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
+        for name, must in musts.items():
+            if must is not None:
+                raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")
+
+    @property
+    def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
+        """The algorithm and the size of the source's vocabulary and of the target's, which may be the same one."""
+        source = (self.algorithm, self.vocab_size)
+        if self.target_algorithm is None and self.target_vocab_size is None:
+            return source, source
+        return source, (self.target_algorithm or self.algorithm, self.target_vocab_size)
 
 
 def train_tokenizers(

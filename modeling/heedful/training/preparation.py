@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from heedful.data.epochs import mixture
 from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs, references_of
-from heedful.data.tokenization import TokenizerPair, symbols_of
+from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.inference.distillation import TeacherTokens
 from heedful.inference.translation import MOST_SOURCE_TOKENS
@@ -173,12 +173,6 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
             raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
     if data.temperature != 1:
         shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
-    if (
-        any(asdict(replace(data.augmentation, joined=0)).values())
-        and symbols_of(encoder.tokenizers.source) is not None
-    ):
-        must = "empty but for `joined` where the source's vocabulary is closed"
-        raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
     if any(asdict(data.augmentation).values()):
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()

@@ -12,7 +12,7 @@ from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
 from heedful.data.epochs.augmentation import AugmentationRules
 from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, check_mixture
-from heedful.data.tokenizer_training import Algorithm
+from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
@@ -84,42 +84,6 @@ class DataRecipe:
         if isinstance(where, list):
             return [str(Path(self.folder) / name) for name in where]
         return str(Path(self.folder) / where)
-
-
-@dataclass
-class TokenizerRecipe:
-    """The tokenizer: trained from the training pairs, or taken from a folder."""
-
-    path: str | None = None
-    algorithm: Algorithm = "bpe"
-    vocab_size: int | None = 8000
-    joint: bool = True
-    target_algorithm: Algorithm | None = None
-    target_vocab_size: int | None = None
-    sentences: int | None = None
-    dropout: float = 0.0
-
-    def __post_init__(self):
-        _at_least(1, "tokenizer", self, "vocab_size", "target_vocab_size", "sentences")
-        if not 0 <= self.dropout < 1:
-            raise _mistake("tokenizer.dropout", "at least 0 and below 1", self.dropout)
-        if self.path is not None:
-            return
-        if self.joint and self.target_algorithm is not None:
-            raise _mistake(
-                "tokenizer.target_algorithm", "empty where `tokenizer.joint` is true", self.target_algorithm
-            )
-        for name in ("algorithm", "target_algorithm"):
-            if self.dropout and getattr(self, name) not in ("bpe", None):
-                raise _mistake("tokenizer.dropout", f"0 unless `tokenizer.{name}` is bpe", self.dropout)
-
-    @property
-    def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
-        """The algorithm and the size of the source's vocabulary and of the target's, which may be the same one."""
-        source = (self.algorithm, self.vocab_size)
-        if self.target_algorithm is None and self.target_vocab_size is None:
-            return source, source
-        return source, (self.target_algorithm or self.algorithm, self.target_vocab_size)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from heedful import Translator
+from heedful.cli import main as cli
 from heedful.data.tokenization import TokenizerPair, UnknownSymbol, symbols_of
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
@@ -17,6 +18,8 @@ from heedful.diagnosis.trials import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
 from heedful.files import write_text
 from heedful.pipeline_heed import HeedTranslationPipeline
+from heedful.publishing.exports import comparison
+from heedful.publishing.web.web_export import check_pattern
 from heedful.training.preparation import prepare_corpus
 from helpers import tiny_model
 from memorised import memorised_model
@@ -232,3 +235,22 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
     code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
     exec(code, {})
     assert capsys.readouterr().out == printed
+
+
+def test_exports_name_what_they_cannot_take(symbols):
+    with pytest.raises(ValueError, match=r"`tokenizer.algorithm` must be bpe or unigram for transformers.js"):
+        check_pattern(PAIRS["jamo"])
+    check_pattern(train("bpe", 270))
+    with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
+        comparison.encode(symbols, ["a b", "Hello"], None)
+
+
+def test_evaluate_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_path, monkeypatch, capsys):
+    translator.model.save_pretrained(tmp_path / "model")
+    symbols.save_pretrained(tmp_path / "model")
+    data = pairs_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
+    arguments = ["evaluate", str(tmp_path / "model"), "--data", data, "--source", "1", "--target", "2"]
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "`--data`, line 2: each symbol must be one of the 2 of the target's vocabulary" in capsys.readouterr().err

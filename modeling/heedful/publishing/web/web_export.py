@@ -68,7 +68,7 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
         import_extra(name, "onnx")
     with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
         comparison.check_one_tokenizer(tokenizers, "transformers.js")
-        _check_pattern(tokenizers)
+        check_pattern(tokenizers)
         _check_size(loaded)
         _write_files(loaded, folder / "onnx")
         config: Any = loaded.config
@@ -94,7 +94,7 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
     return comparison.Export(Path(target), "int8", size, comparisons)
 
 
-def _check_pattern(tokenizers: TokenizerPair) -> None:
+def check_pattern(tokenizers: TokenizerPair) -> None:
     """Raise a `ValueError` for a tokenizer of characters, which a browser's regular expressions cannot find."""
     backend = tokenizers.source.backend_tokenizer
     if CHARACTER in json.loads(backend.to_str())["pre_tokenizer"].get("pattern", {}).get("Regex", ""):

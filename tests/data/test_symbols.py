@@ -160,6 +160,8 @@ def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
         ValueError, match=r"`data.test.other`, line 2: each symbol must be one of the 2 .* 'ZH' is none"
     ):
         prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "tokenizer")
+    ignoring = sounds | {"decoding.ignore": "[0-9]"}  # a target may lack what is taken out of both
+    assert prepare_corpus(tiny_recipe(tmp_path / "run", ignoring), tmp_path / "ignoring")
     sounds["data.validation"] = sounds["data.test"]["other"]
     with pytest.raises(ValueError, match=r"`data.validation`, line 2: each symbol .* 'ZH' is none"):
         prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "other")
@@ -254,3 +256,7 @@ def test_evaluate_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_p
     with pytest.raises(SystemExit):
         cli.main()
     assert "`--data`, line 2: each symbol must be one of the 2 of the target's vocabulary" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments, "--ignore", "Q", "--max-new-tokens", "3"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code

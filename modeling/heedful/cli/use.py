@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, tee
 from operator import itemgetter
@@ -134,7 +134,12 @@ def evaluate(
     left = metrics.references_left(ignore, accepted)
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    texts = _translate_all(model, revision, pairs, device, token_budget=token_budget, **search)
+    sources = [pair["source"] for pair in pairs]
+
+    def check(translator: Any) -> None:
+        translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
+
+    texts = _translate_all(model, revision, sources, device, check, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
@@ -148,21 +153,31 @@ def evaluate(
     options.print_result(scores, "\n".join(lines), as_json)
 
 
-def _translate_all(folder: str, revision: str | None, pairs: list[Any], device: str | None, **settings):
-    """Return the best translation of each source; if several processes share the work, only in the main one."""
+def _translate_all(
+    folder: str,
+    revision: str | None,
+    sources: list[str],
+    device: str | None,
+    check: Callable[[Any], None],
+    **settings: Any,
+) -> list[str] | None:
+    """Return the best translation of each source; if several processes share the work, only in the main one.
+
+    `check` sees the translator before it begins.
+    """
     from heedful.inference.translation import Translator
 
     if world_size() == 1:
         translator = Translator.from_pretrained(folder, device, revision)
-        translator.tokenizers.check_symbols(pairs, "`--data`")
-        return [best.text for best, *_ in translator.translate([pair["source"] for pair in pairs], **settings)]
+        check(translator)
+        return [best.text for best, *_ in translator.translate(sources, **settings)]
     from heedful.training.loop.validation import translate_on_ranks
     from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(folder, accelerator.device, revision)
-    translator.tokenizers.check_symbols(pairs, "`--data`")
-    texts = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
+    check(translator)
+    texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()
     return texts if is_main else None

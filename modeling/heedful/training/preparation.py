@@ -133,7 +133,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
     tokenizers.check_symbols(validation, "`data.validation`")
     for name, test in zip(where.test, tests, strict=True):
-        tokenizers.check_symbols(test, f"`data.test.{name}`")
+        tokenizers.check_symbols(test, f"`data.test.{name}`", recipe.decoding.ignore)
     if not data.streaming:
         tokenizers.check_symbols(pairs, "`data.train` after cleaning")
     check_model(recipe, tokenizers)

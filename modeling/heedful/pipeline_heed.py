@@ -9,6 +9,7 @@ Letters in shape comments: B sentences of a batch, N translations of each, T tok
 """
 
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -424,6 +425,7 @@ class HeedTranslationPipeline(ChunkPipeline):
                 decoded = self.target_tokenizer.decode(
                     ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
+                decoded = unicodedata.normalize("NFC", decoded)  # which a tokenizer of jamo leaves to us
                 text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
             results.append({self.text_key: text})
             if return_scores:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import permutations
 
 import pytest
 
@@ -103,3 +104,25 @@ def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
     assert result.corpus.pairs == 57
     assert json.loads((result.folder / "metrics.json").read_text())["validation"]["count"] == 3
     assert result.progress.best
+
+
+def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):
+    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
+    path = write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path
+    recipe = read_recipe(path)
+    assert recipe.tokenizer.sides == (("character", None), ("word", None))
+    written = path.read_text()
+    assert "algorithm: character  # of the source: single words" in written
+    assert "target_algorithm: word  # of the target: between spaces stand few different symbols" in written
+    assert not diagnose(recipe).has_errors
+
+
+def test_who_names_an_algorithm_gets_it(tmp_path):
+    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
+    table(tmp_path / "a.tsv", rows)
+    path = tmp_path / "a.yaml"
+    sides = []
+    for more in ("", "tokenizer: {algorithm: bpe}\n"):
+        path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
+        sides.append(read_recipe(path).tokenizer.sides)
+    assert sides == [(("character", None), ("word", None)), (("bpe", 500), ("bpe", 500))]

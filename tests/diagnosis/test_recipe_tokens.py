@@ -34,7 +34,7 @@ def joint():
 
 @pytest.fixture(scope="module")
 def words():
-    return train_tokenizers(SOURCES, TARGETS, vocab_size=None, algorithm="word", joint=False)
+    return train_tokenizers(SOURCES, TARGETS, vocab_size=5000, algorithm="word", joint=False)
 
 
 def given(template="$A </s>", **tokens) -> TokenizerPair:

@@ -149,7 +149,7 @@ def test_spaces_control_characters_and_stray_bytes_are_visible(tokenizers):
 
 
 def test_words_and_tags_keep_their_names():
-    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en"])
+    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=100, algorithm="word", languages=["en"])
     ids = words.encode_source(["개가 뭐"], target_language="en")[0]
     assert token_labels(words.source, ids) == ["<2en>", "▁개가", "<unk>", "</s>"]
 

@@ -305,7 +305,7 @@ def test_words_are_what_stands_between_spaces(tokenizers):
 
 
 def test_unknown_words_are_words():
-    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=None, algorithm="word")
+    words = train_tokenizers(["개가 달린다"], ["the dog runs"], vocab_size=100, algorithm="word")
     assert token_words(words.target, words.encode_target(["the cat runs"])[0]) == [0, 1, 2, None]
 
 
@@ -347,7 +347,7 @@ def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
     ids = pair.encode_source(["고양이가 zz 달린다."], target_language="en")[0]
     assert "▁" in "".join(token_labels(pair.source, ids))
     assert shown_words(pair.source, ids).labels == ["<2en>", "고양이가", "zz", "달린다.", "</s>"]
-    words = train_tokenizers(texts, texts, vocab_size=None, algorithm="word")
+    words = train_tokenizers(texts, texts, vocab_size=100, algorithm="word")
     assert shown_words(words.source, words.encode_source(["고양이가 zz"])[0]).labels == ["고양이가", "<unk>", "</s>"]
 
 

@@ -95,7 +95,7 @@ def test_a_given_tokenizer_is_used(files, tmp_path, corpus):
 
 def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
     recipe = tiny_recipe(tmp_path, {**files, "tokenizer.sentences": 1, "tokenizer.algorithm": "word"})
-    recipe.tokenizer.vocab_size = None
+    recipe.tokenizer.vocab_size = 99
     vocabulary = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers.source.get_vocab()
     words = {word.strip("▁") for word in vocabulary} - {"<pad>", "<s>", "</s>", "<unk>"}
     assert words == {"하나", "one"}
@@ -229,14 +229,14 @@ def test_a_config_of_another_vocabulary_is_no_mistake(files, tmp_path):
     config = {"model_type": "heed", "vocab_size": 50, "decoder_vocab_size": 60, "pad_token_id": 49}
     (tmp_path / "config.json").write_text(json.dumps(config))
     changes = {**files, "model.config": str(tmp_path / "config.json")}
-    for number, tokenizer in enumerate([{"vocab_size": 260}, {"algorithm": "word", "vocab_size": None}]):
+    for number, tokenizer in enumerate([{"vocab_size": 260}, {"algorithm": "word", "vocab_size": 99}]):
         recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": tokenizer})
         corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{number}")
         assert make_model(recipe.model, corpus.tokenizers).config.pad_token_id == 0
 
 
 def test_beams_are_held_against_a_vocabulary_of_words_once_it_is_known(files, tmp_path):
-    changes = {"tokenizer": {"algorithm": "word", "vocab_size": None}, "decoding.num_beams": 100}
+    changes = {"tokenizer": {"algorithm": "word", "vocab_size": 99}, "decoding.num_beams": 100}
     with pytest.raises(ValueError, match=r"`decoding\.num_beams` must be at most "):
         prepare_corpus(tiny_recipe(tmp_path, {**files, **changes}), tmp_path / "tokenizer")
 

@@ -1,8 +1,12 @@
 """The table of what is proposed for which data and machine."""
 
+import random
+
 import pytest
 
+from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.training.proposal import DataFacts, Machine, look_at, propose, this_machine
+from tiny_runs import tiny_recipe
 
 LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True)
 # Pairs, bytes of a pair, the longest side, machine: vocabulary, layers, d_model, dropout, tokens of an update, and
@@ -46,11 +50,49 @@ def test_a_run_is_validated_and_saved_and_its_schedule_ends_with_it():
 
 
 def test_facts_are_those_of_the_texts():
-    pairs = [{"source": "가" * 2, "target": "ab"}] * 99 + [{"source": "x" * 500, "target": "y"}]
-    assert look_at(pairs) == DataFacts(100, (99 * 8 + 501) / 100, 500)
-    assert look_at(pairs, 5000).pairs == 5000
+    pairs = [{"source": "가" * 2, "target": f"ab {number}{number}"} for number in range(10, 99)]
+    pairs += [{"source": "x" * 500, "target": "y z"}]
+    assert look_at(pairs, algorithms=("bpe", "bpe")) == DataFacts(90, (89 * 13 + 503) / 90, 500)
+    facts = look_at(pairs, 5000, ("character", "bpe"))
+    assert facts == DataFacts(5000, (89 * 7 + 3) / 90, 500, ("character", "bpe"), (89 * 2 + 500) / 90, 500)
     with pytest.raises(ValueError, match="must hold at least one pair"):
         look_at([])
+
+
+LETTERS, PHONEMES = "abdefiklmnoprstu", [f"P{number}" for number in range(30)]
+generator = random.Random(0)
+SPELLINGS = ["".join(generator.choices(LETTERS, k=generator.randint(3, 9))) for _ in range(400)]
+SOUNDS = [" ".join(generator.choices(PHONEMES, k=generator.randint(2, 9))) for _ in range(400)]
+SENTENCES = [pair["en"] for pair in korean_english_pairs("train", 400)]
+KOREAN = [pair["ko"] for pair in korean_english_pairs("train", 400)]
+LABELS = [generator.choice(["yes", "no", "perhaps"]) for _ in range(400)]
+JAPANESE = ["".join(generator.choices("今日元気私本学校行読はをがのですか", k=9)) for _ in range(400)]
+SIDES = [
+    (SPELLINGS, SOUNDS, ("character", "word")),
+    (SOUNDS, SPELLINGS, ("word", "character")),
+    (SOUNDS, [" ".join(sound.split()[::-1]) for sound in SOUNDS], ("word", "word")),
+    ([text.replace(" ", "") for text in KOREAN], KOREAN, ("character", "character")),
+    (KOREAN, SENTENCES, ("bpe", "bpe")),
+    (SENTENCES, SENTENCES, ("bpe", "bpe")),
+    (SENTENCES, LABELS, ("bpe", "word")),
+    (JAPANESE, SENTENCES, ("bpe", "bpe")),
+    (SENTENCES, SPELLINGS, ("bpe", "character")),
+]
+
+
+@pytest.mark.parametrize(("sources", "targets", "expected"), SIDES)
+def test_tokens_that_fit_are_found_and_make_a_recipe(sources, targets, expected, tmp_path):
+    pairs = [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
+    facts = look_at(pairs)
+    assert facts.algorithms == expected
+    settings = propose(facts, LAPTOP).settings
+    recipe = tiny_recipe(tmp_path, {key: value for key, value in settings.items() if key.startswith("tokenizer.")})
+    assert tuple(algorithm for algorithm, _ in recipe.tokenizer.sides) == expected
+    assert all((size is None) == (algorithm != "bpe") for algorithm, size in recipe.tokenizer.sides)
+    assert recipe.tokenizer.joint is (expected[0] == expected[1] != "word")
+    units = {"bpe": lambda text: (), "word": str.split, "character": list}
+    texts = zip(expected, (sources, targets), strict=True)
+    assert settings["decoding.max_length"] > max(len(units[each](text)) for each, side in texts for text in side)
 
 
 def test_a_recipe_for_the_cpu_is_proposed_no_gpu(monkeypatch):

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, tee
 from operator import itemgetter
@@ -135,7 +135,11 @@ def evaluate(
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     sources = [pair["source"] for pair in pairs]
-    texts = _translate_all(model, revision, sources, device, token_budget=token_budget, **search)
+
+    def check(translator: Any) -> None:
+        translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
+
+    texts = _translate_all(model, revision, sources, device, check, token_budget=token_budget, **search)
     if texts is None:
         return
     if predictions is not None:
@@ -149,18 +153,30 @@ def evaluate(
     options.print_result(scores, "\n".join(lines), as_json)
 
 
-def _translate_all(folder: str, revision: str | None, sources: list[str], device: str | None, **settings):
-    """Return the best translation of each source; if several processes share the work, only in the main one."""
+def _translate_all(
+    folder: str,
+    revision: str | None,
+    sources: list[str],
+    device: str | None,
+    check: Callable[[Any], None],
+    **settings: Any,
+) -> list[str] | None:
+    """Return the best translation of each source; if several processes share the work, only in the main one.
+
+    `check` sees the translator before it begins.
+    """
     from heedful.inference.translation import Translator
 
     if world_size() == 1:
         translator = Translator.from_pretrained(folder, device, revision)
+        check(translator)
         return [best.text for best, *_ in translator.translate(sources, **settings)]
     from heedful.training.loop.validation import translate_on_ranks
     from heedful.training.processes.devices import join_processes
 
     accelerator = join_processes(device)
     translator = Translator.from_pretrained(folder, accelerator.device, revision)
+    check(translator)
     texts = translate_on_ranks(translator, sources, accelerator, **settings)
     is_main = accelerator.is_main_process
     accelerator.end_training()

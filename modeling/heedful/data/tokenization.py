@@ -7,8 +7,10 @@ trained never reads a control token out of a sentence, so "<s>" or "<2en>" insid
 import hashlib
 import json
 import re
+import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,23 @@ LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "b
 # Added to a token's id where a word begins, as the pre-tokenizer makes them, in rows whose words are cut anew.
 WORD_START = 2**30
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
+
+
+class UnknownSymbol(ValueError):
+    """A text has a symbol that the closed vocabulary of its side lacks.
+
+    Attributes:
+        index: The number of the text among those that were encoded, from 0.
+        told: What is wrong, without the place.
+    """
+
+    def __init__(self, index: int, told: str):
+        super().__init__(f"`texts[{index}]`: {told}")
+        self.index, self.told = index, told
+
+    def at(self, place: str) -> ValueError:
+        """Return the error of a user who knows the text by its place, such as "line 12"."""
+        return ValueError(f"{place}: {self.told}")
 
 
 class TokenizerPair:
@@ -112,12 +131,33 @@ class TokenizerPair:
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
         """Turn target ids (lists, arrays or a tensor) back into texts.
 
-        Control tokens are left out, and so are negative ids such as the -100 that pads labels.
+        Control tokens are left out, and so are negative ids such as the -100 that pads labels. Texts of a tokenizer
+        that decomposes them, such as one of jamo, are composed again (Unicode's form NFC); the tokenizer's own
+        `decode` leaves them as they are.
         """
         batch = [[int(id_) for id_ in ids if id_ >= 0] for ids in batch_of_ids]
         if not batch:
             return []
-        return self.target.batch_decode(batch, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = self.target.batch_decode(batch, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        backend = getattr(self.target, "backend_tokenizer", None)
+        is_decomposed = type(getattr(backend, "normalizer", None)).__name__ == "NFD"
+        return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
+
+    def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
+        """Check that closed vocabularies have all symbols of pairs, which error messages say stand in `place`.
+
+        Where `ignore` takes something out of the targets before they are scored, these may have other symbols.
+
+        Raises:
+            ValueError: If not; the message has the line and the symbol.
+        """
+        for side, name in (("source", "text"), ("target", "text_target")):
+            tokenizer = getattr(self, side)
+            if symbols_of(tokenizer) is not None and (side == "source" or ignore is None):
+                try:
+                    encode_texts(tokenizer, name, [pair[side] for pair in pairs])
+                except UnknownSymbol as error:
+                    raise error.at(f"{place}, line {error.index + 1}") from None
 
     def fingerprint(self) -> str:
         """Return a checksum of what decides about ids, the same for a tokenizer however it was loaded."""
@@ -214,19 +254,57 @@ class TokenizerPair:
 def encode_texts(
     tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str], mark_words: bool = False
 ) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins."""
+    """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins.
+
+    An `UnknownSymbol` names the first symbol that a closed vocabulary lacks.
+    """
     if isinstance(texts, str):
         raise ValueError(f"`texts` must be a list of strings, but is the string {texts!r} instead.")
     if not len(texts):
         return []
     options: dict[str, Any] = {side: list(texts), "return_attention_mask": False, "truncation": False}
-    encoded = tokenizer(**options, verbose=False)
+    try:
+        encoded = tokenizer(**options, verbose=False)
+    except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
+        raise _unknown_symbol(tokenizer, side, texts) or error from None
     if not mark_words:
         return encoded["input_ids"]
     return [
         [id_ + WORD_START * (word is None or word != last) for id_, (last, word) in zip(ids, words, strict=True)]
         for ids, words in ((row.ids, pairwise([None, *row.word_ids])) for row in encoded.encodings)
     ]
+
+
+def symbols_of(tokenizer: "PreTrainedTokenizerFast") -> list[str] | None:
+    """Return all symbols of a closed vocabulary: of one of words that has no token for others. `None` is no such."""
+    from tokenizers import models, pre_tokenizers
+
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    is_of_words = isinstance(getattr(backend, "pre_tokenizer", None), pre_tokenizers.Metaspace)
+    model = backend.model if is_of_words else None
+    if not isinstance(model, models.WordLevel) or model.token_to_id(model.unk_token) is not None:
+        return None
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return [token.removeprefix("▁") for id_, token in enumerate(tokens) if id_ not in tokenizer.added_tokens_decoder]
+
+
+def _unknown_symbol(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> UnknownSymbol | None:
+    """Find the first symbol that a closed vocabulary lacks, if it is one, and those that are written most alike."""
+    known = symbols_of(tokenizer)
+    if known is None:
+        return None
+    by_letters = {symbol.lower(): symbol for symbol in known}
+    backend = tokenizer.backend_tokenizer
+    for index, text in enumerate(texts):
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
+            if (symbol := word.removeprefix("▁")) not in known:
+                alike = [repr(by_letters[each]) for each in get_close_matches(symbol.lower(), by_letters, n=3)]
+                whose = "source" if side == "text" else "target"
+                told = (
+                    f"each symbol must be one of the {len(known)} of the {whose}'s vocabulary, but {symbol!r} is none"
+                )
+                return UnknownSymbol(index, told + (f" (nearest: {', '.join(alike)})." if alike else "."))
+    return None
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

@@ -1,14 +1,16 @@
-"""Tokenizers trained from raw text: BPE and Unigram on bytes, or whole words."""
+"""Tokenizers trained from raw text: BPE and Unigram on bytes, characters, or whole words."""
 
 import json
 import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.files import check_at_least
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -18,9 +20,13 @@ logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # that is none of a language
-Algorithm = Literal["bpe", "unigram", "word"]
+Algorithm = Literal["bpe", "unigram", "character", "jamo", "word"]
+SUBWORDS = ("bpe", "unigram")  # whose vocabulary has the size that is asked for, and no end of its own
 # The fewest tokens that each algorithm needs besides the special ones; 256 of them are the bytes.
-SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "word": 1}
+SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "character": 256, "jamo": 256, "word": 1}
+FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens of what has no token of its own
+# A character as a reader sees it (an "extended grapheme cluster"), and Korean's letters each for itself.
+CHARACTER, JAMO_OR_CHARACTER = r"\X", r"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|\X"
 # The Unigram trainer gives unseen bytes the lowest score plus 0.0001 times 0 to 255.
 UNSEEN_BYTES_BAND = 0.026
 # The trainers take memory for every token that may be found, and end the process where it is not there.
@@ -30,30 +36,78 @@ LONGEST_WORD = 1000
 LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
+@dataclass
+class TokenizerRecipe:
+    """The recipe's tokenizer: trained from the training pairs, or taken from a folder."""
+
+    path: str | None = None
+    algorithm: Algorithm = "bpe"
+    vocab_size: int | None = 8000
+    joint: bool = True
+    target_algorithm: Algorithm | None = None
+    target_vocab_size: int | None = None
+    sentences: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        numbers = ("vocab_size", "target_vocab_size", "sentences")
+        check_at_least(1, **{f"tokenizer.{name}": getattr(self, name) for name in numbers})
+        musts = {"dropout": None if 0 <= self.dropout < 1 else "at least 0 and below 1"}
+        if self.path is None:
+            for name in ("algorithm", "target_algorithm"):
+                if self.dropout and getattr(self, name) not in ("bpe", None):
+                    musts["dropout"] = f"0 unless `tokenizer.{name}` is bpe"
+            if self.joint and self.target_algorithm is not None:
+                musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
+        for name, must in musts.items():
+            if must is not None:
+                raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")
+
+    @property
+    def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
+        """The algorithm and the size of the source's vocabulary and of the target's, which may be the same one."""
+        source = (self.algorithm, self.vocab_size)
+        if self.target_algorithm is None and self.target_vocab_size is None:
+            return source, source
+        return source, (self.target_algorithm or self.algorithm, self.target_vocab_size)
+
+
 def train_tokenizers(
     source_texts: Iterable[str],
     target_texts: Iterable[str],
     *,
     vocab_size: int | None,
-    algorithm: Algorithm = "bpe",
+    algorithm: Algorithm | tuple[Algorithm, Algorithm] = "bpe",
     joint: bool = True,
     target_vocab_size: int | None = None,
     languages: Sequence[str] = (),
 ) -> TokenizerPair:
     """Train a pair of tokenizers. The same texts always give the same tokenizers.
 
-    "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC). "word" splits a text
-    at spaces. It is meant for small closed vocabularies such as SCAN's: unseen words become `<unk>`, and decoding puts
-    one space between words. Texts are read once, the sources first, and need not fit in memory.
+    `algorithm` is one for both sides, or, where they are not joint, a pair of the source's and the target's:
+
+    - "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
+    - "character" has a token for each character as a reader sees it: a letter with its marks, a Korean syllable, an
+      emoji of several signs. What has no token is spelled in code points or bytes, so decoding is as exact.
+    - "jamo" is the same, but cuts Korean syllables into their letters. `TokenizerPair.decode_target` and the pipeline
+      put them together; the decoded text of a tokenizer alone has to be normalized to NFC.
+    - "word" splits a text at spaces, and decoding puts one space between words. It is meant for symbols: phonemes,
+      commands. With a `vocab_size` of None its vocabulary is closed: an unseen word is an error (`UnknownSymbol`), and
+      no token stands for it, in transformers neither. With a number it becomes `<unk>`.
+
+    Texts are read once, the sources first, and need not fit in memory.
 
     Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows;
     what stands in angle brackets among the `languages`, such as `<bt>`, is a tag itself. If there are two
     vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the number of tokens, all of these
-    included, and lowered with a warning to what the texts allow; None means every word, and works with "word" only.
-    `target_vocab_size` is the target vocabulary's if it is not joint; None means `vocab_size`.
+    included, and lowered with a warning to what the texts allow; the most frequent ones are kept. None means all that
+    the texts have, and works with "character", "jamo" and "word". `target_vocab_size` is the target vocabulary's if it
+    is not joint; None means `vocab_size`, or, of a target with an algorithm of its own, all.
     """
-    if algorithm not in ("bpe", "unigram", "word"):
-        raise ValueError(f"`algorithm` must be bpe, unigram or word, but is {algorithm!r} instead.")
+    algorithms = (algorithm, algorithm) if isinstance(algorithm, str) else algorithm
+    for each in algorithms:
+        if each not in get_args(Algorithm):
+            raise ValueError(f"`algorithm` must be one of {', '.join(get_args(Algorithm))}, but is {each!r} instead.")
     for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
         if isinstance(texts, str):
             raise ValueError(f"`{name}` must be several texts, but is one string instead.")
@@ -63,12 +117,14 @@ def train_tokenizers(
             raise ValueError(
                 f"`target_vocab_size` must be None for a joint vocabulary, but is {target_vocab_size} instead."
             )
+        if not isinstance(algorithm, str):
+            raise ValueError(f"`algorithm` must be one for a joint vocabulary, but is {algorithm!r} instead.")
         both = _train_one(chain(source_texts, target_texts), algorithm, vocab_size, "vocab_size", tags)
         return TokenizerPair(both, both)
-    source = _train_one(source_texts, algorithm, vocab_size, "vocab_size", tags)
-    name = "vocab_size" if target_vocab_size is None else "target_vocab_size"
-    target = _train_one(target_texts, algorithm, target_vocab_size or vocab_size, name, [])
-    return TokenizerPair(source, target)
+    source = _train_one(source_texts, algorithms[0], vocab_size, "vocab_size", tags)
+    is_same = isinstance(algorithm, str) and target_vocab_size is None
+    size, name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
+    return TokenizerPair(source, _train_one(target_texts, algorithms[1], size, name, []))
 
 
 def _language_tags(languages: Sequence[str]) -> list[str]:
@@ -92,7 +148,7 @@ def _train_one(
 
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
     least = len(control) + SMALLEST_VOCABULARY[algorithm]
-    if vocab_size is None and algorithm != "word":
+    if vocab_size is None and algorithm in SUBWORDS:
         raise ValueError(f"`{size_name}` must be a number for {algorithm}, but is None instead.")
     if vocab_size is not None and vocab_size < least:
         raise ValueError(
@@ -102,9 +158,11 @@ def _train_one(
     if vocab_size is not None and vocab_size > MOST_TOKENS:
         raise ValueError(f"`{size_name}` must be at most {MOST_TOKENS}, but is {vocab_size} instead.")
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
-    tokenizer.train_from_iterator(texts if algorithm == "word" else _without_long_words(texts), trainer)
+    tokenizer.train_from_iterator(_without_long_words(texts) if algorithm in SUBWORDS else texts, trainer)
     if algorithm == "unigram":
         tokenizer = _with_repeatable_scores(tokenizer, len(control))
+    elif algorithm not in SUBWORDS:
+        tokenizer.model = _counted_model(tokenizer, algorithm, vocab_size, len(control))
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
         logger.warning("`%s` is lowered from %s to %s, because the texts allow no more.", size_name, vocab_size, size)
@@ -116,7 +174,7 @@ def _train_one(
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        unk_token=UNKNOWN,
+        unk_token=None if algorithm == "word" and vocab_size is None else UNKNOWN,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         padding_side="right",
@@ -154,6 +212,15 @@ def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[Adde
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
         return tokenizer, trainers.WordLevelTrainer(vocab_size=vocab_size or 2**62, **options)
+    if algorithm not in SUBWORDS:
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))  # which counts the characters
+        tokenizer.normalizer = normalizers.NFD() if algorithm == "jamo" else normalizers.NFC()
+        pattern = JAMO_OR_CHARACTER if algorithm == "jamo" else CHARACTER
+        # The text of a control token, or of a byte's, is several characters: no text becomes one.
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        size = 2**62 if vocab_size is None else vocab_size - len(FALLBACK_BYTES)
+        return tokenizer, trainers.WordLevelTrainer(vocab_size=size, **options)
     options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
     if algorithm == "bpe":
         tokenizer = Tokenizer(models.BPE())
@@ -167,6 +234,20 @@ def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[Adde
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, trainer
+
+
+def _counted_model(tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int | None, control_tokens: int) -> Any:
+    """Return the model of a tokenizer whose trainer has counted words or characters, the most frequent first."""
+    from tokenizers import models
+
+    vocabulary = tokenizer.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    if algorithm == "word":
+        # Of a closed vocabulary the model's unknown token is none of it, so that it refuses unknown words.
+        return models.WordLevel(vocabulary, unk_token="" if vocab_size is None else UNKNOWN)
+    tokens[control_tokens:control_tokens] = FALLBACK_BYTES
+    ids = {token: id_ for id_, token in enumerate(tokens)}
+    return models.BPE(ids, [], byte_fallback=True, ignore_merges=True)
 
 
 def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":

@@ -148,7 +148,8 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
     earlier = recipe.folder / "tokenizer"
     folder = earlier if recipe.resume and earlier.is_dir() else temporary / "tokenizer"
     try:
-        tokenizers = load_or_train_tokenizers(recipe, train, folder, is_main=True)
+        split_off = held_out[0] if recipe.data.validation is None else ()
+        tokenizers = load_or_train_tokenizers(recipe, train, folder, is_main=True, held_out=split_off)
     except ValueError as error:
         yield Finding("tokenizer", "error", str(error), key, "Nothing behind it could be checked.")
         return
@@ -160,6 +161,12 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         yield Finding(
             "tokenizer", "warning" if train.is_whole else "note", told, key, f"Set it to {size // 2:,} or so."
         )
+    try:
+        for pairs in held_out:
+            tokenizers.check_symbols(pairs, f"`{pairs.key}`")
+    except ValueError as error:
+        yield Finding("unknown_tokens", "error" if train.is_whole else "warning", str(error), key)
+        return
     yield from tokens.check_tokenizer_ids(tokenizers, key)
     yield from tokens.check_normalization(train, tokenizers, key)
     try:

@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heedful.data.cleaning import CleaningRules
 from heedful.data.sources import columns_of, read_pairs
@@ -39,8 +40,7 @@ data:
     max_ratio: {max_ratio}  # one side more than so many times as long as the other; {ratio_note}
 
 tokenizer:
-  vocab_size: {vocab_size}  # byte-level BPE for both sides; lowered where the texts allow no more
-
+{tokenizer}
 model:
   options:  # changes to the paper's base model: the fewer pairs, the smaller, and the more dropout
 {options}
@@ -75,6 +75,14 @@ card:  # what the model card says that no program can know
 """
 
 
+# Of an algorithm that `look_at` finds: what it is, and why.
+REASONS = {
+    "bpe": "byte pairs suit sentences",
+    "word": "between spaces stand few different symbols; another one will be an error",
+    "character": "single words, or texts in which only spaces change",
+}
+
+
 @dataclass(frozen=True)
 class FirstRecipe:
     """The recipe that was written, and what was seen in the data."""
@@ -103,6 +111,7 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
     values = {key.rpartition(".")[2]: value for key, value in proposal.settings.items()}
     values["checkpoint_updates"] = values["every_updates"]
     values["options"] = "".join(f"    {key}: {value}\n" for key, value in values["options"].items())
+    values["tokenizer"] = _tokenizer_lines(proposal.settings, facts.algorithms)
     values |= cleaning_for(pairs)
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
     columns = "columns by number: the table has no line of names" if source.isdigit() else "languages or columns"
@@ -123,13 +132,35 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
         dataset=_quoted(data.name),
     )
     write_text(output, text)
+    vocabulary, width = values["vocab_size"] or "of all symbols", proposal.settings["model.options"]["d_model"]
     told = (
         f"{len(corpus):,} pairs in {data}, source {source!r}, target {target!r} ({columns})",
         f"duplicates: {values['duplicate_note']}; source and target alike: {values['identical_note']}",
-        f"vocabulary {values['vocab_size']}, d_model {proposal.settings['model.options']['d_model']}, "
+        f"vocabulary {vocabulary}, d_model {width}, "
         f"{values['max_updates']:,} updates: about {max(1, proposal.minutes):.0f} minutes here",
     )
     return FirstRecipe(output, told)
+
+
+def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
+    """Write the section of the tokenizer, each key with its reason."""
+    if algorithms == ("bpe", "bpe"):
+        size = settings["tokenizer.vocab_size"]
+        return f"  vocab_size: {size}  # byte-level BPE for both sides; lowered where the texts allow no more\n"
+    source, target = (REASONS[algorithm] for algorithm in algorithms)
+    sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
+    notes = {
+        "algorithm": f"of the {sides}: {source}",
+        "target_algorithm": f"of the target: {target}",
+        "joint": "false is a vocabulary for each side",
+    }
+    lines = []
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if section == "tokenizer":
+            told, note = json.dumps(value).strip('"'), notes.get(name, "null: all of the texts")
+            lines.append(f"  {name}: {told}  # {note}\n")
+    return "".join(lines)
 
 
 def find_columns(location: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, symbols_of
 from heedful.inference.engines import evaluation_mode
 
 IGNORED_LABEL = -100
@@ -89,7 +89,11 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
     # Room for the padding that a check adds, and for the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
-    rows = None if tokenizers is None else _rows_of_texts(model, tokenizers, [*texts, *TEXTS], lengths)
+    rows = None
+    if tokenizers is not None:
+        is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
+        texts = [*texts, *(() if is_closed else TEXTS)]
+        rows = _rows_of_texts(model, tokenizers, texts, lengths) if texts else None
     return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
 from heedful.publishing.learning_curve import LOG_FILE, read_curves
@@ -114,7 +115,7 @@ def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     config = config_of(recipe.model, {}, recipe.tokenizer.joint)
     choices: dict[str, tuple[Any, ...]] = {}
     size, width = recipe.tokenizer.vocab_size, config.hidden_size
-    if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm != "word":
+    if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm in SUBWORDS:
         choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
     if recipe.model.start_from is None:
         # Heads of one width: their number changes with the model's.

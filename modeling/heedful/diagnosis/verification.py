@@ -24,7 +24,7 @@ import torch
 import heedful
 from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
 from heedful.configuration_base_heed import HEED_TYPES
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, symbols_of
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
 from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
@@ -408,10 +408,11 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = trials.TE
     """
     changed: dict[str, str] = {}
     for encode, tokenizer in _sides(tokenizers):
-        batch = encode(list(texts))
-        backs = tokenizer.batch_decode(batch, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for text, back in zip(texts, backs, strict=True):
-            if back != unicodedata.normalize("NFC", text):
+        symbols = symbols_of(tokenizer)
+        tried = list(texts) if symbols is None or texts is not trials.TEXTS else [" ".join(symbols)]
+        backs = tokenizer.batch_decode(encode(tried), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for text, back in zip(tried, backs, strict=True):
+            if unicodedata.normalize("NFC", back) != unicodedata.normalize("NFC", text):
                 changed.setdefault(text, back)
     if not changed:
         return 0, 0, f"{len(texts)} texts encoded and decoded"
@@ -427,6 +428,8 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
     tokens = dict.fromkeys([*tokenizers.source.all_special_tokens, *tokenizers.target.all_special_tokens])
     smuggled: dict[str, None] = {}
     for encode, tokenizer in _sides(tokenizers):
+        if symbols_of(tokenizer) is not None:
+            continue  # which refuses every text with such a word
         # The unknown token controls nothing, and any text may hold what is unknown.
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         expected, *counts = (

@@ -8,6 +8,7 @@ import copy
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, UnknownSymbol
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.attention.labels import token_labels
@@ -325,8 +326,9 @@ class Translator:
         stream, first_number = iter(pairs), 1
         while chunk := list(islice(stream, chunk_size)):
             _check_pairs(chunk, first_number)
-            sources = self.tokenizers.encode_source([source for source, _ in chunk], request.target_language)
-            targets = self.tokenizers.encode_target([target for _, target in chunk])
+            with _told_by_line(range(first_number, first_number + len(chunk))):
+                sources = self.tokenizers.encode_source([source for source, _ in chunk], request.target_language)
+                targets = self.tokenizers.encode_target([target for _, target in chunk])
             kept = [
                 index
                 for index, row in enumerate(zip(sources, targets, strict=True))
@@ -489,8 +491,10 @@ class Translator:
         return tokens <= most
 
     def _encoded(self, texts: list[tuple[int, str]], request: _Request) -> Iterator[tuple[int, list[int]]]:
-        rows = self.tokenizers.encode_source([text for _, text in texts], request.target_language)
-        return zip((number for number, _ in texts), rows, strict=True)
+        numbers = [number for number, _ in texts]
+        with _told_by_line(numbers):
+            rows = self.tokenizers.encode_source([text for _, text in texts], request.target_language)
+        return zip(numbers, rows, strict=True)
 
     def _longest_trained(self) -> int | None:
         """Return the tokens of the longest source that the model has learned from, as far as that is known."""
@@ -520,6 +524,15 @@ class Translator:
             )
         if request.skipped:
             warnings.warn(f"{_counted(request.skipped)} too long to be {done}, and left empty.", stacklevel=3)
+
+
+@contextmanager
+def _told_by_line(numbers: Sequence[int]) -> Iterator[None]:
+    """Name the line, by its number, of a symbol that a closed vocabulary lacks."""
+    try:
+        yield
+    except UnknownSymbol as error:
+        raise error.at(f"Line {numbers[error.index]}") from None
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:

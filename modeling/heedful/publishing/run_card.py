@@ -134,11 +134,13 @@ def _recurrent_architecture(config) -> str:
 
 def _vocabulary(recipe: Recipe, translator: Translator) -> str:
     kind = {"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"}
-    tokenizers = translator.tokenizers
-    pieces = kind[recipe.tokenizer.algorithm] if recipe.tokenizer.path is None else "pieces of a given tokenizer"
+    kind |= {"character": "characters and bytes", "jamo": "jamo, characters and bytes"}
+    tokenizers, given = translator.tokenizers, "pieces of a given tokenizer"
+    pieces, others = (kind[each] if recipe.tokenizer.path is None else given for each, _ in recipe.tokenizer.sides)
     if tokenizers.is_joint:
         return f"{len(tokenizers.source):,} {pieces} for both sides"
-    return f"{len(tokenizers.source):,} {pieces} for the source, {len(tokenizers.target):,} for the target"
+    others = "" if others == pieces else f" {others}"
+    return f"{len(tokenizers.source):,} {pieces} for the source, {len(tokenizers.target):,}{others} for the target"
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:

@@ -129,7 +129,13 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         rest, numbers = split_for_validation(pairs["source"][:])
         pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
-    tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main)
+    split_off = validation if where.validation is None else ()
+    tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
+    tokenizers.check_symbols(validation, "`data.validation`")
+    for name, test in zip(where.test, tests, strict=True):
+        tokenizers.check_symbols(test, f"`data.test.{name}`", recipe.decoding.ignore)
+    if not data.streaming:
+        tokenizers.check_symbols(pairs, "`data.train` after cleaning")
     check_model(recipe, tokenizers)
     heads = mixture.heads_of(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)

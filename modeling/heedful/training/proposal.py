@@ -1,16 +1,24 @@
 """Settings that fit the data and the machine, for recipes that leave them open: one place chooses them all."""
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 
+from heedful.data.tokenizer_training import Algorithm
+from heedful.inference.attention.labels import UNSPACED
+
 LOOKED_AT = 100_000  # pairs whose lengths are measured
 # Floating-point operations in a second that training reaches on one core, and on a GPU, with such small models.
 CORE_SPEED, GPU_SPEED = 5e10, 2e13
+# A side of at most so many different words, each so many times on average, is of symbols: phonemes, commands.
+MOST_SYMBOLS, SYMBOL_USES = 200, 10
+LONGEST_WORD = 40  # characters of a side that is one word; what is longer is a sentence without spaces
 
 
 @dataclass(frozen=True)
@@ -18,8 +26,11 @@ class DataFacts:
     """What the settings depend on in the training pairs."""
 
     pairs: int
-    pair_bytes: float  # in UTF-8, of source and target together, on average
+    pair_bytes: float  # in UTF-8, of the sides that byte pairs suit together, on average
     longest_bytes: int  # of a side; one pair of a hundred has a longer one
+    algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # that suit source and target
+    pair_units: float = 0.0  # words or characters, of the other sides together, on average
+    longest_units: int = 0  # of one of them; one pair of a hundred has a longer one
 
 
 @dataclass(frozen=True)
@@ -30,13 +41,51 @@ class Machine:
     has_gpu: bool
 
 
-def look_at(pairs: Iterable[Mapping[str, str]], count: int | None = None) -> DataFacts:
-    """Measure the first pairs of a corpus, of which there are `count` in all; `None` where these are all."""
-    sides = [[len(pair[side].encode()) for side in ("source", "target")] for pair in islice(pairs, LOOKED_AT)]
-    if not sides:
+def look_at(
+    pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
+) -> DataFacts:
+    """Measure the first pairs of a corpus, of which there are `count` in all; `None` where these are all.
+
+    The `algorithms` of source and target are found out if they are not given.
+    """
+    read = [(pair["source"], pair["target"]) for pair in islice(pairs, LOOKED_AT)]
+    if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")
-    longest = sorted(map(max, sides))
-    return DataFacts(count or len(sides), sum(map(sum, sides)) / len(sides), longest[len(sides) * 99 // 100])
+    algorithms = algorithms or _algorithms(read)
+    bytes_, units, most = 0, 0, 0
+    for side, algorithm in enumerate(algorithms):
+        if algorithm == "bpe":
+            bytes_ += sum(len(pair[side].encode()) for pair in read)
+        else:
+            lengths = sorted(len(pair[side].split() if algorithm == "word" else pair[side]) for pair in read)
+            units, most = units + sum(lengths), max(most, lengths[len(read) * 99 // 100])
+    longest = sorted(max(len(text.encode()) for text in pair) for pair in read)[len(read) * 99 // 100]
+    return DataFacts(count or len(read), bytes_ / len(read), longest, algorithms, units / len(read), most)
+
+
+def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]:
+    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
+    changed = [pair for pair in pairs if pair[0] != pair[1]]
+    if changed and 2 * sum(_joined(source) == _joined(target) for source, target in changed) > len(pairs):
+        return "character", "character"
+    source, target = (_algorithm([pair[side] for pair in pairs]) for side in (0, 1))
+    return source, target
+
+
+def _algorithm(texts: Sequence[str]) -> Algorithm:
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(text.split())
+    if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words):
+        return "word"
+    # Chinese, Japanese or Thai without a space may be a sentence.
+    single = sum(len(text) <= LONGEST_WORD and len(text.split()) == 1 for text in texts)
+    spaceless = sum(re.search(f"[{UNSPACED}]", text) is not None for text in texts)
+    return "character" if single > 0.9 * len(texts) and spaceless < 0.1 * len(texts) else "bpe"
+
+
+def _joined(text: str) -> str:
+    return "".join(text.split())
 
 
 def this_machine(device: str = "auto") -> Machine:
@@ -60,7 +109,8 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
     """
     largest = 32_000 if machine.has_gpu else 8_000
     vocabulary = round(min(largest, max(500, 33 * data.pairs**0.5)), -2)
-    tokens = max(4.0, data.pair_bytes / (2.4 + vocabulary / 8000))  # of a pair; larger vocabularies have longer tokens
+    # Tokens of a pair; larger vocabularies have longer ones.
+    tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
     layers, width, updates_tokens = 2, 128, 2048
     if data.pairs >= 10_000:
         layers, width, updates_tokens = 3, 256, 6144
@@ -70,17 +120,17 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
     passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
     updates = int(min(100_000 if machine.has_gpu else 6_000, max(600, passes * epoch)))
     # Two operations for each weight and token forwards, four backwards; attention and softmax add about as much again.
-    weights = layers * 28 * width**2 + vocabulary * width
+    weights = layers * 28 * width**2 + (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
     minutes = updates * updates_tokens * 6 * weights / speed / 60
-    longest_tokens = max(40, 4 * int(data.longest_bytes / 10))
+    longest_tokens = max(40, 4 * int(data.longest_bytes / 10), 2 * data.longest_units)
     sizes = {f"{side}_layers": layers for side in ("encoder", "decoder")}
     sizes |= {f"{side}_attention_heads": width // 32 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_ffn_dim": 4 * width for side in ("encoder", "decoder")}
     dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
     every = max(1, updates // 10)
     settings = {
-        "tokenizer.vocab_size": int(vocabulary),
+        **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
         "optimization.schedule": "linear",
         "optimization.learning_rate": 0.003 if width == 128 else 0.0015 if width == 256 else 0.0007,
@@ -99,3 +149,16 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
         "decoding.max_length": longest_tokens,
     }
     return Proposal(settings, minutes)
+
+
+def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:
+    """Return the settings of tokenizers: byte pairs of a size, and all words or characters that there are."""
+    if algorithms == ("bpe", "bpe"):
+        return {"tokenizer.vocab_size": vocabulary}
+    sizes = [vocabulary if algorithm == "bpe" else None for algorithm in algorithms]
+    source, target = algorithms
+    settings = {"tokenizer.algorithm": source, "tokenizer.vocab_size": sizes[0]}
+    if source == target:
+        return settings | {"tokenizer.joint": source == "character"}
+    own = {"tokenizer.target_algorithm": target, "tokenizer.target_vocab_size": sizes[1]}
+    return settings | {"tokenizer.joint": False} | own

@@ -12,6 +12,7 @@ from heedful.data.batching import BatchingSettings
 from heedful.data.cleaning import CleaningRules
 from heedful.data.epochs.augmentation import AugmentationRules
 from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, check_mixture
+from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.evaluation.metrics import check_scoring
 from heedful.files import check_at_least
 
@@ -83,26 +84,6 @@ class DataRecipe:
         if isinstance(where, list):
             return [str(Path(self.folder) / name) for name in where]
         return str(Path(self.folder) / where)
-
-
-@dataclass
-class TokenizerRecipe:
-    """The tokenizer: trained from the training pairs, or taken from a folder."""
-
-    path: str | None = None
-    algorithm: Literal["bpe", "unigram", "word"] = "bpe"
-    vocab_size: int | None = 8000
-    joint: bool = True
-    target_vocab_size: int | None = None
-    sentences: int | None = None
-    dropout: float = 0.0
-
-    def __post_init__(self):
-        _at_least(1, "tokenizer", self, "vocab_size", "target_vocab_size", "sentences")
-        if not 0 <= self.dropout < 1:
-            raise _mistake("tokenizer.dropout", "at least 0 and below 1", self.dropout)
-        if self.dropout and self.path is None and self.algorithm != "bpe":
-            raise _mistake("tokenizer.dropout", "0 unless `tokenizer.algorithm` is bpe", self.dropout)
 
 
 @dataclass

@@ -209,7 +209,11 @@ def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
     data = _section(DataRecipe, tree.get("data"), "data.")
     pairs = read_parts(data.parts, data.streaming)
     device = _keys(tree.get("optimization")).get("device", "auto")
-    proposal = propose(look_at(pairs, len(pairs) if isinstance(pairs, Sized) else None), this_machine(device))
+    # Who says something of the tokenizer gets what fits the default, byte pairs of both sides together.
+    is_settled = bool(_keys(tree.get("tokenizer"))) or data.both_directions
+    count = len(pairs) if isinstance(pairs, Sized) else None
+    facts = look_at(pairs, count, ("bpe", "bpe") if is_settled else None)
+    proposal = propose(facts, this_machine(device))
     completed, told = {"name": name} | tree, []
     for key, value in proposal.settings.items():
         section, _, last = key.partition(".")

@@ -4,7 +4,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.mixture import numbers_of_parts
+from heedful.data.tokenization import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -50,6 +51,9 @@ class Augmentation:
     """
 
     def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
+        if any(asdict(replace(rules, joined=0)).values()) and symbols_of(encoder.tokenizers.source) is not None:
+            must = "empty but for `joined` where the source's vocabulary is closed"
+            raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
         self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:

@@ -10,7 +10,7 @@ import numpy as np
 
 from heedful.data.encoding import CHUNK, EncodedPairs
 from heedful.data.sources import read_pairs
-from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair, symbols_of
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
@@ -60,13 +60,16 @@ def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[
     """Return the ids before the sources of each part: of its target language if there are several, and of its tag."""
     heads = [tokenizers.head(part.to if languages_of(parts) else None) for part in parts.values()]
     for head, (key, part) in zip(heads, parts.items(), strict=True):
+        if part.tag is None:
+            continue
         token = f"<{part.tag}>"
         id_ = int(tokenizers.source.added_tokens_encoder.get(token, -1))
-        read = tokenizers.source([token, f"a {token} a"], verbose=False)["input_ids"]
-        if part.tag is not None and (id_ < 0 or any(id_ in ids for ids in read)):
+        is_closed = symbols_of(tokenizers.source) is not None  # which reads nothing but its symbols
+        read = [] if is_closed else tokenizers.source([token, f"a {token} a"], verbose=False)["input_ids"]
+        if id_ < 0 or any(id_ in ids for ids in read):
             must = f"a special token that the tokenizer never reads out of a text, but {token} is none"
             raise ValueError(f"`{key}.tag` must be {must}: let one be trained (no `tokenizer.path`), or use no tag.")
-        head += [id_] * (part.tag is not None)
+        head.append(id_)
     return heads
 
 

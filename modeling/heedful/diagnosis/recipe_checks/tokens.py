@@ -16,6 +16,7 @@ from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, grade
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.trials import id_set
 from heedful.files import shortened
+from heedful.inference.attention.labels import FALLBACK_BYTE
 from heedful.inference.translation import position_limit
 from heedful.training.recipe import Recipe
 
@@ -50,7 +51,7 @@ UNKNOWN = RowCheck(
     "unknown_tokens",
     "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
     "unknown{words}.",
-    "The algorithms bpe and unigram know every text; word needs a larger vocabulary or more sentences.",
+    "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences.",
     warning=0.005,
     error=0.1,
 )
@@ -285,7 +286,9 @@ def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) ->
     for side, tokenizer in _sides(tokenizers):
         columns = {"source": ["input_ids"], "target": ["labels"]}.get(side, ["input_ids", "labels"])
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
-        types = [id_ for token, id_ in known if id_ not in added and len(token.removeprefix("▁")) > 1]
+        types = [
+            id_ for token, id_ in known if id_ not in added and len(FALLBACK_BYTE.sub("", token).removeprefix("▁")) > 1
+        ]
         if not types:
             continue
         ids = chain.from_iterable(row for name in columns for row in train.column(name))

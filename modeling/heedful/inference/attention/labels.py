@@ -1,6 +1,7 @@
 """Readable labels of tokens in any script, and the words that tokens belong to."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -108,7 +109,8 @@ def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Wor
             groups.append([index])
     labels, of_tokens = [], [number for number, group in enumerate(groups) for _ in group]
     for group in groups:
-        text = cast(str, tokenizer.decode([ids[index] for index in group], clean_up_tokenization_spaces=False)).strip()
+        text = cast(str, tokenizer.decode([ids[index] for index in group], clean_up_tokenization_spaces=False))
+        text = unicodedata.normalize("NFC", text).strip()
         is_broken = not text or BROKEN_CHARACTER in text or ids[group[0]] in control
         joined = "".join(pieces[index] for index in group)
         labels.append(joined if is_broken else "".join(map(_visible, text)))

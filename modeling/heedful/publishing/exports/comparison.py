@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import TokenizerPair, UnknownSymbol
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
@@ -135,7 +135,11 @@ def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -
     languages = tokenizers.languages if len(tokenizers.languages) > 1 else (None,)
     sources: list[list[int]] = [[] for _ in sentences]
     for first, language in enumerate(languages):
-        sources[first :: len(languages)] = tokenizers.encode_source(sentences[first :: len(languages)], language)
+        try:
+            sources[first :: len(languages)] = tokenizers.encode_source(sentences[first :: len(languages)], language)
+        except UnknownSymbol as error:
+            number = first + error.index * len(languages) + 1
+            raise error.at(f"Sentence {number} of those to compare on (`--sentences` takes yours)") from None
     for number, source in enumerate(sources, start=1):
         if limit is not None and len(source) > limit:
             raise ValueError(

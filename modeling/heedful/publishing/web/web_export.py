@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from heedful.configuration_base_heed import position_limit
+from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import CHARACTER
 from heedful.files import filled_template, import_extra
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
@@ -66,6 +68,7 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
         import_extra(name, "onnx")
     with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
         comparison.check_one_tokenizer(tokenizers, "transformers.js")
+        check_pattern(tokenizers)
         _check_size(loaded)
         _write_files(loaded, folder / "onnx")
         config: Any = loaded.config
@@ -89,6 +92,15 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
             comparisons |= found
         size = sum(path.stat().st_size for path in (folder / "onnx").glob("*_quantized.onnx"))
     return comparison.Export(Path(target), "int8", size, comparisons)
+
+
+def check_pattern(tokenizers: TokenizerPair) -> None:
+    """Raise a `ValueError` for a tokenizer of characters, which a browser's regular expressions cannot find."""
+    backend = tokenizers.source.backend_tokenizer
+    if CHARACTER in json.loads(backend.to_str())["pre_tokenizer"].get("pattern", {}).get("Regex", ""):
+        raise ValueError(
+            "`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of characters instead."
+        )
 
 
 def _check_size(model: Any) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from heedful.data.epochs.mixture import languages_of
@@ -23,11 +23,16 @@ def given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPa
 
 
 def load_or_train_tokenizers(
-    recipe: Recipe, pairs: Iterable[Mapping[str, str]], folder: Path, is_main: bool
+    recipe: Recipe,
+    pairs: Iterable[Mapping[str, str]],
+    folder: Path,
+    is_main: bool,
+    held_out: Iterable[Mapping[str, str]] = (),
 ) -> TokenizerPair:
     """Load the tokenizers that the recipe names or the run has in `folder`; otherwise train them on cleaned pairs.
 
-    Trained ones are saved in `folder`, by the main process.
+    Trained ones are saved in `folder`, by the main process. `held_out` are training pairs that were held out of the
+    others: a vocabulary of all words has theirs, too.
     """
     settings = recipe.tokenizer
     given = given_tokenizers(recipe, folder, is_main)
@@ -35,10 +40,11 @@ def load_or_train_tokenizers(
         return given
     parts = recipe.data.parts
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
+    own, rest = settings.target_algorithm, held_out if ("word", None) in settings.sides else ()
     tokenizers = train_tokenizers(
-        (pair["source"] for pair in islice(pairs, settings.sentences)),
-        (pair["target"] for pair in islice(pairs, settings.sentences)),
-        algorithm=settings.algorithm,
+        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        algorithm=settings.algorithm if own is None else (settings.algorithm, own),
         vocab_size=settings.vocab_size,
         joint=settings.joint,
         target_vocab_size=settings.target_vocab_size,

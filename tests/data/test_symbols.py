@@ -1,0 +1,262 @@
+"""Characters, jamo, and closed vocabularies of symbols: what they cut, keep, and refuse."""
+
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from heedful import Translator
+from heedful.cli import main as cli
+from heedful.data.tokenization import TokenizerPair, UnknownSymbol, symbols_of
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.diagnosis.doctor import diagnose
+from heedful.diagnosis.trials import make_sample
+from heedful.diagnosis.verification import check_round_trip, check_special_text
+from heedful.files import write_text
+from heedful.pipeline_heed import HeedTranslationPipeline
+from heedful.publishing.exports import comparison
+from heedful.publishing.web.web_export import check_pattern
+from heedful.training.preparation import prepare_corpus
+from helpers import tiny_model
+from memorised import memorised_model
+from tiny_runs import tiny_recipe
+
+FAMILY, FLAGS = "\U0001f469\u200d\U0001f467", "\U0001f1f0\U0001f1f7\U0001f1fa\U0001f1f8"
+WORDS = ["hamid", "한글 밥", f"e\u0301 {FAMILY}\r\n"]
+SOUNDS = ["HH AH0 M IY1 D", "Z SH", "V UH2"]
+LOADS = ["as trained", "loaded"]
+
+
+def train(algorithm, vocab_size=None, **options) -> TokenizerPair:
+    return train_tokenizers(WORDS, SOUNDS, algorithm=algorithm, vocab_size=vocab_size, **options)
+
+
+def loaded(pair, folder) -> TokenizerPair:
+    pair.save_pretrained(folder)
+    return TokenizerPair.from_pretrained(folder)
+
+
+def tokens(pair, text):
+    return pair.source.convert_ids_to_tokens(pair.encode_source([text])[0])[:-1]
+
+
+def test_a_character_is_what_a_reader_sees():
+    pair = train("character")
+    assert tokens(pair, f"한e\u0301{FAMILY}\r\n d") == ["한", "\u00e9", FAMILY, "\r\n", " ", "d"]
+    assert tokens(train("jamo"), "한글") == list("\u1112\u1161\u11ab\u1100\u1173\u11af")
+
+
+def test_what_has_no_token_is_spelled_in_code_points_or_bytes():
+    pair = train("character")
+    assert tokens(pair, "a\u0301") == ["<0xC3>", "<0xA1>"]  # á has a code point of its own, which no text had
+    assert tokens(pair, "d\u0332") == ["d", "<0xCC>", "<0xB2>"]
+
+
+def test_a_number_keeps_the_most_frequent_characters_in_a_fixed_order():
+    texts = ["cab", "ba", "b"]
+    sizes = [train_tokenizers(texts, texts, algorithm="character", vocab_size=size) for size in (None, 262)]
+    assert [list(tokens(pair, "abc"))[:2] for pair in sizes] == [["a", "b"]] * 2
+    assert tokens(sizes[1], "c") == ["<0x63>"]
+    assert [len(pair.source) for pair in sizes] == [4 + 256 + 3, 262]
+    assert sizes[0].source.convert_ids_to_tokens([260, 261, 262]) == ["b", "a", "c"]
+
+
+HARD = st.text(
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(FAMILY + FLAGS + "가\u0301\r\n <sx0>"))
+)
+PAIRS = {algorithm: train(algorithm) for algorithm in ("character", "jamo")}
+
+
+@pytest.mark.parametrize("algorithm", PAIRS)
+@settings(max_examples=150, deadline=None)
+@given(HARD)
+def test_any_text_comes_back_and_becomes_no_control_token(algorithm, text):
+    pair = PAIRS[algorithm]
+    (ids,) = pair.encode_target([text])
+    assert min(ids[:-1], default=4) >= 4
+    assert pair.decode_target([ids]) == [unicodedata.normalize("NFC", text)]
+
+
+@pytest.mark.parametrize("algorithm", PAIRS)
+def test_published_tokenizers_decode_alone(algorithm, tmp_path):
+    PAIRS[algorithm].save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = f"한글 <s> <0x41> {FLAGS}"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == PAIRS[algorithm].encode_source([text])[0]
+    decoded = tokenizer.decode(ids, skip_special_tokens=True)
+    assert unicodedata.normalize("NFC", decoded) == text
+    assert (decoded == text) is (algorithm == "character")  # jamo are put together by `decode_target`
+
+
+def test_either_side_has_an_algorithm_of_its_own(tmp_path):
+    pair = loaded(train(("character", "word"), joint=False), tmp_path)
+    assert len(pair.encode_source(["hamid"])[0]) == 6
+    assert len(pair.encode_target(["HH AH0"])[0]) == 3
+    assert symbols_of(pair.source) is None
+    assert sorted(symbols_of(pair.target)) == sorted({sound for text in SOUNDS for sound in text.split()})
+    sizes = train(("word", "bpe"), joint=False, target_vocab_size=260)
+    assert (len(symbols_of(sizes.source)), len(sizes.target)) == (5, 260)
+    with pytest.raises(ValueError, match="`target_vocab_size` must be a number for bpe, but is None"):
+        train(("word", "bpe"), joint=False)
+    with pytest.raises(ValueError, match="`algorithm` must be one for a joint vocabulary, but is"):
+        train(("word", "bpe"))
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=LOADS)
+def test_a_symbol_outside_a_closed_vocabulary_is_named(is_loaded, tmp_path):
+    pair = train(("character", "word"), joint=False)
+    pair = loaded(loaded(pair, tmp_path / "a"), tmp_path / "b") if is_loaded else pair
+    with pytest.raises(UnknownSymbol) as caught:
+        pair.encode_target(["Z SH", "HH ah M"])
+    told = "`texts[1]`: each symbol must be one of the 9 of the target's vocabulary, but 'ah' is none (nearest: 'AH0'"
+    assert str(caught.value).startswith(told)
+    assert pair.encode_source(["HH AH"])  # the other side knows every text
+    with pytest.raises(UnknownSymbol, match=r"but '<s>' is none"):
+        pair.encode_target(["Z <s>"])
+
+
+def test_a_vocabulary_of_the_most_frequent_words_is_open(tmp_path):
+    pair = loaded(train("word", 8), tmp_path)
+    assert symbols_of(pair.source) is None
+    assert pair.encode_source(["never seen"]) == [[3, 3, 2]]
+
+
+def test_transformers_alone_refuses_an_unknown_symbol_too(tmp_path):
+    train("word").save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("Z SH")["input_ids"][-1] == 2
+    with pytest.raises(Exception, match="Missing"):
+        tokenizer("Z zh")
+
+
+# In recipes and commands
+
+
+def pairs_file(path, pairs):
+    write_text(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
+    return str(path)
+
+
+@pytest.fixture
+def sounds(tmp_path):
+    """Return what a recipe of words and their sounds says, with a test that has a sound of its own."""
+    known = [("ab", "A B"), ("ba", "B A"), ("abb", "A B B"), ("bab", "B A B")]
+    where = {
+        "data.train": pairs_file(tmp_path / "train.tsv", known * 10),
+        "data.validation": pairs_file(tmp_path / "validation.tsv", [("aab", "A A B")]),
+        "data.test": {"other": pairs_file(tmp_path / "test.tsv", [("aa", "A A"), ("ac", "A ZH")])},
+    }
+    own = {"algorithm": "character", "vocab_size": None, "joint": False, "target_algorithm": "word"}
+    return where | {"data.source": "1", "data.target": "2"} | {f"tokenizer.{key}": own[key] for key in own}
+
+
+def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"`data.test.other`, line 2: each symbol must be one of the 2 .* 'ZH' is none"
+    ):
+        prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "tokenizer")
+    ignoring = sounds | {"decoding.ignore": "[0-9]"}  # a target may lack what is taken out of both
+    assert prepare_corpus(tiny_recipe(tmp_path / "run", ignoring), tmp_path / "ignoring")
+    sounds["data.validation"] = sounds["data.test"]["other"]
+    with pytest.raises(ValueError, match=r"`data.validation`, line 2: each symbol .* 'ZH' is none"):
+        prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "other")
+    (finding,) = (each for each in diagnose(tiny_recipe(tmp_path / "run", sounds)).findings if each.level == "error")
+    assert (finding.check, "'ZH' is none" in finding.told) == ("unknown_tokens", True)
+
+
+def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):
+    train_pairs = [(f"{number}", f"S{number}") for number in range(60)]
+    changes = {"data.train": pairs_file(tmp_path / "once.tsv", train_pairs), "data.validation": None, "data.test": {}}
+    recipe = tiny_recipe(tmp_path / "run", sounds | changes)
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    assert len(symbols_of(corpus.tokenizers.target)) == 60 > corpus.pairs
+    assert "unknown_tokens" not in {finding.check for finding in diagnose(recipe).findings}
+
+
+def test_words_of_a_closed_source_are_not_changed_in_training(sounds, tmp_path):
+    changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
+    changes |= {"tokenizer.target_algorithm": "character", "data.augmentation": {"joined": 0.5}}
+    assert prepare_corpus(tiny_recipe(tmp_path, sounds | changes), tmp_path / "a").pairs
+    changes["data.augmentation"] = {"typos": 0.5}
+    with pytest.raises(ValueError, match=r"`data.augmentation` must be empty but for `joined`"):
+        prepare_corpus(tiny_recipe(tmp_path, sounds | changes), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty where `tokenizer.joint` is true"),
+        ({"algorithm": "character", "dropout": 0.1}, "must be 0 unless `tokenizer.algorithm` is bpe"),
+        ({"joint": False, "target_algorithm": "jamo", "dropout": 0.1}, "0 unless `tokenizer.target_algorithm` is bpe"),
+        ({"algorithm": "letters"}, "`tokenizer.algorithm` must be .*character"),
+    ],
+)
+def test_what_a_recipe_can_not_ask_for_is_refused(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_recipe(tmp_path, {f"tokenizer.{key}": value for key, value in change.items()})
+
+
+@pytest.fixture(scope="module")
+def symbols():
+    return train_tokenizers(["a b c"], ["X Y"], algorithm="word", vocab_size=None, joint=False)
+
+
+@pytest.fixture(scope="module")
+def translator(symbols):
+    sizes = {"vocab_size": len(symbols.source), "decoder_vocab_size": len(symbols.target)}
+    return Translator(tiny_model(**sizes, share_encoder_decoder_embeddings=False, **symbols.special_ids()), symbols)
+
+
+def test_the_line_of_an_unknown_symbol_is_told(translator):
+    message = r"^Line 3: each symbol must be one of the 3 of the source's vocabulary, but 'd' is none"
+    with pytest.raises(ValueError, match=message):
+        list(translator.translate_lines(["a b", "", "a d"], chunk_size=2, max_new_tokens=2))
+    pairs = [("a", "X"), ("b", "Y"), ("c", "X Z")]
+    with pytest.raises(ValueError, match=r"^Line 3: each symbol .* target's vocabulary, but 'Z' is none"):
+        list(translator.score_pairs(pairs, chunk_size=2))
+
+
+def test_a_closed_vocabulary_is_verified_with_its_own_symbols(translator, symbols):
+    assert check_round_trip(symbols).level == check_special_text(symbols).level == "pass"
+    assert len(make_sample(translator.model, symbols)) == 6
+
+
+def test_the_pipeline_puts_jamo_together():
+    model = memorised_model(PAIRS["jamo"], {"밥": "한글 밥"})
+    translate = HeedTranslationPipeline(model=model, tokenizer=PAIRS["jamo"].source)
+    assert translate("밥")[0]["translation_text"] == "한글 밥"
+
+
+def test_the_guide_s_example_prints_what_it_says(capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md").read_text(encoding="utf-8")
+    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+
+
+def test_exports_name_what_they_cannot_take(symbols):
+    with pytest.raises(ValueError, match=r"`tokenizer.algorithm` must be bpe or unigram for transformers.js"):
+        check_pattern(PAIRS["jamo"])
+    check_pattern(train("bpe", 270))
+    with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
+        comparison.encode(symbols, ["a b", "Hello"], None)
+
+
+def test_evaluate_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_path, monkeypatch, capsys):
+    translator.model.save_pretrained(tmp_path / "model")
+    symbols.save_pretrained(tmp_path / "model")
+    data = pairs_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
+    arguments = ["evaluate", str(tmp_path / "model"), "--data", data, "--source", "1", "--target", "2"]
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "`--data`, line 2: each symbol must be one of the 2 of the target's vocabulary" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments, "--ignore", "Q", "--max-new-tokens", "3"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code

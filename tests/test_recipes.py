@@ -1,7 +1,9 @@
 """Every file under configuration/ can be used as it is."""
 
+import gzip
 import json
 import re
+import shlex
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -23,6 +25,7 @@ from heedful.training.recipe_file import (
     sizes,
     to_yaml,
 )
+from helpers import slow_but
 
 CONFIGURATION = Path(__file__).parents[1] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
@@ -203,3 +206,39 @@ def test_every_key_of_the_full_recipe_has_its_comment():
     assert "glob" in beside["data.train"]
     assert beside["card"]
     assert [key for key in keys_of(Recipe) if not beside[key]] == []
+
+
+WORDS = ["a", "bad", "cab", "dab", "ebb"]
+TASK_RECIPES = ["cmudict-g2p", "cmudict-p2g", "korean-spacing", "numbers", "reverse", "spelling"]
+
+
+def lay_out(folder):
+    """Lay out little of what the recipes of other tasks than translation read: texts, and rows as CMUdict has them."""
+    rows = [" ".join(WORDS[: 1 + number % 5]) + f" {number}" for number in range(60)]
+    texts = [{"translation": {"ko": text, "en": text}} for text in rows]
+    sounds = [{"grapheme": text, "phoneme": text.upper().replace("E", "EH1")} for text in rows]
+    pronounced = [{"translation": pair, "alternatives": [pair["phoneme"]]} for pair in sounds]
+    for name, content in (("texts", texts), ("train", pronounced), ("validation", pronounced)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row) + "\n" for row in content)
+
+
+@pytest.mark.parametrize("name", slow_but(["cmudict-g2p", "numbers"], TASK_RECIPES))
+def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    text = (CONFIGURATION / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    lines = re.findall(r"^#   heedful (.+)$", text, re.MULTILINE)
+    assert lines[-1].startswith(f"train {name} data.folder=")
+    for line in lines:
+        # Enough to train on that they have all words of the others.
+        line = re.sub(r"--count \d+", "--count 2000" if "/train." in line else "--count 20", line)
+        line = re.sub(r"path/to/\w+\.jsonl\.gz", "texts.jsonl.gz", line).replace("path/to/cmudict", ".")
+        if line.startswith("pairs"):
+            Path(line.split("--output ")[1]).parent.mkdir(exist_ok=True)
+        else:
+            line += " optimization.max_updates=2 optimization.tokens_per_update=500 optimization.mixed_precision=no"
+            line += " optimization.warmup_updates=1 validation.sentences=2 decoding.bootstrap=0 decoding.max_length=3"
+            line += " data.cleaning.drop_overlap=false"
+        command(monkeypatch, capsys, *shlex.split(line))
+    assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0

@@ -181,3 +181,18 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
     # One training of the row itself, with R-Drop, and the two models that make pairs for it.
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
+
+
+def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():
+    script = load("spacing_f1")
+    assert script.counts("나는 학교에 간다.", "나는 학교에 간다.") == (2, 2, 2)
+    assert script.counts("나는학교에 간 다.", "나는 학교에 간다.") == (1, 2, 2)
+    assert script.counts("나는 교에 간다.", "나는 학교에 간다.") == (
+        1,
+        2,
+        2,
+    )  # what stood behind the first one is lost
+    assert script.counts("나는학교에간다.", "나는 학교에 간다.") == (0, 0, 2)
+    assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx(
+        (200 / 3, 200 / 3, 200 / 3)
+    )

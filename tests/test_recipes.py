@@ -242,3 +242,16 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
             line += " data.cleaning.drop_overlap=false"
         command(monkeypatch, capsys, *shlex.split(line))
     assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
+
+
+def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
+    guide = (CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md").read_text(encoding="utf-8")
+    named = {
+        name for row in re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    }
+    assert named == {*TASK_RECIPES, "scan-simple"}
+    recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
+    lines = re.findall(r"^heedful (?:pairs|train) .+$", guide, re.MULTILINE)
+    assert len(lines) == 4
+    assert [line for line in lines if f"#   {line}\n" not in recipe] == []
+    assert read_recipe("cmudict-g2p").data.references == "alternatives"

@@ -98,7 +98,7 @@ def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, 
 
 
 def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator):
-    with pytest.warns(UserWarning, match="2 sentences were cut off at 7 tokens") as record:
+    with pytest.warns(UserWarning, match="2 outputs were cut off at 7 tokens") as record:
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]

@@ -509,7 +509,7 @@ class Translator:
             beyond = getattr(config, "tokens_beyond_source", None)
             own = f", or {beyond} more than the source has," if beyond is not None else ""
             warnings.warn(
-                f"{request.unfinished} {'sentence was' if request.unfinished == 1 else 'sentences were'} cut off at"
+                f"{request.unfinished} {'output was' if request.unfinished == 1 else 'outputs were'} cut off at"
                 f" {config.max_new_tokens} tokens{own or ','} before </s>: raise `max_new_tokens`"
                 f"{' or `tokens_beyond_source`' if own else ''}, or look whether the model repeats itself.",
                 stacklevel=3,

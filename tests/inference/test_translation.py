@@ -98,7 +98,7 @@ def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, 
 
 
 def test_sentences_cut_at_the_length_limit_are_counted_in_one_warning(translator):
-    with pytest.warns(UserWarning, match="2 sentences were cut off at 7 tokens") as record:
+    with pytest.warns(UserWarning, match="2 outputs were cut off at 7 tokens") as record:
         results = translator.translate(["비가 온다.", "네.", "고양이가 잔다."], max_new_tokens=7, token_budget=1)
     assert len(record) == 1
     assert [result[0].finished for result in results] == [False, True, False]
@@ -114,7 +114,7 @@ def test_a_finished_translation_does_not_warn(translator, pairs):
 
 def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
     monkeypatch.setattr(translator.model.generation_config, "forced_eos_token_id", 2)
-    with pytest.warns(UserWarning, match="1 sentence was cut off"):
+    with pytest.warns(UserWarning, match="1 output was cut off"):
         results = translator.translate(["비가 온다."], max_new_tokens=7)
     assert not results[0][0].finished
 
@@ -217,7 +217,7 @@ def test_a_stream_reads_no_further_than_its_chunk(translator, pairs):
 
 
 def test_a_stream_warns_once_for_all_its_chunks(translator):
-    with pytest.warns(UserWarning, match="3 sentences were cut off") as record:
+    with pytest.warns(UserWarning, match="3 outputs were cut off") as record:
         list(translator.translate_lines(["비가 온다."] * 3, chunk_size=1, max_new_tokens=5))
     assert len(record) == 1
 

@@ -9,33 +9,33 @@ letters, the others are found by the fewest edits.
 
 import argparse
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 from rapidfuzz.distance import Indel
 
 from heedful.data.sources import read_pairs
+from heedful.evaluation.comparison import read_predictions
 
 
 def spaces_of(text: str) -> tuple[str, set[int]]:
     """Return a text without its spaces, and before which of its letters they were."""
     words = text.split()
-    ends = [sum(map(len, words[:number])) for number in range(1, len(words))]
-    return "".join(words), set(ends)
+    return "".join(words), set(accumulate(map(len, words[:-1])))
 
 
 def counts(prediction: str, reference: str) -> tuple[int, int, int]:
     """Return how many spaces are right, how many were predicted, and how many there should be."""
     letters, predicted = spaces_of(prediction)
     right_letters, expected = spaces_of(reference)
-    blocks = Indel.opcodes(letters, right_letters)
     places = {
         block.src_start + offset: block.dest_start + offset
-        for block in blocks
+        for block in Indel.opcodes(letters, right_letters)
         if block.tag == "equal"
-        for offset in range(block.src_end - block.src_start)
+        for offset in range(1, block.src_end - block.src_start)  # between two letters that both texts have
     }
-    right = {places.get(place) for place in predicted if places.get(place - 1) == places.get(place, 0) - 1}
-    return len(right & expected), len(predicted), len(expected)
+    right = expected & {places.get(place) for place in predicted}
+    return len(right), len(predicted), len(expected)
 
 
 def spacing_scores(pairs: Iterable[tuple[str, str]]) -> tuple[float, float, float]:
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("predictions", type=Path)
     arguments = parser.parse_args()
     targets = read_pairs(arguments.data, "source", "target")["target"][:]
-    predictions = arguments.predictions.read_text(encoding="utf-8").split("\n")[: len(targets)]
+    predictions = read_predictions(arguments.predictions, len(targets))
     precision, recall, f1 = spacing_scores(zip(predictions, targets, strict=True))
     print(f"spaces: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f}")
 

@@ -84,7 +84,7 @@ class HeedAttention(nn.Module):
     """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
 
     The heads are those of `stack`, `encoder` or `decoder`. Where `is_causal`, a position sees only itself and earlier
-    ones (section 3.2.3). `is_cross` attention, to the source, knows no positions but those within the states.
+    ones (section 3.2.3). Where `is_cross`, it is attention to the source, which has no relative positions.
     """
 
     def __init__(self, config: HeedConfig, stack: str, is_causal: bool = False, is_cross: bool = False):

@@ -66,7 +66,7 @@ class HeedConfig(HeedBaseConfig):
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
-        embedding_norm (`bool`): Adds a norm after embeddings plus positions in both stacks, as BART has it.
+        embedding_norm (`bool`): A norm of embeddings plus positions, before their dropout, in both stacks (BART's).
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
@@ -157,10 +157,9 @@ class HeedConfig(HeedBaseConfig):
 
     def _check_sizes(self) -> None:
         """Check each number against its range."""
-        sizes = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
-        of_stacks = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in sizes]
-        self._check_at_least_one("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", *of_stacks)
-        self._check_at_least_one("max_position_embeddings")
+        sizes = ("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings")
+        in_stack = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
+        self._check_at_least_one(*sizes, *(f"{stack}_{size}" for stack in ("encoder", "decoder") for size in in_stack))
         if self.depth_scaled_init and self.share_layers:
             raise ValueError("`depth_scaled_init` must be False where `share_layers` is True, but is True instead.")
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
@@ -190,6 +189,7 @@ class HeedConfig(HeedBaseConfig):
                 "`position_offset` must be at least 0, and 0 unless `position_encoding` is sinusoidal, "
                 f"but is {self.position_offset} with {self.position_encoding} instead."
             )
+        # In T5's decoder 16 buckets have one distance each; the others need at least one more.
         farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(self.position_encoding)
         if farthest is not None and (least is None or farthest < least):
             raise ValueError(

@@ -199,7 +199,7 @@ class OutputLayer(nn.Module):
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         skips_logits = labels is not None and self._may_skip_logits(skip_logits)
         if labels is not None and skips_logits:
-            kwargs |= self._shortcuts((labels, attention_mask, decoder_attention_mask), kwargs)
+            kwargs |= self._shortcuts(kwargs, labels, attention_mask, decoder_attention_mask)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -236,7 +236,7 @@ class OutputLayer(nn.Module):
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
-    def _shortcuts(self, masks: tuple[Any, ...], asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}
 

@@ -19,8 +19,8 @@ def has_uneven_heads(config: HeedConfig) -> bool:
     return any((config.d_k or width) != (config.d_v or width) for width in widths)
 
 
-def needs_own_kernel(config: HeedConfig) -> str | None:
-    """Return why nothing but `eager` computes what the config says, or `None` where others do."""
+def why_only_eager(config: HeedConfig) -> str | None:
+    """Return why no other kernel than `eager` computes what the config says, or `None` where others do."""
     if config.attention_scoring == "additive":
         return "`attention_scoring` is additive"
     return "`position_encoding` is shaw" if config.position_encoding == "shaw" else None
@@ -32,7 +32,7 @@ def check_kernel(config: HeedConfig, name: str | None) -> None:
     if name in (None, "eager"):
         return
     choices: tuple[str, ...] = ("eager",)
-    reason = needs_own_kernel(config)
+    reason = why_only_eager(config)
     if reason is None and name not in GENERAL_KERNELS:
         choices = GENERAL_KERNELS
         if config.position_encoding == "t5":
@@ -70,7 +70,7 @@ class KernelChoice(PreTrainedModel):
 
     def __init__(self, config: HeedConfig):
         # Read by transformers before it picks an attention function for a model that was given none.
-        if needs_own_kernel(config) is not None:
+        if why_only_eager(config) is not None:
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
         is_restricted = config.encoder_neighbourhood or config.decoder_neighbourhood
         if is_restricted or has_uneven_heads(config) or config.position_encoding == "t5":

@@ -30,7 +30,7 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
     """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
 
     Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
-    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
+    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens. `OutputLoss` computes the same: change both.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),

@@ -13,9 +13,9 @@ from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
-    """Raise a `ValueError` if a mask is not as wide as all tokens are long, past ones too, or they are too many.
+    """Raise a `ValueError` if a `(batch, width)` mask does not cover all tokens, past and new, or they are too many.
 
-    The length is a tensor with a static cache, and is then looked at on the CPU alone: elsewhere that would take time.
+    With a static cache the length is a tensor, which is checked on the CPU only: to read it from a GPU takes time.
     """
     if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
         return

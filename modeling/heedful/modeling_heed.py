@@ -468,7 +468,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
     def _score(self, states: torch.Tensor) -> torch.Tensor:
         return project(states, self.lm_head)
 
-    def _shortcuts(self, masks: tuple[Any, ...], asked: Mapping[str, Any]) -> dict[str, Packing | None]:
+    def _shortcuts(self, asked: Mapping[str, Any], labels: torch.Tensor, *masks: Any) -> dict[str, Any]:
         """Return the padding that a step may leave out, as `packing`; not where somebody may look at its states.
 
         Nobody does on the CPU, where nothing is recorded and no module within the layers has a hook.
@@ -484,7 +484,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
         if not is_own or is_watched(self, [*layers, *(stack.norm for stack in stacks)]):
             return {}
-        return {"packing": packing_of(*masks)}
+        return {"packing": packing_of(labels, *masks)}
 
 
 __all__ = [

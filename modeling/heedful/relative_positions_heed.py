@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.cache_utils import Cache
 
-from .configuration_heed import HeedConfig
+from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 from .positions_heed import positions_of
 
 # Of the papers; the distances are those of a config that has none.
@@ -52,9 +52,11 @@ class RelativeValues(RelativeVectors):
 
     def forward(self, weights: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
         """Return the mean of a^V by `(batch, heads, Q, K)` weights, which is added to the output `(B, H, Q, d_v)`."""
-        by_row = weights.new_zeros(*weights.shape[:3], len(self.weight))
-        by_row = by_row.scatter_add(3, self.rows(distances, weights), weights)  # (B, H, Q, 2k + 1)
-        return torch.matmul(by_row, self.weight)
+        # Not in bfloat16 or float16: on a GPU they round after each of the many small weights that one row adds up.
+        precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        by_row = precise.new_zeros(*weights.shape[:3], len(self.weight))
+        by_row = by_row.scatter_add(3, self.rows(distances, weights), precise)  # (B, H, Q, 2k + 1)
+        return torch.matmul(by_row.to(weights.dtype), self.weight)
 
 
 class RelativeBias(nn.Module):
@@ -91,7 +93,7 @@ RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
 
 
 class RelativePositions(nn.Module):
-    """What self-attention in all layers of a stack is told where positions are relative, and nothing elsewhere."""
+    """What the self-attention of all layers of a stack is told of relative positions, where a config has them."""
 
     def __init__(self, config: HeedConfig, side: str):
         super().__init__()
@@ -105,9 +107,9 @@ class RelativePositions(nn.Module):
 
         A distance is the number of tokens from a query to a key, negative where the key stands before it. Queries are
         at `(batch, Q)` positions; these and the mask are those of `positions_of`, so that padding on either side is
-        not counted. There are as many keys as queries, or as the cache has room for; nobody looks at spare room.
+        not counted. There are as many keys as queries, or as the cache has room for; masks hide what is not filled.
         """
-        if self.encoding not in ("shaw", "t5"):
+        if self.encoding not in RELATIVE_ENCODINGS:
             return None
         query_length = positions.shape[1]
         key_length = query_length if cache is None else cache.get_mask_sizes(query_length, 0)[0]

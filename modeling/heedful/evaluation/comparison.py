@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.evaluation.error_rates import ERROR_RATES, edit_counts, percentage
+from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.evaluation.metrics import (
     IGNORED,
     METRICS,
@@ -19,7 +19,6 @@ from heedful.evaluation.metrics import (
     TITLE_WIDTH,
     TITLES,
     check_equally_many,
-    is_exact_match,
     nested,
     references_left,
     sacrebleu_metric,
@@ -175,17 +174,14 @@ class _Metric:
     def __init__(self, name: str, references: Sequence[Sequence[str]], settings: ComparisonSettings):
         self.name, self.references, self.lowercase = name, references, settings.lowercase
         self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
-        is_plain = name in ("exact_match", *ERROR_RATES)
-        self.metric = None if is_plain else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
+        is_ours = name in PERCENTAGES
+        self.metric = None if is_ours else sacrebleu_metric(name, settings.tokenize, settings.lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
-        if self.metric is not None:
-            return np.array(self.metric._extract_corpus_statistics(list(texts), streams(self.references)))
-        if self.name in ERROR_RATES:
-            return edit_counts(self.name, texts, self.references, self.lowercase)
-        pairs = zip(texts, self.references, strict=True)
-        return np.array([(is_exact_match(text, references, self.lowercase), 1) for text, references in pairs])
+        if self.metric is None:
+            return counts_of(self.name, texts, self.references, self.lowercase)
+        return np.array(self.metric._extract_corpus_statistics(list(texts), streams(self.references)))
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""

@@ -1,7 +1,8 @@
-"""Error rates, for tasks with few right answers: pronunciations, commands, spelling; and the commonest confusions.
+"""Scores for tasks with few right answers, such as pronunciations, commands and spelling; the commonest confusions.
 
 An error rate is the number of edits (substitutions, insertions and deletions) between a prediction and its nearest
-reference, per token or character of that reference, in percent. rapidfuzz counts the edits.
+reference, per token or character of that reference, in percent. rapidfuzz counts the edits. Exact match is the share
+of predictions that equal a reference, apart from spaces around them.
 """
 
 import math
@@ -17,21 +18,33 @@ from rapidfuzz.distance import Levenshtein
 # reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29); spaces inside a text are some too.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(r"\X").findall}
 ERROR_RATES = tuple(UNITS)
+PERCENTAGES = ("exact_match", *ERROR_RATES)
 NO_TOKEN = "–"  # in a table, where one side has none
 EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names
 
 
-def edit_counts(
+def counts_of(
     name: str, predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
 ) -> np.ndarray:
-    """Return for each prediction its edits and the length of its nearest reference, `(predictions, 2)`."""
-    found = (_nearest(name, *texts, lowercase) for texts in zip(predictions, references, strict=True))
-    return np.array([(edits, len(reference)) for edits, reference, _ in found])
+    """Return for each prediction the part and the whole that one of the `PERCENTAGES` adds up, `(predictions, 2)`.
+
+    Of an error rate they are the edits and the length of the nearest reference, of exact match 1 or 0, and 1.
+    """
+    pairs = zip(predictions, references, strict=True)
+    if name == "exact_match":
+        texts = (_plain([prediction, *accepted], lowercase) for prediction, accepted in pairs)
+        return np.array([(int(prediction in accepted), 1) for prediction, *accepted in texts])
+    nearest = (_nearest(name, *pair, lowercase) for pair in pairs)
+    return np.array([(edits, len(reference)) for edits, reference, _ in nearest])
 
 
 def percentage(part: float, whole: float) -> float:
     """Return a share in percent; of an empty whole, 0 or, if there is a part, 100."""
     return float(100 * part / whole) if whole else 100.0 * bool(part)
+
+
+def _plain(texts: Sequence[str], lowercase: bool) -> list[str]:
+    return [text.strip().lower() if lowercase else text.strip() for text in texts]
 
 
 def _nearest(
@@ -41,8 +54,7 @@ def _nearest(
 
     Of equally near references the shorter counts. An empty one is nearest only to an empty prediction.
     """
-    texts = [text.strip().lower() if lowercase else text.strip() for text in (prediction, *references)]
-    predicted, *candidates = map(UNITS[name], texts)
+    predicted, *candidates = map(UNITS[name], _plain([prediction, *references], lowercase))
 
     def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:
         edits, length = counted[0], len(counted[1])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.evaluation.error_rates import ERROR_RATES, edit_counts, percentage
+from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
@@ -94,18 +94,16 @@ def score_translations(
             scores[f"{name}_signature"] = signature
             if bootstrap:
                 scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
-    if "exact_match" in metrics:
-        pairs = zip(predictions, alternatives, strict=True)
-        matches = sum(is_exact_match(prediction, references, lowercase) for prediction, references in pairs)
-        scores["exact_match"] = percentage(matches, len(predictions))
-        if bootstrap:
-            scores["exact_match_interval"] = wilson_interval(matches, len(predictions))
-    for name in ERROR_RATES:
+    for name in PERCENTAGES:
         if name in metrics:
-            counts = edit_counts(name, predictions, alternatives, lowercase)
-            scores[name] = percentage(*counts.sum(axis=0))
+            counts = counts_of(name, predictions, alternatives, lowercase)
+            sums = counts.sum(axis=0).tolist()
+            scores[name] = percentage(*sums)
             if bootstrap:
-                scores[f"{name}_interval"] = _interval_of_rate(counts, bootstrap)
+                is_rate = name in ERROR_RATES
+                scores[f"{name}_interval"] = (
+                    _interval_of_rate(counts, bootstrap) if is_rate else wilson_interval(*sums)
+                )
     return scores | {"count": len(predictions)} | ({} if ignore is None else {"ignore": ignore})
 
 
@@ -117,7 +115,7 @@ def scores_table(scores: Mapping[str, Any]) -> str:
     for name, title in TITLES.items():
         interval = scores.get(f"{name}_interval")
         spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-        unit = " %" if name in ("exact_match", *ERROR_RATES) else ""
+        unit = " %" if name in PERCENTAGES else ""
         signature = scores.get(f"{name}_signature", "")
         lines.append(f"{title:<{TITLE_WIDTH}}{scores[name]:6.2f}{unit}{spread}  {signature}".rstrip())
     return "\n".join(lines)
@@ -264,12 +262,3 @@ def _interval_of_rate(counts: np.ndarray, bootstrap: int) -> tuple[float, float]
     edits, lengths = (column.take(drawn).sum(axis=1) for column in np.ascontiguousarray(counts.T))
     mean, half_width = map(float, estimate_ci(np.array(list(map(percentage, edits, lengths)))))
     return max(0.0, mean - half_width), mean + half_width
-
-
-def is_exact_match(prediction: str, references: Sequence[str], lowercase: bool) -> bool:
-    """Return whether a prediction equals a reference, apart from spaces around them."""
-
-    def plain(text: str) -> str:
-        return text.strip().lower() if lowercase else text.strip()
-
-    return plain(prediction) in map(plain, references)

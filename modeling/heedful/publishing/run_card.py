@@ -9,7 +9,7 @@ from typing import Any
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.publishing.model_card import BUILTIN, REQUIRED_VERSIONS, RunFacts, write_model_card
-from heedful.training.publication import languages_of
+from heedful.training.publication import language_codes
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
@@ -53,7 +53,7 @@ def write_run_card(result: RunResult) -> Path:
 def facts_of(result: RunResult) -> RunFacts:
     """Collect what the card tells from the run itself and from what its recipe says for the card."""
     recipe, corpus = result.recipe, result.corpus
-    source_language, target_language = languages_of(recipe)
+    source_language, target_language = language_codes(recipe)
     scores = {
         name: {key: value for key, value in values.items() if key not in ("loss", "perplexity")}
         for name, values in result.metrics.items()
@@ -133,14 +133,16 @@ def _recurrent_architecture(config) -> str:
 
 
 def _vocabulary(recipe: Recipe, translator: Translator) -> str:
-    kind = {"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"}
-    kind |= {"character": "characters and bytes", "jamo": "jamo, characters and bytes"}
-    tokenizers, given = translator.tokenizers, "pieces of a given tokenizer"
-    pieces, others = (kind[each] if recipe.tokenizer.path is None else given for each, _ in recipe.tokenizer.sides)
+    kinds = {"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"}
+    kinds |= {"character": "characters and bytes", "jamo": "jamo, characters and bytes"}
+    tokenizers = translator.tokenizers
+    source, target = (kinds[algorithm] for algorithm, _ in recipe.tokenizer.sides)
+    if recipe.tokenizer.path is not None:
+        source = target = "pieces of a given tokenizer"
     if tokenizers.is_joint:
-        return f"{len(tokenizers.source):,} {pieces} for both sides"
-    others = "" if others == pieces else f" {others}"
-    return f"{len(tokenizers.source):,} {pieces} for the source, {len(tokenizers.target):,}{others} for the target"
+        return f"{len(tokenizers.source):,} {source} for both sides"
+    target = "" if target == source else f" {target}"
+    return f"{len(tokenizers.source):,} {source} for the source, {len(tokenizers.target):,}{target} for the target"
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
 NO_LANGUAGE = "zxx"  # its code for what is no language at all
 
 
-def languages_of(recipe: Recipe) -> tuple[str, str]:
+def language_codes(recipe: Recipe) -> tuple[str, str]:
     """Return the codes of source and target: what `card` says, else the data's columns where those are codes."""
     told = (recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target)
     source, target = (code if LANGUAGE_CODE.fullmatch(code) else UNDETERMINED for code in told)
@@ -67,7 +67,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert not unexpected, unexpected
     set_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
-    model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*languages_of(recipe)) else TEXT_TASK)
+    model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*language_codes(recipe)) else TEXT_TASK)
     if accelerator.is_main_process:
         with written_folder(recipe.folder / MODEL_FOLDER) as partial:
             model.save_pretrained(partial)

@@ -69,7 +69,7 @@ class TaskPairs:
         self._in_words = _number_words(self.task, self.language or "en") if self.task in IN_WORDS else None
 
     def pairs(self, count: int | None, seed: int = 1) -> Iterator[Pair]:
-        """Yield so many pairs; for None, of spelling and spacing, one for each text.
+        """Yield `count` pairs; None is one for each text, of spelling and spacing.
 
         Raises:
             ValueError: If there are fewer texts, or no `count` where nothing but it ends the pairs.

@@ -17,6 +17,7 @@ ORDER = [
     "files",
     "figures",
     "checksums",
+    "symbols",
     "configuration",
     "positions",
     "relative",

@@ -33,6 +33,7 @@ from .generation_heed import (
     check_strategy_arguments,
     weights_that_are_no_numbers,
 )
+from .symbols_heed import unknown_symbol
 
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
@@ -115,7 +116,11 @@ class Languages:
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
         """Encode a source text, without truncation."""
         self.require(tgt_lang)
-        return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        try:
+            return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
+            unknown = unknown_symbol(tokenizer, "text", [text])
+            raise unknown.at(repr(text[:40])) if unknown else error from None
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
         """Return what `generate()` must be told about the target language."""
@@ -288,7 +293,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             `num_return_sequences` is above 1; for anything else an iterator of the same.
 
         Raises:
-            ValueError: For an unknown language or setting, or a sentence longer than the model takes.
+            ValueError: For an unknown language, setting or symbol, or a sentence longer than the model takes.
         """
         if isinstance(inputs, str):
             return super().__call__(inputs, **kwargs)

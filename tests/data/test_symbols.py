@@ -11,15 +11,16 @@ from transformers import AutoTokenizer
 
 from heedful import Translator
 from heedful.cli import main as cli
-from heedful.data.tokenization import TokenizerPair, UnknownSymbol, symbols_of
+from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.trials import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
 from heedful.files import write_text
-from heedful.pipeline_heed import HeedTranslationPipeline
+from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline
 from heedful.publishing.exports import comparison
 from heedful.publishing.web.web_export import check_pattern
+from heedful.symbols_heed import UnknownSymbol, symbols_of
 from heedful.training.preparation import prepare_corpus
 from helpers import tiny_model
 from memorised import memorised_model
@@ -157,13 +158,13 @@ def sounds(tmp_path):
 
 def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
     with pytest.raises(
-        ValueError, match=r"`data.test.other`, line 2: each symbol must be one of the 2 .* 'ZH' is none"
+        ValueError, match=r"`data.test.other`, pair 2: each symbol must be one of the 2 .* 'ZH' is none"
     ):
         prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "tokenizer")
     ignoring = sounds | {"decoding.ignore": "[0-9]"}  # a target may lack what is taken out of both
     assert prepare_corpus(tiny_recipe(tmp_path / "run", ignoring), tmp_path / "ignoring")
     sounds["data.validation"] = sounds["data.test"]["other"]
-    with pytest.raises(ValueError, match=r"`data.validation`, line 2: each symbol .* 'ZH' is none"):
+    with pytest.raises(ValueError, match=r"`data.validation`, pair 2: each symbol .* 'ZH' is none"):
         prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "other")
     (finding,) = (each for each in diagnose(tiny_recipe(tmp_path / "run", sounds)).findings if each.level == "error")
     assert (finding.check, "'ZH' is none" in finding.told) == ("unknown_tokens", True)
@@ -232,6 +233,13 @@ def test_the_pipeline_puts_jamo_together():
     assert translate("밥")[0]["translation_text"] == "한글 밥"
 
 
+def test_the_pipeline_names_a_symbol_that_a_closed_vocabulary_lacks(translator, symbols):
+    turn = HeedText2TextPipeline(model=translator.model, tokenizer=symbols.source, target_tokenizer=symbols.target)
+    assert turn("a b", max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"^'a d': each symbol must be one of the 3 of the source's .* 'd' is none"):
+        turn(["a b", "a d"], max_new_tokens=2)
+
+
 def test_the_guide_s_example_prints_what_it_says(capsys):
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizers.md").read_text(encoding="utf-8")
     code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", guide, flags=re.DOTALL).groups()
@@ -247,7 +255,7 @@ def test_exports_name_what_they_cannot_take(symbols):
         comparison.encode(symbols, ["a b", "Hello"], None)
 
 
-def test_evaluate_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_path, monkeypatch, capsys):
+def test_evaluate_names_the_pair_of_an_unknown_symbol(translator, symbols, tmp_path, monkeypatch, capsys):
     translator.model.save_pretrained(tmp_path / "model")
     symbols.save_pretrained(tmp_path / "model")
     data = pairs_file(tmp_path / "data.tsv", [("a b", "X"), ("c", "Y Z")])
@@ -255,7 +263,7 @@ def test_evaluate_names_the_line_of_an_unknown_symbol(translator, symbols, tmp_p
     monkeypatch.setattr("sys.argv", ["heedful", *arguments])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "`--data`, line 2: each symbol must be one of the 2 of the target's vocabulary" in capsys.readouterr().err
+    assert "`--data`, pair 2: each symbol must be one of the 2 of the target's vocabulary" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["heedful", *arguments, "--ignore", "Q", "--max-new-tokens", "3"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

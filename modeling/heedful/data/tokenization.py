@@ -10,13 +10,13 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, write_checksums
 from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
+from heedful.symbols_heed import UnknownSymbol, symbols_of, unknown_symbol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -28,23 +28,6 @@ LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "b
 # Added to a token's id where a word begins, as the pre-tokenizer makes them, in rows whose words are cut anew.
 WORD_START = 2**30
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
-
-
-class UnknownSymbol(ValueError):
-    """A text has a symbol that the closed vocabulary of its side lacks.
-
-    Attributes:
-        index: The number of the text among those that were encoded, from 0.
-        told: What is wrong, without the place.
-    """
-
-    def __init__(self, index: int, told: str):
-        super().__init__(f"`texts[{index}]`: {told}")
-        self.index, self.told = index, told
-
-    def at(self, place: str) -> ValueError:
-        """Return the error of a user who knows the text by its place, such as "line 12"."""
-        return ValueError(f"{place}: {self.told}")
 
 
 class TokenizerPair:
@@ -149,7 +132,7 @@ class TokenizerPair:
         Where `ignore` takes something out of the targets before they are scored, these may have other symbols.
 
         Raises:
-            ValueError: If not; the message has the line and the symbol.
+            ValueError: If not; the message has the number of the pair and the symbol.
         """
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
@@ -157,7 +140,7 @@ class TokenizerPair:
                 try:
                     encode_texts(tokenizer, name, [pair[side] for pair in pairs])
                 except UnknownSymbol as error:
-                    raise error.at(f"{place}, line {error.index + 1}") from None
+                    raise error.at(f"{place}, pair {error.index + 1}") from None
 
     def fingerprint(self) -> str:
         """Return a checksum of what decides about ids, the same for a tokenizer however it was loaded."""
@@ -266,45 +249,13 @@ def encode_texts(
     try:
         encoded = tokenizer(**options, verbose=False)
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
-        raise _unknown_symbol(tokenizer, side, texts) or error from None
+        raise unknown_symbol(tokenizer, side, texts) or error from None
     if not mark_words:
         return encoded["input_ids"]
     return [
         [id_ + WORD_START * (word is None or word != last) for id_, (last, word) in zip(ids, words, strict=True)]
         for ids, words in ((row.ids, pairwise([None, *row.word_ids])) for row in encoded.encodings)
     ]
-
-
-def symbols_of(tokenizer: "PreTrainedTokenizerFast") -> list[str] | None:
-    """Return all symbols of a closed vocabulary: of one of words that has no token for others. `None` is no such."""
-    from tokenizers import models, pre_tokenizers
-
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    is_of_words = isinstance(getattr(backend, "pre_tokenizer", None), pre_tokenizers.Metaspace)
-    model = backend.model if is_of_words else None
-    if not isinstance(model, models.WordLevel) or model.token_to_id(model.unk_token) is not None:
-        return None
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return [token.removeprefix("▁") for id_, token in enumerate(tokens) if id_ not in tokenizer.added_tokens_decoder]
-
-
-def _unknown_symbol(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> UnknownSymbol | None:
-    """Find the first symbol that a closed vocabulary lacks, if it is one, and those that are written most alike."""
-    known = symbols_of(tokenizer)
-    if known is None:
-        return None
-    by_letters = {symbol.lower(): symbol for symbol in known}
-    backend = tokenizer.backend_tokenizer
-    for index, text in enumerate(texts):
-        for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
-            if (symbol := word.removeprefix("▁")) not in known:
-                alike = [repr(by_letters[each]) for each in get_close_matches(symbol.lower(), by_letters, n=3)]
-                whose = "source" if side == "text" else "target"
-                told = (
-                    f"each symbol must be one of the {len(known)} of the {whose}'s vocabulary, but {symbol!r} is none"
-                )
-                return UnknownSymbol(index, told + (f" (nearest: {', '.join(alike)})." if alike else "."))
-    return None
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

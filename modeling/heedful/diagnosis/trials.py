@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.tokenization import TokenizerPair, symbols_of
+from heedful.data.tokenization import TokenizerPair
 from heedful.inference.engines import evaluation_mode
+from heedful.symbols_heed import symbols_of
 
 IGNORED_LABEL = -100
 Rows = Sequence[Sequence[int]]

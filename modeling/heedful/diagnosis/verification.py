@@ -24,13 +24,14 @@ import torch
 import heedful
 from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
 from heedful.configuration_base_heed import HEED_TYPES
-from heedful.data.tokenization import TokenizerPair, symbols_of
+from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import trials
 from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
 from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
+from heedful.symbols_heed import symbols_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 BEAMS = 4

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import torch
 
 from heedful.configuration_base_heed import position_limit
-from heedful.data.tokenization import TokenizerPair, UnknownSymbol
+from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.attention.labels import token_labels
@@ -38,6 +38,7 @@ from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import PairScore, score_rows
 from heedful.inference.strategies.sampling import SeededSampling
+from heedful.symbols_heed import UnknownSymbol
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

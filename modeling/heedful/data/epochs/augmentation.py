@@ -12,7 +12,7 @@ import numpy as np
 
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.mixture import numbers_of_parts
-from heedful.data.tokenization import symbols_of
+from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,8 +10,9 @@ import numpy as np
 
 from heedful.data.encoding import CHUNK, EncodedPairs
 from heedful.data.sources import read_pairs
-from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair, symbols_of
+from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
+from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

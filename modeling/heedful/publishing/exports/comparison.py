@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from heedful.data.korean_english.pairs import korean_english_pairs
-from heedful.data.tokenization import TokenizerPair, UnknownSymbol
+from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
+from heedful.symbols_heed import UnknownSymbol
 
 # A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50

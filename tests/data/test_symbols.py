@@ -248,9 +248,11 @@ def test_the_guide_s_example_prints_what_it_says(capsys):
 
 
 def test_exports_name_what_they_cannot_take(symbols):
-    with pytest.raises(ValueError, match=r"`tokenizer.algorithm` must be bpe or unigram for transformers.js"):
-        check_pattern(PAIRS["jamo"])
+    for pair, kind in ((PAIRS["jamo"], "characters"), (train("word"), "words"), (train("word", 8), "words")):
+        with pytest.raises(ValueError, match=rf"must be bpe or unigram for transformers.js, but is of {kind} instead"):
+            check_pattern(pair)
     check_pattern(train("bpe", 270))
+    check_pattern(train("unigram", 270))
     with pytest.raises(ValueError, match=r"Sentence 2 of those to compare on .* but 'Hello' is none"):
         comparison.encode(symbols, ["a b", "Hello"], None)
 

@@ -95,11 +95,13 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
 
 
 def check_pattern(tokenizers: TokenizerPair) -> None:
-    """Raise a `ValueError` for a tokenizer of characters, which a browser's regular expressions cannot find."""
-    backend = tokenizers.source.backend_tokenizer
-    if CHARACTER in json.loads(backend.to_str())["pre_tokenizer"].get("pattern", {}).get("Regex", ""):
+    """Raise a `ValueError` for a tokenizer of characters or words, which transformers.js does not take apart."""
+    state = json.loads(tokenizers.source.backend_tokenizer.to_str())
+    is_of_characters = CHARACTER in ((state["pre_tokenizer"] or {}).get("pattern") or {}).get("Regex", "")
+    if is_of_characters or state["model"]["type"] == "WordLevel":
+        kind = "characters" if is_of_characters else "words"
         raise ValueError(
-            "`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of characters instead."
+            f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
         )
 
 

@@ -170,6 +170,23 @@ def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
     assert (finding.check, "'ZH' is none" in finding.told) == ("unknown_tokens", True)
 
 
+def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds, tmp_path):
+    train_tokenizers(["ab"], ["A"], algorithm=("character", "word"), vocab_size=None, joint=False).save_pretrained(
+        tmp_path / "given"
+    )
+    own = {key: sounds[key] for key in ("data.train", "data.source", "data.target")} | {
+        "data.validation": pairs_file(tmp_path / "few.tsv", [("aa", "A A")]),
+        "tokenizer.path": str(tmp_path / "given"),
+    }
+    streamed = prepare_corpus(tiny_recipe(tmp_path / "run", own | {"data.streaming": True}), tmp_path / "a")
+    with pytest.raises(ValueError, match=r"^'ab' → 'A B': each symbol must be one of the 1 of the target's"):
+        list(streamed.updates(0))
+    with pytest.raises(ValueError, match=r"^`data.train` after cleaning, pair 1: .* 'B' is none"):
+        prepare_corpus(tiny_recipe(tmp_path / "run", own), tmp_path / "b")
+    (finding,) = (each for each in diagnose(tiny_recipe(tmp_path / "run", own)).findings if each.level == "error")
+    assert (finding.check, finding.told[:20]) == ("unknown_tokens", "`data.train`, pair 1")
+
+
 def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):
     train_pairs = [(f"{number}", f"S{number}") for number in range(60)]
     changes = {"data.train": pairs_file(tmp_path / "once.tsv", train_pairs), "data.validation": None, "data.test": {}}

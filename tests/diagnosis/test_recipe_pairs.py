@@ -91,6 +91,13 @@ def test_a_corpus_of_copies_is_an_error():
     assert only(check_pointless_pairs(copies, OFF), "identical").level == "error"
 
 
+def test_copies_that_are_to_be_learned_are_a_warning_that_says_so():
+    copies = split([(target, target) for _, target in CLEAN[: len(CLEAN) * 3 // 4]] + CLEAN[len(CLEAN) * 3 // 4 :])
+    finding = only(check_pointless_pairs(copies, OFF), "identical")
+    assert finding.level == "warning"
+    assert finding.advice.endswith("drops them. Keep them where a text may be right as it is, as in spelling.")
+
+
 def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_costs():
     (seen, translation), (other, _) = CLEAN[0], CLEAN[1]
     tests = held_out([*HELD_OUT, (seen, translation), (other, "Another translation.")], key="data.test.unseen")

@@ -98,6 +98,7 @@ def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
     [
         ({}, "`--vary` must name a knob or more .* but names none"),
         ({"dropout": [0.1]}, "`--vary dropout` must have two values or more, but has 0.1 alone"),
+        ({"vocabulary": []}, r"must have two values or more, but has none here: give it vocabulary=VALUE,VALUE"),
         ({"widht": [32, 64]}, "must name one of vocabulary, .*, or a key of the recipe, but names widht instead"),
         ({"optimization.rate": [1, 2]}, "a key of the recipe, but names optimization.rate instead"),
         ({"dropout": [0.1, "much"]}, "dropout"),

@@ -27,7 +27,7 @@ Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case.")]
 References = Annotated[str | None, Option("--references", help="Column of --data with lists of all right targets.")]
 Ignore = Annotated[str | None, Option("--ignore", help="Regular expression of what is not scored, such as [0-9].")]
 Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
-MaxNewTokens = Annotated[int | None, Option(help="Longest translation in tokens. Default: the model's own.")]
+MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Default: the model's own.")]
 TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]
 TokenBudget = Annotated[int, Option(help="Padded source tokens times beams in one batch.")]
 Engine = Annotated[

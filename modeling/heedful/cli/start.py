@@ -55,7 +55,9 @@ def pairs(
     texts: Annotated[
         str | None, Option(help="Of spelling and spacing: right texts, a file or whatever `data.train` takes.")
     ] = None,
-    column: Annotated[str | None, Option(help="Theirs, or their language. Default: the whole line.")] = None,
+    column: Annotated[
+        str | None, Option(help="Theirs, or their language. Default: the first; a plain line is one.")
+    ] = None,
     count: Annotated[int | None, Option(min=1, help="Of pairs. Default: one for each text.")] = None,
     seed: Annotated[int, Option(min=0, help="Another one gives other pairs.")] = 1,
     typos: Annotated[float | None, Option(help="Of spelling: share of the words. Default: 0.1.")] = None,

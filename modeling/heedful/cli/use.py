@@ -28,16 +28,14 @@ Kind = Literal["cross", "encoder", "decoder"]
 def translate(
     model: options.AnyModel,
     text: Annotated[
-        list[str] | None, Argument(metavar="[TEXT]…", help="Sentences; those that begin with - after --.")
+        list[str] | None, Argument(metavar="[TEXT]…", help="Texts; those that begin with - after --.")
     ] = None,
-    source: Annotated[
-        Path | None, Option("--input", help="File of sentences, a line each; else standard input.")
-    ] = None,
+    source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
     output: Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")] = None,
     split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
     num_beams: options.Beams = None,
-    n_best: Annotated[int, Option("--n-best", help="Translations of each sentence, best first.")] = 1,
-    scores: Annotated[bool, Option("--scores", help="Print each translation's score before it.")] = False,
+    n_best: Annotated[int, Option("--n-best", help="Outputs for each text, best first.")] = 1,
+    scores: Annotated[bool, Option("--scores", help="Print each output's score before it.")] = False,
     max_new_tokens: options.MaxNewTokens = None,
     early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
     to: options.TargetLanguage = None,
@@ -47,7 +45,7 @@ def translate(
     revision: options.Revision = None,
     device: options.Device = None,
 ):
-    """Translate sentences, a file or standard input line by line; the order is kept."""
+    """Turn texts into texts, such as translations: a file or standard input line by line; the order is kept."""
     if text and source is not None:
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
     if source is not None and not source.is_file():
@@ -111,12 +109,12 @@ def evaluate(
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
     confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
     token_budget: options.TokenBudget = 8192,
-    predictions: Annotated[Path | None, Option(help="Write the translations here, one a line.")] = None,
+    predictions: Annotated[Path | None, Option(help="Write the outputs here, one a line.")] = None,
     as_json: options.AsJson = False,
     revision: options.Revision = None,
     device: options.Device = None,
 ):
-    """Translate a test set and score it: BLEU and chrF with their signatures, TER, exact match, error rates.
+    """Generate a test set's targets and score them: BLEU and chrF with signatures, TER, exact match, error rates.
 
     Started by torchrun or accelerate launch, the processes share the sentences.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from heedful.data.tokenization import WORD_START, TokenizerPair, encode_texts
+from heedful.symbols_heed import UnknownSymbol
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
@@ -36,8 +37,11 @@ class PairEncoder:
         heads = [[id_ + WORD_START * self.mark_words for id_ in head] for head in self.heads]
         while chunk := list(islice(stream, CHUNK)):
             sources, targets = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
-            inputs = encode_texts(tokenizers.source, "text", sources, self.mark_words)
-            labels = encode_texts(tokenizers.target, "text_target", targets, self.mark_words)
+            try:
+                inputs = encode_texts(tokenizers.source, "text", sources, self.mark_words)
+                labels = encode_texts(tokenizers.target, "text_target", targets, self.mark_words)
+            except UnknownSymbol as error:  # in a stream: pairs in memory were looked at before
+                raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
                 row = {"input_ids": heads[pair.get("part", 0)] + ids, "labels": target}
                 fits = self._fits(row)

@@ -162,7 +162,7 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
             "tokenizer", "warning" if train.is_whole else "note", told, key, f"Set it to {size // 2:,} or so."
         )
     try:
-        for pairs in held_out:
+        for pairs in (train, *held_out):
             tokenizers.check_symbols(pairs, f"`{pairs.key}`")
     except ValueError as error:
         yield Finding("unknown_tokens", "error" if train.is_whole else "warning", str(error), key)

@@ -55,7 +55,7 @@ optimization:
 
 validation:
   every_updates: {every_updates}  # how often loss and scores are measured
-  sentences: {sentences}  # validation pairs that are translated
+  sentences: {sentences}  # validation pairs whose targets are generated
   max_new_tokens: {max_new_tokens}
 
 checkpoints:
@@ -65,7 +65,7 @@ checkpoints:
 
 decoding:
   num_beams: {num_beams}
-  max_length: {max_length}  # longest translation in tokens; one pair in a hundred has a side of {longest} bytes
+  max_length: {max_length}  # of what is generated, in tokens; one pair in a hundred has a side of {longest} bytes
 
 card:  # what the model card says that no program can know
   license: null  # yours, as the Hub names it, such as apache-2.0; empty: unknown

@@ -174,9 +174,8 @@ def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
         raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
     for knob, values in choices.items():
         if len(set(values)) < 2:
-            raise ValueError(
-                f"`--vary {knob}` must have two values or more, but has {listed(list(map(str, values)))} alone."
-            )
+            found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
+            raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
         for value in values:
             check_model(with_values(recipe, {knob: value}), None)
 

@@ -34,7 +34,7 @@ class TaskPairs:
             `spacing` puts spaces where they belong; `numbers` and `dates` are read out in words; `reverse` says
             symbols from the last to the first.
         texts: Of spelling and spacing: where the texts are, as `read_pairs` takes it.
-        column: Their column or language; None is the whole line of a text file.
+        column: Their column or language; None is the first of a table, and a line of a text file without tabs.
         typos: Of spelling: the share of words with a mistake; None is 0.1.
         language: Of numbers, a code that `num2words` knows; of dates en or ko. None is en.
         lengths: Of reverse: the fewest and the most symbols, such as "1-25", which is also None.

@@ -110,7 +110,11 @@ PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
 POINTLESS_PAIRS = {
     "drop_empty": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
     "drop_identical": RowCheck(
-        "identical", PAIRS_THAT + "have the same text as source and target.", "{advice}", 0.05, 0.5
+        "identical",
+        PAIRS_THAT + "have the same text as source and target.",
+        "{advice} Keep them where a text may be right as it is, as in spelling.",
+        warning=0.05,
+        error=0.95,
     ),
     "drop_duplicates": RowCheck("duplicate", PAIRS_THAT + "repeat an earlier pair.", "{advice}", 0.2),
 }
@@ -295,7 +299,7 @@ OTHER_SCRIPTS = RowCheck(
 WRONG_SCRIPT = RowCheck(
     "scripts",
     "{count} of {total} training {side} ({share}) are in another script than the others' {script}.",
-    "Look whether they are translations at all.",
+    "Look whether they belong there.",
 )
 
 

@@ -72,8 +72,8 @@ WITHOUT_POSITION = RowCheck(
 )
 CUT_OFF = RowCheck(
     "decoding_lengths",
-    "{count} of {total} validation references ({share}) need more than {limit} new tokens (up to {longest:,}): their "
-    "translations are cut off.",
+    "{count} of {total} validation references ({share}) need more than {limit} new tokens (up to {longest:,}): what "
+    "is generated for them is cut off.",
     "Raise it to {enough} at least.",
     warning=0.01,
     error=0.5,

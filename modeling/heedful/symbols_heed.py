@@ -17,8 +17,11 @@ class UnknownSymbol(ValueError):
     """
 
     def __init__(self, index: int, told: str):
-        super().__init__(f"`texts[{index}]`: {told}")
+        super().__init__(index, told)  # by which it is pickled
         self.index, self.told = index, told
+
+    def __str__(self) -> str:
+        return f"`texts[{self.index}]`: {self.told}"
 
     def at(self, place: str) -> ValueError:
         """Return the error of a user who knows the text by its place, such as "line 12"."""
@@ -26,7 +29,7 @@ class UnknownSymbol(ValueError):
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
-    """Return all symbols of a closed vocabulary: of one of words that has no token for others. `None` is no such."""
+    """Return all symbols of a closed vocabulary, one of words without a token for others; `None` of an open one."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     kinds = [type(getattr(backend, part, None)).__name__ for part in ("pre_tokenizer", "model")]
     if kinds != ["Metaspace", "WordLevel"] or backend.model.token_to_id(backend.model.unk_token) is not None:
@@ -40,11 +43,11 @@ def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSy
     known = symbols_of(tokenizer)
     if known is None:
         return None
-    by_letters = {symbol.lower(): symbol for symbol in known}
+    symbols, by_letters = frozenset(known), {symbol.lower(): symbol for symbol in known}
     backend = tokenizer.backend_tokenizer
     for index, text in enumerate(texts):
         for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
-            if (symbol := word.removeprefix("▁")) not in known:
+            if (symbol := word.removeprefix("▁")) not in symbols:
                 alike = [repr(by_letters[each]) for each in get_close_matches(symbol.lower(), by_letters, n=3)]
                 whose = "source" if side == "text" else "target"
                 told = (

@@ -1,5 +1,6 @@
 """Characters, jamo, and closed vocabularies of symbols: what they cut, keep, and refuse."""
 
+import pickle
 import re
 import unicodedata
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_a_symbol_outside_a_closed_vocabulary_is_named(is_loaded, tmp_path):
         pair.encode_target(["Z SH", "HH ah M"])
     told = "`texts[1]`: each symbol must be one of the 9 of the target's vocabulary, but 'ah' is none (nearest: 'AH0'"
     assert str(caught.value).startswith(told)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as it comes from another process
     assert pair.encode_source(["HH AH"])  # the other side knows every text
     with pytest.raises(UnknownSymbol, match=r"but '<s>' is none"):
         pair.encode_target(["Z <s>"])

@@ -127,9 +127,9 @@ class TokenizerPair:
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Check that closed vocabularies have all symbols of pairs, which error messages say stand in `place`.
+        """Check that closed vocabularies have all symbols of pairs; messages call where these stand `place`.
 
-        Where `ignore` takes something out of the targets before they are scored, these may have other symbols.
+        With an `ignore`, which takes something out of the targets before they are scored, targets are not checked.
 
         Raises:
             ValueError: If not; the message has the number of the pair and the symbol.

@@ -205,7 +205,7 @@ def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
 
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
-    words = {"tokenizer": {"algorithm": "word", "vocab_size": None}, "decoding.num_beams": 10**6}
+    words = {"tokenizer": {"algorithm": "character", "vocab_size": None}, "decoding.num_beams": 10**6}
     with pytest.raises(ValueError, match=r"decoding\.num_beams"):
         train(tiny_recipe(folder, words))
     assert [path.name for path in folder.iterdir()] == ["tokenizer"]

@@ -53,7 +53,7 @@ def test_the_study_scores_every_number_and_distance_and_says_which_head_looks(la
 
 def test_the_head_that_looks_most_is_found_where_the_word_is_asked_for(lab, monkeypatch):
     pairs = [("axe noon . the weapon was", "axe"), ("noon axe . the hour was", "noon")]
-    files = lab.write_data(**{split: clue.stories(40, 1) for split in clue.PAIRS}) | {"tokenizer.vocab_size": None}
+    files = lab.write_data(**{split: clue.stories(200, 1) for split in clue.PAIRS}) | {"tokenizer.vocab_size": None}
     translator = lab.train("tiny", files).translator()
 
     def looks_at_the_first_source_word(_, row, kinds):

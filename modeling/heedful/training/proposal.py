@@ -18,7 +18,7 @@ LOOKED_AT = 100_000  # pairs whose lengths are measured
 CORE_SPEED, GPU_SPEED = 5e10, 2e13
 # A side of at most so many different words, each so many times on average, is of symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
-LONGEST_WORD = 40  # characters of a side that is one word; what is longer is a sentence without spaces
+LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer is a sentence without spaces
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
     if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
-    single = sum(len(text) <= LONGEST_WORD and len(text.split()) == 1 for text in texts)
+    single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in texts)
     spaceless = sum(re.search(f"[{UNSPACED}]", text) is not None for text in texts)
     return "character" if single > 0.9 * len(texts) and spaceless < 0.1 * len(texts) else "bpe"
 

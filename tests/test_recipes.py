@@ -209,7 +209,7 @@ def test_every_key_of_the_full_recipe_has_its_comment():
 
 
 WORDS = ["a", "bad", "cab", "dab", "ebb"]
-TASK_RECIPES = ["cmudict-g2p", "cmudict-p2g", "korean-spacing", "numbers", "reverse", "spelling"]
+TASK_RECIPES = ["cmudict-g2p", "cmudict-p2g", "korean-spacing", "numbers", "reverse", "scan", "spelling"]
 
 
 def lay_out(folder):
@@ -218,12 +218,15 @@ def lay_out(folder):
     texts = [{"translation": {"ko": text, "en": text}} for text in rows]
     sounds = [{"grapheme": text, "phoneme": text.upper().replace("E", "EH1")} for text in rows]
     pronounced = [{"translation": pair, "alternatives": [pair["phoneme"]]} for pair in sounds]
+    for name in ("train", "test"):
+        actions = "".join(f"IN: {text} OUT: {text.upper()}\n" for text in map(" ".join, (WORDS, WORDS[:3])))
+        (folder / f"tasks_{name}_simple.txt").write_text(actions, encoding="utf-8")
     for name, content in (("texts", texts), ("train", pronounced), ("validation", pronounced)):
         with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as stream:
             stream.writelines(json.dumps(row) + "\n" for row in content)
 
 
-@pytest.mark.parametrize("name", slow_but(["cmudict-g2p", "numbers"], TASK_RECIPES))
+@pytest.mark.parametrize("name", slow_but(["cmudict-g2p", "numbers", "scan"], TASK_RECIPES))
 def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
@@ -234,6 +237,7 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
         # Enough to train on that they have all words of the others.
         line = re.sub(r"--count \d+", "--count 2000" if "/train." in line else "--count 20", line)
         line = re.sub(r"path/to/\w+\.jsonl\.gz", "texts.jsonl.gz", line).replace("path/to/cmudict", ".")
+        line = line.replace("path/to/SCAN/simple_split/", "")
         if line.startswith("pairs"):
             Path(line.split("--output ")[1]).parent.mkdir(exist_ok=True)
         else:
@@ -244,14 +248,32 @@ def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, t
     assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
 
 
+GUIDE = CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md"
+GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
-    guide = (CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md").read_text(encoding="utf-8")
+    guide = GUIDE.read_text(encoding="utf-8")
     named = {
         name for row in re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE) for name in re.findall("`(.+?)`", row)
     }
-    assert named == {*TASK_RECIPES, "scan-simple"}
+    assert named == set(TASK_RECIPES)
     recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
-    lines = re.findall(r"^heedful (?:pairs|train) .+$", guide, re.MULTILINE)
-    assert len(lines) == 4
-    assert [line for line in lines if f"#   {line}\n" not in recipe] == []
+    others = [line for line in GUIDED if f"#   {line}\n" not in recipe]
+    assert len(GUIDED) == 7
+    assert all("scan" in line for line in others)
+    assert len(others) == 3
     assert read_recipe("cmudict-g2p").data.references == "alternatives"
+
+
+def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tasks = (f"IN: {'jump ' * count}now OUT: {'I_JUMP ' * count}I_NOW\n" for count in range(48))
+    Path("tasks.txt").write_text("".join(tasks), encoding="utf-8")
+    Path("scan26").mkdir()
+    for line in (line for line in GUIDED if line.startswith("heedful pairs scan")):
+        command(monkeypatch, capsys, *shlex.split(line.replace("path/to/SCAN/", ""))[1:])
+    train, test = (Path(f"scan26/{name}.jsonl").read_text().splitlines() for name in ("train", "test"))
+    assert (len(train), len(test)) == (26, 22)
+    assert len(json.loads(train[-1])["target"].split()) == 26
+    assert read_recipe("scan", shlex.split(GUIDED[-1])[3:]).output == "runs/scan26"

@@ -49,6 +49,15 @@ def test_numbers_and_dates_are_read_out():
         assert len({day.year for day in dates}) > 100
 
 
+def test_scan_turns_lines_of_its_files_into_commands_and_actions_of_some_lengths(tmp_path):
+    (tmp_path / "tasks.txt").write_text("IN: jump twice OUT: I_JUMP I_JUMP\nIN: run OUT: I_RUN\n", encoding="utf-8")
+    path = str(tmp_path / "tasks.txt")
+    jump, run = ("jump twice", "I_JUMP I_JUMP"), ("run", "I_RUN")
+    assert list(TaskPairs("scan", path).pairs(None)) == [jump, run]
+    assert list(TaskPairs("scan", path, lengths="1-1").pairs(None)) == [run]
+    assert list(TaskPairs("scan", path, lengths="2-48").pairs(1)) == [jump]
+
+
 def test_reverse_says_symbols_from_the_last_to_the_first():
     pairs = list(TaskPairs("reverse", lengths="2-5", symbols=3).pairs(300))
     assert all(source.split() == target.split()[::-1] for source, target in pairs)
@@ -59,15 +68,24 @@ def test_reverse_says_symbols_from_the_last_to_the_first():
 @pytest.mark.parametrize(
     ("settings", "count", "message"),
     [
-        ({"task": "rhymes"}, 1, "`task` must be one of spelling, spacing, numbers, dates, reverse, but is 'rhymes'"),
+        (
+            {"task": "rhymes"},
+            1,
+            "`task` must be one of spelling, spacing, scan, numbers, dates, reverse, but is 'rhymes'",
+        ),
         ({"task": "spacing"}, 1, "`texts` must be given for spacing, but is None"),
         (
             {"task": "spacing", "texts": "TEXTS", "typos": 0.1},
             1,
             "`typos` is for spelling, and must be left out of sp",
         ),
-        ({"task": "reverse", "texts": "TEXTS"}, 1, "`texts` is for spelling and spacing, and must be left out of rev"),
+        ({"task": "reverse", "texts": "TEXTS"}, 1, "`texts` is for spelling and spacing and scan, and must be left"),
         ({"task": "spelling", "texts": "TEXTS", "typos": 0.0}, 1, "`typos` must be above 0 and at most 1, but is 0.0"),
+        (
+            {"task": "scan", "texts": "TEXTS"},
+            1,
+            "A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is '나는 학교",
+        ),
         ({"task": "spacing", "texts": "TEXTS"}, 3, "`count` must be at most 2, as there are texts, but is 3"),
         ({"task": "reverse"}, None, "`count` must be given for reverse, but is None"),
         ({"task": "reverse"}, 0, "`count` must be at least 1, but is 0"),

@@ -49,11 +49,12 @@ def init(
 
 def pairs(
     task: Annotated[
-        Literal["spelling", "spacing", "numbers", "dates", "reverse"], Argument(help="What is to be learned.")
+        Literal["spelling", "spacing", "scan", "numbers", "dates", "reverse"], Argument(help="What is to be learned.")
     ],
     output: Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")],
     texts: Annotated[
-        str | None, Option(help="Of spelling and spacing: right texts, a file or whatever `data.train` takes.")
+        str | None,
+        Option(help="Right texts (spelling, spacing), a file or whatever `data.train` takes; or a file of SCAN."),
     ] = None,
     column: Annotated[
         str | None, Option(help="Theirs, or their language. Default: the first; a plain line is one.")
@@ -62,7 +63,9 @@ def pairs(
     seed: Annotated[int, Option(min=0, help="Another one gives other pairs.")] = 1,
     typos: Annotated[float | None, Option(help="Of spelling: share of the words. Default: 0.1.")] = None,
     language: Annotated[str | None, Option(help="Of numbers and dates. Default: en.")] = None,
-    lengths: Annotated[str | None, Option(help="Of reverse: fewest and most symbols. Default: 1-25.")] = None,
+    lengths: Annotated[
+        str | None, Option(help="Fewest and most symbols (reverse: 1-25) or actions (scan: all).")
+    ] = None,
     symbols: Annotated[int | None, Option(help="Of reverse: how many there are. Default: 50.")] = None,
 ):
     """Make pairs for a task that is no translation: columns `source` and `target`."""

@@ -1,12 +1,12 @@
-"""Pairs for tasks that are no translation: of texts (spelling, spacing), or by rule (numbers, dates, reverse)."""
+"""Pairs for tasks that are no translation: of texts (spelling, spacing, scan) or by rule (numbers, dates, reverse)."""
 
 import calendar
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from itertools import islice
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -15,14 +15,15 @@ from heedful.data.sources import read_pairs
 from heedful.files import check_at_least
 
 Pair = tuple[str, str]  # source, target
-Task = Literal["spelling", "spacing", "numbers", "dates", "reverse"]
-FROM_TEXTS = ("spelling", "spacing")
+Task = Literal["spelling", "spacing", "scan", "numbers", "dates", "reverse"]
+FROM_TEXTS = ("spelling", "spacing", "scan")
 IN_WORDS = ("numbers", "dates")
 LANGUAGES_OF_DATES = ("en", "ko")
 KOREAN_MONTHS = {6: "유월", 10: "시월"}  # which lose a letter
 FIRST_DAY, LAST_DAY = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
 MOST_DIGITS = 9
 LENGTHS = re.compile(r"(\d+)-(\d+)")
+SCAN_LINE = re.compile("IN: (.+) OUT: (.+)")  # of github.com/brendenlake/SCAN
 
 
 @dataclass
@@ -31,13 +32,14 @@ class TaskPairs:
 
     Args:
         task: `spelling` turns words with typing mistakes, as `data.augmentation` makes them, into what was meant;
-            `spacing` puts spaces where they belong; `numbers` and `dates` are read out in words; `reverse` says
-            symbols from the last to the first.
-        texts: Of spelling and spacing: where the texts are, as `read_pairs` takes it.
+            `spacing` puts spaces where they belong; `scan` turns commands into actions (Lake and Baroni, 2018);
+            `numbers` and `dates` are read out in words; `reverse` says symbols from the last to the first.
+        texts: Of spelling and spacing: where the texts are, as `read_pairs` takes it. Of scan: a file of SCAN.
         column: Their column or language; None is the first of a table, and a line of a text file without tabs.
         typos: Of spelling: the share of words with a mistake; None is 0.1.
         language: Of numbers, a code that `num2words` knows; of dates en or ko. None is en.
-        lengths: Of reverse: the fewest and the most symbols, such as "1-25", which is also None.
+        lengths: The fewest and the most symbols of reverse, or actions of scan, such as "1-25". None is that for
+            reverse, and all there are for scan.
         symbols: Of reverse: how many there are; None is 50.
 
     Raises:
@@ -56,9 +58,9 @@ class TaskPairs:
     def __post_init__(self):
         if self.task not in get_args(Task):
             raise ValueError(f"`task` must be one of {', '.join(get_args(Task))}, but is {self.task!r} instead.")
-        readers = {"texts": FROM_TEXTS, "column": FROM_TEXTS, "typos": FROM_TEXTS[:1], "language": IN_WORDS}
-        for name in ("texts", "column", "typos", "language", "lengths", "symbols"):
-            tasks = readers.get(name, ("reverse",))
+        readers = {"texts": FROM_TEXTS, "column": FROM_TEXTS[:2], "typos": FROM_TEXTS[:1], "language": IN_WORDS}
+        readers |= {"lengths": ("reverse", "scan"), "symbols": ("reverse",)}
+        for name, tasks in readers.items():
             if getattr(self, name) is not None and self.task not in tasks:
                 raise ValueError(f"`{name}` is for {' and '.join(tasks)}, and must be left out of {self.task}.")
         if self.task in FROM_TEXTS and self.texts is None:
@@ -69,10 +71,10 @@ class TaskPairs:
         self._in_words = _number_words(self.task, self.language or "en") if self.task in IN_WORDS else None
 
     def pairs(self, count: int | None, seed: int = 1) -> Iterator[Pair]:
-        """Yield `count` pairs; None is one for each text, of spelling and spacing.
+        """Yield `count` pairs; None is one for each text, of tasks that have them.
 
         Raises:
-            ValueError: If there are fewer texts, or no `count` where nothing but it ends the pairs.
+            ValueError: If there are fewer texts, no `count` where nothing ends the pairs, or a line is not SCAN's.
         """
         check_at_least(1, count=count)
         if self.texts is not None:
@@ -93,16 +95,35 @@ class TaskPairs:
         column = self.column or "1"
         rows = read_pairs(str(self.texts), column, column)
         texts = [text for text in map(str.strip, rows["target"][:]) if text]
-        if count is not None and len(texts) < count:
-            raise ValueError(f"`count` must be at most {len(texts)}, as there are texts, but is {count} instead.")
-        rules, draws = AugmentationRules(typos=0.1 if self.typos is None else self.typos), drawn_numbers(seed)
-        for text in islice(texts, count):
-            yield (noisy(text, rules, draws) if self.task == "spelling" else "".join(text.split())), text
+        if self.task == "scan":
+            pairs = _scan_pairs(texts, self.lengths)
+        elif self.task == "spacing":
+            pairs = [("".join(text.split()), text) for text in texts]
+        else:
+            rules, draws = AugmentationRules(typos=0.1 if self.typos is None else self.typos), drawn_numbers(seed)
+            pairs = [(noisy(text, rules, draws), text) for text in texts[:count]]
+        if count is not None and len(pairs) < count:
+            raise ValueError(f"`count` must be at most {len(pairs)}, as there are texts, but is {count} instead.")
+        yield from pairs[:count]
 
 
 def reversed_symbols(symbols: Sequence[str]) -> Pair:
     """Return symbols with a space between them, and the same from the last to the first."""
     return " ".join(symbols), " ".join(reversed(symbols))
+
+
+def _scan_pairs(lines: Iterable[str], lengths: str | None) -> list[Pair]:
+    """Return commands and actions, those of as many actions as `lengths` says."""
+    shortest, longest = _shortest_and_longest(lengths) if lengths else (1, sys.maxsize)
+    pairs = []
+    for line in lines:
+        found = SCAN_LINE.fullmatch(line)
+        if not found:
+            raise ValueError(f"A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is {line!r} instead.")
+        command, actions = found.groups()
+        if shortest <= len(actions.split()) <= longest:
+            pairs.append((command, actions))
+    return pairs
 
 
 def _reversed(shortest: int, longest: int, symbols: int, random: Random) -> Pair:

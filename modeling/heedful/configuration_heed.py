@@ -62,7 +62,7 @@ class HeedConfig(HeedBaseConfig):
         position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
             `pad_token_id` + 1, which is 2.
         max_position_embeddings (`int`): Longest sequence of `learned` positions, and the default length limit
-            of `generate()`; the other positions extend to any length.
+            of `generate()`; the other positions extend to any length, but for those of CTranslate2's tables.
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.

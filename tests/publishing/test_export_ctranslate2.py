@@ -363,9 +363,11 @@ def test_hooks_that_would_not_be_called_are_refused(tokenizers):
         Translator(model, tokenizers, "ctranslate2")
 
 
-@pytest.mark.parametrize(("encoding", "limit"), [("learned", 20), ("sinusoidal", TABLE_ROWS)])
-def test_longer_sequences_than_there_are_positions_are_refused(tokenizers, encoding, limit):
-    model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=20)
+@pytest.mark.parametrize(
+    ("encoding", "said", "limit"), [("learned", 20, 20), ("sinusoidal", 20, 20), ("sinusoidal", 512, TABLE_ROWS)]
+)
+def test_longer_sequences_than_there_are_positions_are_refused(tokenizers, encoding, said, limit):
+    model = make_model(tokenizers, position_encoding=encoding, max_position_embeddings=said)
     translator = Translator(model, tokenizers, "ctranslate2")
     with pytest.raises(ValueError, match=f"Sentence 2 must have at most {limit} tokens"):
         translator.translate(["the man", "near " * (limit + 1)], num_beams=1)
@@ -374,7 +376,7 @@ def test_longer_sequences_than_there_are_positions_are_refused(tokenizers, encod
 
 
 def test_a_source_is_never_cut(tokenizers):
-    model = make_model(tokenizers, seed=10)
+    model = make_model(tokenizers, seed=10, max_position_embeddings=512)
     text = " ".join(DRAW.choices(WORDS, k=1000))  # CTranslate2's own limit is 1,024 tokens
     assert len(tokenizers.encode_source([text])[0]) > 1024
     assert_equal(*both(model, tokenizers, [text], num_beams=1))

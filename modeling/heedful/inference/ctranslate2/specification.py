@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-# Rows of the tables in which CTranslate2 looks up positions that Heed computes; learned positions have their own.
+# Rows of the tables in which CTranslate2 looks up positions that Heed computes, but for models of shorter texts.
 TABLE_ROWS = 2048
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 
@@ -62,9 +62,10 @@ def positions_of_table(config: HeedConfig) -> int | None:
     """Return how many positions the written model has, or `None` where they are computed."""
     if config.position_encoding in WITHOUT_TABLE:
         return None
-    if config.position_encoding == "learned":
-        return config.max_position_embeddings
-    return max(TABLE_ROWS, config.max_position_embeddings)
+    limit = config.max_position_embeddings
+    # Who says less than the default has short texts, and perhaps a small device.
+    is_said = config.position_encoding == "learned" or limit < HeedConfig.max_position_embeddings
+    return limit if is_said else max(TABLE_ROWS, limit)
 
 
 def save_model(

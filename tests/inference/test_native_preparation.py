@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from heedful import HeedForConditionalGeneration, prepare_for_inference
+from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.network import NativeNetwork
 
 
@@ -30,15 +31,15 @@ def steps(monkeypatch):
     """Return a list that grows with each step of the native decoder and each source it encodes."""
     taken = []
 
-    def count(name, original):
+    def count(network, name, original):
         def counted(self, *args):
             taken.append(name)
             return original(self, *args)
 
-        monkeypatch.setattr(NativeNetwork, name, counted)
+        monkeypatch.setattr(network, name, counted)
 
-    for name in ("step", "encode"):
-        count(name, getattr(NativeNetwork, name))
+    for network, name in ((NativeNetwork, "step"), (CompiledNetwork, "step"), (NativeNetwork, "encode")):
+        count(network, name, getattr(network, name))
     return taken
 
 

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.memory import keep_freed_memory
-from heedful.inference.native.network import NativeNetwork
+from heedful.inference.native.compiled_network import make_network
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
 from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
 from heedful.inference.strategies.steps import (
@@ -58,7 +58,7 @@ class NativeDecoder:
             raise ValueError(f"`precision` must be one of {', '.join(PRECISIONS)}, but is {precision!r} instead.")
         keep_freed_memory()
         self.model = model
-        self.network = NativeNetwork(model, precision)
+        self.network = make_network(model, precision)
         self._fingerprint = Fingerprint(model)
 
     @property

@@ -8,7 +8,7 @@ What makes a step cheap:
   ancestors through a mask. Beam search reorders that small mask and not the cache.
 
 Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
-tokens, t target tokens so far, H heads, D = d_model, V target tokens.
+tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
 """
 
 from collections.abc import Callable
@@ -28,6 +28,8 @@ from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
+# Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
+CHUNK = 64
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
 
 Transformation = Callable[[torch.Tensor], torch.Tensor]
@@ -116,6 +118,16 @@ class NativeNetwork:
             states = layer(states, state, number, mask)
         state.length += 1
         return self.output(self.decoder_norm(states))
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the `(R)` likeliest tokens of `(R, V)` logits."""
+        return logits.argmax(-1)
+
+    def continuations(
+        self, logits: torch.Tensor, scores: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the best continuations of hypotheses with `(N, K)` scores, as `best_tokens` does, of their logits."""
+        return best_tokens(logits.log_softmax(-1, dtype=torch.float32), scores, count)
 
 
 def obstacle(model: Any) -> str | None:
@@ -239,9 +251,16 @@ class _Embedding:
         states = F.embedding(tokens, self.weight).to(self.dtype) * self.scale
         return self.norm(states if self.encode_positions is None else states + self._encoded(positions))
 
+    def encoding(self, position: int) -> torch.Tensor | None:
+        """Return the `(D)` encoding of one position; `None` where there are none."""
+        return None if self.encode_positions is None else self._table(position + 1)[position]
+
     def _encoded(self, positions: torch.Tensor) -> torch.Tensor:
-        """Look positions up in a table: to compute sinusoids takes longer than a layer of a small model."""
-        needed, known = int(positions.max()) + 1, self.known_positions
+        return F.embedding(positions, self._table(int(positions.max()) + 1))
+
+    def _table(self, needed: int) -> torch.Tensor:
+        """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
+        known = self.known_positions
         if known is None or len(known) < needed:
             number = max(FIRST_ROOM, 2 * needed)
             if isinstance(self.encode_positions, nn.Embedding):
@@ -253,7 +272,7 @@ class _Embedding:
                 )
             # The local name, because another thread may replace the attribute by a shorter table.
             known = self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
-        return F.embedding(positions, known)
+        return known
 
 
 class _Attention:
@@ -270,16 +289,37 @@ class _Attention:
         self.project_output = packed_linear(module.out_proj.weight, module.out_proj.bias, precision)
 
 
+class _FeedForward:
+    """FFN(x) (section 3.3 of the paper) with packed weights."""
+
+    def __init__(self, module: HeedFeedForward, precision: Precision):
+        is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
+        self.inner = packed_linear(module.fc1.weight, module.fc1.bias, precision, relu=is_relu)
+        self.outer = packed_linear(module.fc2.weight, module.fc2.bias, precision)
+        self.activation: Any = None if is_relu else module.activation
+        gate = module.fc_gate
+        self.gate = None if gate is None else packed_linear(gate.weight, gate.bias, precision)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Transform `(rows, D)` states."""
+        inner = self.inner(states)
+        if self.gate is not None:
+            inner = self.activation(self.gate(states)) * inner
+        elif self.activation is not None:
+            inner = self.activation(inner)
+        return self.outer(inner)
+
+
 class _Layer:
     """Packed weights of a layer of either stack, and its residual connections (section 3.1)."""
 
     def __init__(self, layer: Any, precision: Precision):
         self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
-        self.feed_forward = _feed_forward(layer.feed_forward, precision)
-        names = [name for name in SUBLAYERS if hasattr(layer, name)]
-        residuals = {name: getattr(layer, f"{name}_residual") for name in names}
+        self.feed_forward = _FeedForward(layer.feed_forward, precision)
+        residuals = {name: getattr(layer, f"{name}_residual") for name in SUBLAYERS if hasattr(layer, name)}
         self.is_post_norm = residuals["self_attn"].is_post_norm
-        self.norms = {name: _norm(residuals[name].norm, _type_between(precision)) for name in names}
+        self.norm_modules = [residual.norm for residual in residuals.values()]
+        self.norms = {name: _norm(residual.norm, _type_between(precision)) for name, residual in residuals.items()}
 
     def connect(self, name: str, states: torch.Tensor, sublayer: Transformation) -> torch.Tensor:
         if self.is_post_norm:
@@ -389,19 +429,6 @@ def _norm(module: nn.Module, dtype: torch.dtype) -> Transformation:
     return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
 
 
-def _feed_forward(module: HeedFeedForward, precision: Precision) -> Transformation:
-    """Return FFN(x) (section 3.3 of the paper)."""
-    is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
-    inner = packed_linear(module.fc1.weight, module.fc1.bias, precision, relu=is_relu)
-    outer = packed_linear(module.fc2.weight, module.fc2.bias, precision)
-    if is_relu:
-        return lambda states: outer(inner(states))
-    if module.fc_gate is None:
-        return lambda states: outer(module.activation(inner(states)))
-    gate = packed_linear(module.fc_gate.weight, module.fc_gate.bias, precision)
-    return lambda states: outer(module.activation(gate(states)) * inner(states))
-
-
 def _scaled(linear: nn.Linear, factor: float) -> tuple[torch.Tensor, torch.Tensor | None]:
     return linear.weight * factor, None if linear.bias is None else linear.bias * factor
 
@@ -443,3 +470,31 @@ def _source_mask(attention_mask: torch.Tensor | None, dtype: torch.dtype) -> tor
     if attention_mask is None:
         return None
     return _additive(attention_mask.bool(), dtype).clamp(min=torch.finfo(dtype).min)[:, None, None]
+
+
+def best_tokens(
+    log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the most likely continuations of each sentence's hypotheses, best first.
+
+    Scores, hypotheses and tokens are each `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)`
+    log-probabilities of the next token and the hypotheses' `(N, K)` scores. To sort all K·V is slow: the C best lie in
+    the C chunks with the highest maxima, and only those are sorted.
+    """
+    (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
+    whole = vocabulary // CHUNK
+    chunks = [log_probabilities[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(-1)] if whole else []
+    if vocabulary % CHUNK:
+        chunks.append(log_probabilities[:, whole * CHUNK :].amax(-1, keepdim=True))
+    maxima = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
+    number = maxima.shape[1]  # chunks of a row
+    maxima = (maxima.view(sentences, beams, number) + scores[..., None]).flatten(1)
+    best = maxima.topk(min(count, maxima.shape[1])).indices  # (N, chunks looked at)
+    parents = best // number
+    tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks looked at, CHUNK)
+    is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
+    places = parents[..., None] * vocabulary + tokens
+    found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
+    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
+    totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
+    return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from transformers.generation import logits_process
 
-from heedful.inference.native.network import NEVER, DecodingState, NativeNetwork
+from heedful.inference.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
 from heedful.inference.strategies.steps import end_tokens, filler
 
 # The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
 # leave, the cache of the others is copied.
 LEAVING_SHARE = 1 / 8
-# Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
-CHUNK = 64
 # The logits processors of transformers that tell the rows of a batch apart by their number.
 ROW_PROCESSORS = (
     logits_process.PrefixConstrainedLogitsProcessor,
@@ -48,6 +46,10 @@ class SearchSettings:
             type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in processor
         )
 
+    def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return which tokens end a sentence, in the tokens' shape; for a few ends faster than `torch.isin`."""
+        return (tokens[..., None] == self.ends).any(-1)
+
     def is_worth_leaving(self, finished: int, count: int) -> bool:
         """Return whether enough of `count` sentences have finished to take them out of the batch."""
         return finished >= (count if self.keeps_rows else max(1, LEAVING_SHARE * count))
@@ -72,16 +74,18 @@ def greedy_search(
     newest = prompt[:, -1]
     for length in range(start, room.shape[1]):
         logits = network.step(newest, state)  # (N, V)
-        if settings.processor is not None:
+        if settings.processor is None:
+            newest = network.likeliest(logits)
+        else:
             logits = settings.processor(room[rows, :length], logits.float())
-        best, newest = logits.max(-1)
+            newest = logits.argmax(-1)
         if is_scored:
-            totals[rows] += (best - logits.logsumexp(-1)).float() * is_open
+            totals[rows] += (logits.amax(-1) - logits.logsumexp(-1)).float() * is_open
             lengths[rows] += is_open
         newest = newest.masked_fill(~is_open, settings.fill)
         room[rows, length] = newest
         if len(settings.ends):
-            is_open &= ~torch.isin(newest, settings.ends)
+            is_open &= ~settings.are_ends(newest)
             left = int(is_open.sum())
             if not left:
                 break
@@ -126,45 +130,19 @@ def beam_search(
 
 def _step(network: NativeNetwork, state: DecodingState, beam: Beam, settings: SearchSettings) -> None:
     """Choose the next tokens of every open sentence."""
-    logits = network.step(beam.running.tokens[:, :, -1].flatten(), state)
-    log_probabilities = logits.log_softmax(-1, dtype=torch.float32)  # (N·K, V)
-    if settings.processor is not None:
-        log_probabilities = settings.processor(beam.running.tokens.flatten(0, 1), log_probabilities)
+    logits = network.step(beam.running.tokens[:, :, -1].flatten(), state)  # (N·K, V)
     # So many that K hypotheses go on even if each of the others ends, with each end token.
     count = max(2, 1 + len(settings.ends)) * settings.beams
-    scores, parents, tokens = best_tokens(log_probabilities, beam.running.scores, count)  # (N, C)
-    ended = torch.isin(tokens, settings.ends)
+    if settings.processor is None:
+        scores, parents, tokens = network.continuations(logits, beam.running.scores, count)  # (N, C)
+    else:
+        log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
+        log_probabilities = settings.processor(beam.running.tokens.flatten(0, 1), log_probabilities)
+        scores, parents, tokens = best_tokens(log_probabilities, beam.running.scores, count)
+    ended = settings.are_ends(tokens)
     if beam.running.parents.shape[-1] + 1 == settings.max_new_tokens:
         ended.fill_(True)
     if not bool(ended.any()):
         scores, parents, tokens, ended = (each[:, : settings.beams] for each in (scores, parents, tokens, ended))
     beam.advance(beam.running.extended(parents, tokens, scores), ended)
     state.follow(beam.running.parents[..., -1])
-
-
-def best_tokens(
-    log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most likely continuations of each sentence's hypotheses, best first.
-
-    Scores, hypotheses and tokens are each `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)`
-    log-probabilities of the next token and the hypotheses' `(N, K)` scores. To sort all K·V is slow: the C best lie in
-    the C chunks with the highest maxima, and only those are sorted.
-    """
-    (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
-    whole = vocabulary // CHUNK
-    chunks = [log_probabilities[:, : whole * CHUNK].unflatten(1, (whole, CHUNK)).amax(-1)] if whole else []
-    if vocabulary % CHUNK:
-        chunks.append(log_probabilities[:, whole * CHUNK :].amax(-1, keepdim=True))
-    maxima = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
-    number = maxima.shape[1]  # chunks of a row
-    maxima = (maxima.view(sentences, beams, number) + scores[..., None]).flatten(1)
-    best = maxima.topk(min(count, maxima.shape[1])).indices  # (N, chunks looked at)
-    parents = best // number
-    tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks looked at, CHUNK)
-    is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
-    places = parents[..., None] * vocabulary + tokens
-    found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)
-    found = (found + scores.gather(1, parents)[..., None]).masked_fill(is_beyond, NEVER)
-    totals, order = found.flatten(1).topk(min(count, beams * vocabulary))
-    return totals, parents.gather(1, order // CHUNK), tokens.flatten(1).gather(1, order)

@@ -1,7 +1,8 @@
-"""Matrix products with weights laid out once for the CPU: float32 and bfloat16 by oneDNN, int8 by FBGEMM.
+"""Matrix products with weights laid out once for the CPU: by kernels of our own, oneDNN, or in 8 bits FBGEMM.
 
-Each is a function from `(rows, in_features)` to `(rows, out_features)`. If torch was built without oneDNN, plain
-`torch.nn.functional.linear` takes its place; without FBGEMM, int8 is refused.
+Each is a function from `(rows, in_features)` to `(rows, out_features)`. oneDNN computes bfloat16; it and FBGEMM
+compute all where our own kernels could not be compiled, or the processor lacks their instructions. If torch was built
+without oneDNN, plain `torch.nn.functional.linear` takes its place; without FBGEMM int8 is refused.
 """
 
 import warnings
@@ -11,13 +12,14 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from heedful.inference.native.kernels import INT8_LIMIT, CompiledProduct, can_multiply
+
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 # Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
 SMALL_MATRIX = 2**16
-INT8_LIMIT = 127
 
 
 def has_bfloat16() -> bool:
@@ -41,7 +43,9 @@ def int8_engine() -> str | None:
 
 
 def kernel_name(precision: Precision) -> str:
-    """Return which library does the matrix products of a precision here, for reports."""
+    """Return what does the matrix products of a precision here, for reports."""
+    if precision != "bfloat16" and can_multiply(0, precision == "int8"):
+        return "kernels.cpp"
     if precision == "int8":
         return int8_engine() or "none"
     return "oneDNN with packed weights" if has_onednn(precision) else "torch.nn.functional.linear"
@@ -52,11 +56,13 @@ def packed_linear(
 ) -> Product:
     """Return the function x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix.
 
-    With `int8` each output feature has its own scale, and the input is quantized at each call, with one scale for all
-    its rows. If torch has no kernel for the precision here, that is a `ValueError`.
+    With `int8` each output feature has its own scale, and the input is quantized at each call: each row by itself, or
+    by torch's kernels with one scale for all rows. If no kernel has the precision here, that is a `ValueError`.
     """
     weight = weight.detach().float()
     bias = None if bias is None else bias.detach().float()
+    if precision != "bfloat16" and can_multiply(weight.shape[1], precision == "int8"):
+        return CompiledProduct(weight, bias, precision == "int8", relu)
     if precision == "int8":
         return _int8_product(weight, bias, relu)
     if precision == "bfloat16":

@@ -1,0 +1,158 @@
+"""`kernels.cpp`, compiled once for this processor, and its matrix products; without a C++ compiler there are none."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+# Sums may be added up in any order, so that registers hold many of them.
+FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno"]
+FLAGS += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
+REGISTERS = {
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+LONGEST_COMPILATION = 120  # seconds
+INT8_LIMIT = 127
+BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
+
+
+class Linear(ctypes.Structure):
+    """The structure of this name in `kernels.cpp`, as are the others."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "offset")),
+        *((name, ctypes.c_int32) for name in ("in_features", "out_features")),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """A norm's weights."""
+
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class Layer(ctypes.Structure):
+    """A layer of the decoder, and the cache of one search."""
+
+    _fields_ = [
+        *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
+        *((name, Norm) for name in ("self_norm", "cross_norm", "feed_forward_norm")),
+        ("target", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+    ]
+
+
+class Model(ctypes.Structure):
+    """A decoder."""
+
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        ("output", Linear),
+        ("norm", Norm),
+        ("embedding", ctypes.c_void_p),
+        ("embedding_scale", ctypes.c_float),
+        *((n, ctypes.c_int32) for n in ("number_of_layers", "width", "heads", "inner", "is_post_norm")),
+    ]
+
+
+class CompiledProduct:
+    """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
+
+    With `is_int8` weights and inputs are multiplied in 8 bits: each output feature has its own scale, and each row. A
+    row's results never depend on the other rows.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):
+        self._library: Any = library()
+        self.is_relu = is_relu
+        width, (features, inputs) = self._library.panel_width(), weight.shape
+        depth = BYTES_AT_ONCE if is_int8 else 1
+        weight = F.pad(weight, (0, 0, 0, -features % width))
+        scale = offset = None
+        if is_int8:
+            scale = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
+            weight = (weight / scale[:, None]).round().to(torch.int8)
+            offset = 128 * weight.sum(1, dtype=torch.int32)
+        packed = weight.view(-1, width, inputs // depth, depth).transpose(1, 2).contiguous()
+        self._kept = [packed, None if bias is None else bias.contiguous(), scale, offset]
+        self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Multiply `(rows, in_features)` states."""
+        states, rows = states.contiguous(), len(states)
+        output = states.new_empty(rows, self.linear.out_features)
+        call = self._library.linear, ctypes.byref(self.linear), states.data_ptr(), rows, output.data_ptr()
+        call[0](*call[1:], self.is_relu, torch.get_num_threads())
+        return output
+
+
+def can_multiply(inputs: int, is_int8: bool) -> bool:
+    """Return whether there is a `CompiledProduct` for rows of so many inputs here."""
+    found = library()
+    return found is not None and (not is_int8 or (bool(found.has_bytes()) and inputs % BYTES_AT_ONCE == 0))
+
+
+@functools.cache
+def library() -> Any:
+    """Return the compiled kernels; or `None`, with one warning, where they cannot be compiled or loaded."""
+    flags = FLAGS + REGISTERS.get(torch.backends.cpu.get_cpu_capability(), [])
+    if "-mavx512f" in flags and torch.cpu._is_vnni_supported():
+        flags.append("-mavx512vnni")
+    try:
+        loaded = ctypes.CDLL(str(_compiled(flags)))
+    except (OSError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", None) or error
+        warnings.warn(f"The native decoder runs without its own kernels, and slower: {told}", stacklevel=2)
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    loaded.linear.argtypes = [pointer, pointer, number, pointer, number, number]
+    loaded.step.argtypes = [pointer, number, number, number, *[pointer] * 6, number]
+    loaded.likeliest.argtypes = [pointer, number, number, pointer]
+    loaded.continuations.argtypes = [
+        pointer,
+        pointer,
+        number,
+        number,
+        number,
+        number,
+        pointer,
+        pointer,
+        pointer,
+        number,
+    ]
+    return loaded
+
+
+def _compiled(flags: list[str]) -> Path:
+    """Return the file of the compiled kernels, which lies in the user's cache from the first time on."""
+    key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+    path = folder / f"kernels-{key.hexdigest()[:16]}.so"
+    if path.is_file():
+        return path
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary) / path.name
+        command = [compiler, *flags, str(SOURCE), "-o", str(made)]
+        settings: Any = {"capture_output": True, "text": True, "timeout": LONGEST_COMPILATION}
+        # Without OpenMP, which not all compilers have, one thread computes.
+        if subprocess.run([*command, "-fopenmp"], **settings).returncode:
+            subprocess.run(command, check=True, **settings)
+        made.replace(path)  # at once, for another process may want it
+    return path

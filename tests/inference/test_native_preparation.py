@@ -4,6 +4,7 @@ import copy
 import io
 import threading
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def steps(monkeypatch):
 
         monkeypatch.setattr(network, name, counted)
 
-    for network, name in ((NativeNetwork, "step"), (CompiledNetwork, "step"), (NativeNetwork, "encode")):
+    for network, name in product((NativeNetwork, CompiledNetwork), ("step", "encode")):
         count(network, name, getattr(network, name))
     return taken
 

@@ -12,11 +12,11 @@
 #include <immintrin.h>
 #endif
 
-constexpr int LANES = 16;  // numbers of a register, or of two or four where they are narrower
+// Numbers of a register, and how many registers of weights are multiplied beside each other.
 #ifdef __AVX512F__
-constexpr int VECTORS = 4;  // registers of weights beside each other
+constexpr int LANES = 16, VECTORS = 4;
 #else
-constexpr int VECTORS = 1;
+constexpr int LANES = 8, VECTORS = 2;
 #endif
 constexpr int PANEL = LANES * VECTORS;  // output features that are computed together
 constexpr int MOST_ROWS = 6;            // rows that are: with a panel, their sums fill the registers
@@ -42,16 +42,16 @@ struct Norm {
 
 struct Layer {
     Linear query_key_value, self_output, query, cross_output, inner, outer;
-    Norm self_norm, cross_norm, feed_forward_norm;
+    Norm self_attn_norm, cross_attn_norm, feed_forward_norm;
     float* target;        // (slots, 2 D), keys and values of target tokens
     const float* source;  // (source tokens, 2 D)
 };
 
 struct Model {
     const Layer* layers;
-    Linear output;
+    Linear output;           // of a decoder
     Norm norm;               // behind the last layer
-    const float* embedding;  // (V, D)
+    const float* embedding;  // (V, D), of a decoder
     float embedding_scale;
     int32_t number_of_layers, width, heads, inner, is_post_norm;
 };
@@ -60,15 +60,43 @@ namespace {
 
 Floats loaded(const float* place) { return *reinterpret_cast<const Floats*>(place); }
 
+Floats larger(Floats one, Floats other) { return one > other ? one : other; }
+
+float largest_of(const float* row, int count) {
+    float largest = row[0];
+    int i = 0;
+    if (count >= LANES) {
+        Floats most = loaded(row);
+        for (i = LANES; i + LANES <= count; i += LANES) most = larger(loaded(row + i), most);
+        for (int lane = 0; lane < LANES; ++lane) largest = std::max(largest, most[lane]);
+    }
+    for (; i < count; ++i) largest = std::max(largest, row[i]);
+    return largest;
+}
+
+float largest_size(const float* row, int count) {
+    Floats most = {};
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) most = larger(larger(loaded(row + i), -loaded(row + i)), most);
+    float largest = largest_of(reinterpret_cast<const float*>(&most), LANES);
+    for (; i < count; ++i) largest = std::max(largest, std::fabs(row[i]));
+    return largest;
+}
+
 // The sums of ROWS rows over a panel.
 template <int ROWS>
 void multiply(const Linear& linear, const float* input, int panel, Floats (&sums)[ROWS][VECTORS]) {
     const float* weight = static_cast<const float*>(linear.weight) + int64_t(panel) * linear.in * PANEL;
-    for (int k = 0; k < linear.in; ++k, weight += PANEL)
-        for (int v = 0; v < VECTORS; ++v) {
-            Floats column = loaded(weight + v * LANES);
-            for (int r = 0; r < ROWS; ++r) sums[r][v] += column * input[int64_t(r) * linear.in + k];
+    Floats local[ROWS][VECTORS] = {};  // in registers
+    for (int k = 0; k < linear.in; ++k, weight += PANEL) {
+        Floats column[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) column[v] = loaded(weight + v * LANES);
+        for (int r = 0; r < ROWS; ++r) {
+            float number = input[int64_t(r) * linear.in + k];
+            for (int v = 0; v < VECTORS; ++v) local[r][v] += column[v] * number;
         }
+    }
+    std::memcpy(sums, local, sizeof local);
 }
 
 #ifdef __AVX512VNNI__
@@ -104,7 +132,7 @@ struct Bytes {
 template <int ROWS>
 void compute_panel(const Linear& linear, const float* input, const Bytes& bytes, int row, int panel, float* output,
                    bool is_relu) {
-    Floats sums[ROWS][VECTORS] = {};
+    Floats sums[ROWS][VECTORS];
     if (!linear.scale) multiply<ROWS>(linear, input + int64_t(row) * linear.in, panel, sums);
 #ifdef __AVX512VNNI__
     else
@@ -125,9 +153,7 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
     bytes.numbers.resize(size_t(rows) * in);
     bytes.steps.resize(rows);
     for (int r = 0; r < rows; ++r, input += in) {
-        float largest = 0.0f;
-        for (int k = 0; k < in; ++k) largest = std::max(largest, std::fabs(input[k]));
-        float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        float largest = largest_size(input, in), inverse = largest > 0 ? 127 / largest : 0;
         bytes.steps[r] = largest / 127.0f;
         uint8_t* row = bytes.numbers.data() + int64_t(r) * in;
         for (int k = 0; k < in; ++k) row[k] = uint8_t(int(std::nearbyint(input[k] * inverse)) + 128);
@@ -166,21 +192,6 @@ float exponential(float x) {
     return power * scale;
 }
 
-float largest_of(const float* row, int count) {
-    float largest = row[0];
-    int i = 0;
-    if (count >= LANES) {
-        Floats most = loaded(row);
-        for (i = LANES; i + LANES <= count; i += LANES) {
-            Floats next = loaded(row + i);
-            most = next > most ? next : most;
-        }
-        for (int lane = 0; lane < LANES; ++lane) largest = std::max(largest, most[lane]);
-    }
-    for (; i < count; ++i) largest = std::max(largest, row[i]);
-    return largest;
-}
-
 void normalise(const Norm& norm, float* rows, int count, int width, float* output) {
     for (int r = 0; r < count; ++r, rows += width, output += width) {
         if (!norm.weight) {
@@ -196,33 +207,92 @@ void normalise(const Norm& norm, float* rows, int count, int width, float* outpu
     }
 }
 
-// Equation 1 for the newest token of a row: it sees `count` keys and values, those in `slots` or the first ones.
-void attend(const float* query, const float* states, const int32_t* slots, int count, int width, int heads,
-            float* output) {
-    static thread_local std::vector<float> scores;  // (H, count)
-    scores.resize(size_t(heads) * count);
-    int d = width / heads;
+// Where keys, and behind them values, of what a row sees lie: `stride` numbers apart, in `slots` or one after the other.
+struct Seen {
+    const float* states;
+    int64_t stride;
+    const int32_t* slots;
+    int count;
+
+    const float* key(int t) const { return states + (slots ? slots[t] : t) * stride; }
+};
+
+// Equation 1 for one row.
+void attend(const float* query, const Seen& seen, int width, int heads, float* output) {
+    static thread_local std::vector<float> kept;  // (H, count)
+    int d = width / heads, count = seen.count;
+    kept.resize(size_t(heads) * count);
+    float* scores = kept.data();
     for (int t = 0; t < count; ++t) {
-        const float* key = states + int64_t(slots ? slots[t] : t) * 2 * width;
+        const float* key = seen.key(t);
         for (int h = 0; h < heads; ++h) {
-            float sum = 0;
-            for (int i = h * d; i < (h + 1) * d; ++i) sum += query[i] * key[i];
-            scores[h * count + t] = sum;
+            Floats sums = {};
+            int i = h * d, last = i + d;
+            for (; i + LANES <= last; i += LANES) sums += loaded(query + i) * loaded(key + i);
+            float score = 0;
+            for (int lane = 0; lane < LANES; ++lane) score += sums[lane];
+            for (; i < last; ++i) score += query[i] * key[i];
+            scores[h * count + t] = score;
         }
     }
     for (int h = 0; h < heads; ++h) {
-        float *row = scores.data() + h * count, largest = largest_of(row, count), total = 0;
+        float *row = scores + h * count, largest = largest_of(row, count), total = 0;
         for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
         for (int t = 0; t < count; ++t) total += row[t];
         for (int t = 0; t < count; ++t) row[t] /= total;
-    }
-    std::fill(output, output + width, 0.0f);
-    for (int t = 0; t < count; ++t) {
-        const float* value = states + (int64_t(slots ? slots[t] : t) * 2 + 1) * width;
-        for (int h = 0; h < heads; ++h)
-            for (int i = h * d; i < (h + 1) * d; ++i) output[i] += scores[h * count + t] * value[i];
+        int i = h * d, last = i + d;
+        for (; i + LANES <= last; i += LANES) {
+            Floats sums = {};
+            for (int t = 0; t < count; ++t) sums += row[t] * loaded(seen.key(t) + width + i);
+            *reinterpret_cast<Floats*>(output + i) = sums;
+        }
+        for (; i < last; ++i) {
+            output[i] = 0;
+            for (int t = 0; t < count; ++t) output[i] += row[t] * seen.key(t)[width + i];
+        }
     }
 }
+
+// The states of some rows on their way through the layers of a stack.
+class Rows {
+   public:
+    Rows(const Model& model, int rows, int threads) : model(model), rows(rows), threads(threads), width(model.width) {
+        states.resize(size_t(rows) * width);
+        other.resize(size_t(rows) * width);
+        context.resize(size_t(rows) * width);
+        wide.resize(size_t(rows) * std::max(3 * width, model.inner));
+    }
+
+    // Section 3.1, or with the norm before the sub-layer, which leaves its output in `other`.
+    template <typename Sublayer>
+    void connect(const Norm& norm, Sublayer sublayer) {
+        if (!model.is_post_norm) normalise(norm, states.data(), rows, width, other.data());
+        sublayer(model.is_post_norm ? states.data() : other.data());
+        for (size_t i = 0; i < states.size(); ++i) states[i] += other[i];
+        if (model.is_post_norm) normalise(norm, states.data(), rows, width, states.data());
+    }
+
+    // Section 3.3.
+    void feed_forward(const Layer& layer) {
+        connect(layer.feed_forward_norm, [&](const float* input) {
+            apply(layer.inner, input, rows, wide.data(), true, threads);
+            apply(layer.outer, wide.data(), rows, other.data(), false, threads);
+        });
+    }
+
+    // Attend from the queries in `wide`, and project what was found.
+    template <typename See>
+    void attend_to(int stride, const Linear& projection, See seen_by) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int r = 0; r < rows; ++r)
+            attend(wide.data() + int64_t(r) * stride, seen_by(r), width, model.heads, context.data() + int64_t(r) * width);
+        apply(projection, context.data(), rows, other.data(), false, threads);
+    }
+
+    const Model& model;
+    const int rows, threads, width;
+    std::vector<float> states, other, wide, context;  // (R, D), and in `wide` 3 D or the inner width
+};
 
 struct Candidate {
     float score;
@@ -247,68 +317,61 @@ void linear(const Linear* weights, const float* input, int rows, float* output, 
     apply(*weights, input, rows, output, is_relu, threads);
 }
 
+// Encode R source tokens, from (R, D) embeddings to (R, D) states in their place. A sentence's tokens stand together:
+// starts and counts (R) say where a token's sentence begins and how many it has.
+void encode(const Model* model, int tokens, float* states, const int32_t* starts, const int32_t* counts, int threads) {
+    Rows rows(*model, tokens, threads);
+    int width = model->width;
+    rows.states.assign(states, states + int64_t(tokens) * width);
+    for (int number = 0; number < model->number_of_layers; ++number) {
+        const Layer& layer = model->layers[number];
+        rows.connect(layer.self_attn_norm, [&](const float* input) {
+            apply(layer.query_key_value, input, tokens, rows.wide.data(), false, threads);
+            rows.attend_to(3 * width, layer.self_output, [&](int r) {
+                return Seen{rows.wide.data() + (int64_t(starts[r]) * 3 + 1) * width, 3 * width, nullptr, counts[r]};
+            });
+        });
+        rows.feed_forward(layer);
+    }
+    normalise(model->norm, rows.states.data(), tokens, width, states);
+}
+
 // Read the newest tokens of R rows, and write the (R, V) logits of the next ones.
 //
 // slots (R, room) says where keys and values of a row's tokens lie, up to the newest one's at `length`; starts and
 // counts (R) where its source begins and of how many tokens it is. position is what the embedding is added to, or null.
-void step(const Model* model, int rows, int length, int room, const int64_t* tokens, const int32_t* slots,
+void step(const Model* model, int count, int length, int room, const int64_t* tokens, const int32_t* slots,
           const int32_t* starts, const int32_t* counts, const float* position, float* logits, int threads) {
-    static thread_local std::vector<float> kept_states, kept_other, kept_wide, kept_context;
+    Rows rows(*model, count, threads);
     int width = model->width;
-    kept_states.resize(size_t(rows) * width);
-    kept_other.resize(size_t(rows) * width);
-    kept_context.resize(size_t(rows) * width);
-    kept_wide.resize(size_t(rows) * std::max(3 * width, model->inner));
-    float *states = kept_states.data(), *other = kept_other.data();
-    float *wide = kept_wide.data(), *context = kept_context.data();
-    for (int r = 0; r < rows; ++r)
+    for (int r = 0; r < count; ++r)
         for (int i = 0; i < width; ++i) {
             float value = model->embedding[tokens[r] * width + i] * model->embedding_scale;
-            states[r * width + i] = position ? value + position[i] : value;
+            rows.states[int64_t(r) * width + i] = position ? value + position[i] : value;
         }
-
-    auto connect = [&](const Norm& norm, auto sublayer) {  // section 3.1; or with the norm before the sub-layer
-        if (model->is_post_norm) {
-            sublayer(states);
-            for (int i = 0; i < rows * width; ++i) states[i] += other[i];
-            normalise(norm, states, rows, width, states);
-        } else {
-            normalise(norm, states, rows, width, other);
-            sublayer(other);
-            for (int i = 0; i < rows * width; ++i) states[i] += other[i];
-        }
-    };
-    auto attend_from = [&](int stride, const float* seen, bool is_source) {  // from the queries in `wide`
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int r = 0; r < rows; ++r) {
-            const float* first = is_source ? seen + int64_t(starts[r]) * 2 * width : seen;
-            attend(wide + int64_t(r) * stride, first, is_source ? nullptr : slots + int64_t(r) * room,
-                   is_source ? counts[r] : length + 1, width, model->heads, context + int64_t(r) * width);
-        }
-    };
     for (int number = 0; number < model->number_of_layers; ++number) {
         const Layer& layer = model->layers[number];
-        connect(layer.self_norm, [&](const float* input) {
-            apply(layer.query_key_value, input, rows, wide, false, threads);
-            for (int r = 0; r < rows; ++r) {
-                const float* newest = wide + (int64_t(r) * 3 + 1) * width;
-                std::copy(newest, newest + 2 * width, layer.target + int64_t(slots[int64_t(r) * room + length]) * 2 * width);
+        rows.connect(layer.self_attn_norm, [&](const float* input) {
+            apply(layer.query_key_value, input, count, rows.wide.data(), false, threads);
+            for (int r = 0; r < count; ++r) {
+                const float* newest = rows.wide.data() + (int64_t(r) * 3 + 1) * width;
+                float* slot = layer.target + int64_t(slots[int64_t(r) * room + length]) * 2 * width;
+                std::copy(newest, newest + 2 * width, slot);
             }
-            attend_from(3 * width, layer.target, false);
-            apply(layer.self_output, context, rows, other, false, threads);
+            rows.attend_to(3 * width, layer.self_output, [&](int r) {
+                return Seen{layer.target, 2 * width, slots + int64_t(r) * room, length + 1};
+            });
         });
-        connect(layer.cross_norm, [&](const float* input) {
-            apply(layer.query, input, rows, wide, false, threads);
-            attend_from(width, layer.source, true);
-            apply(layer.cross_output, context, rows, other, false, threads);
+        rows.connect(layer.cross_attn_norm, [&](const float* input) {
+            apply(layer.query, input, count, rows.wide.data(), false, threads);
+            rows.attend_to(width, layer.cross_output, [&](int r) {
+                return Seen{layer.source + int64_t(starts[r]) * 2 * width, 2 * width, nullptr, counts[r]};
+            });
         });
-        connect(layer.feed_forward_norm, [&](const float* input) {
-            apply(layer.inner, input, rows, wide, true, threads);
-            apply(layer.outer, wide, rows, other, false, threads);
-        });
+        rows.feed_forward(layer);
     }
-    normalise(model->norm, states, rows, width, states);
-    apply(model->output, states, rows, logits, false, threads);
+    normalise(model->norm, rows.states.data(), count, width, rows.states.data());
+    apply(model->output, rows.states.data(), count, logits, false, threads);
 }
 
 // The likeliest token of each of (rows, V) logits, the first of equal ones.

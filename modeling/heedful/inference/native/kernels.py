@@ -1,4 +1,7 @@
-"""`kernels.cpp`, compiled once for this processor, and its matrix products; without a C++ compiler there are none."""
+"""`kernels.cpp`, compiled once for this processor, and its matrix products.
+
+There are none without a C++ compiler, and none on processors whose registers it was not written for.
+"""
 
 import ctypes
 import functools
@@ -45,18 +48,18 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A layer of the decoder, and the cache of one search."""
+    """A layer of either stack; of the decoder's, with the cache of one search."""
 
     _fields_ = [
         *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
-        *((name, Norm) for name in ("self_norm", "cross_norm", "feed_forward_norm")),
+        *((name, Norm) for name in ("self_attn_norm", "cross_attn_norm", "feed_forward_norm")),
         ("target", ctypes.c_void_p),
         ("source", ctypes.c_void_p),
     ]
 
 
 class Model(ctypes.Structure):
-    """A decoder."""
+    """A stack."""
 
     _fields_ = [
         ("layers", ctypes.c_void_p),
@@ -107,18 +110,22 @@ def can_multiply(inputs: int, is_int8: bool) -> bool:
 
 @functools.cache
 def library() -> Any:
-    """Return the compiled kernels; or `None`, with one warning, where they cannot be compiled or loaded."""
-    flags = FLAGS + REGISTERS.get(torch.backends.cpu.get_cpu_capability(), [])
-    if "-mavx512f" in flags and torch.cpu._is_vnni_supported():
+    """Return the compiled kernels, or `None`: with one warning where they cannot be compiled or loaded."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in REGISTERS:
+        return None
+    flags = FLAGS + REGISTERS[capability]
+    if capability == "AVX512" and torch.cpu._is_vnni_supported():
         flags.append("-mavx512vnni")
     try:
         loaded = ctypes.CDLL(str(_compiled(flags)))
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
-        warnings.warn(f"The native decoder runs without its own kernels, and slower: {told}", stacklevel=2)
+        warnings.warn(f"The native decoder runs without kernels of its own, and slower: {told}", stacklevel=2)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
     loaded.linear.argtypes = [pointer, pointer, number, pointer, number, number]
+    loaded.encode.argtypes = [pointer, number, pointer, pointer, pointer, number]
     loaded.step.argtypes = [pointer, number, number, number, *[pointer] * 6, number]
     loaded.likeliest.argtypes = [pointer, number, number, pointer]
     loaded.continuations.argtypes = [

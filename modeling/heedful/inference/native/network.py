@@ -318,7 +318,7 @@ class _Layer:
         self.feed_forward = _FeedForward(layer.feed_forward, precision)
         residuals = {name: getattr(layer, f"{name}_residual") for name in SUBLAYERS if hasattr(layer, name)}
         self.is_post_norm = residuals["self_attn"].is_post_norm
-        self.norm_modules = [residual.norm for residual in residuals.values()]
+        self.norm_modules = {name: residual.norm for name, residual in residuals.items()}
         self.norms = {name: _norm(residual.norm, _type_between(precision)) for name, residual in residuals.items()}
 
     def connect(self, name: str, states: torch.Tensor, sublayer: Transformation) -> torch.Tensor:

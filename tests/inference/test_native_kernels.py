@@ -1,0 +1,139 @@
+"""The native decoder's own kernels compute what torch does, and are done without where they cannot be compiled."""
+
+import shutil
+import stat
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_native_decoder import both, make_batch, make_model
+
+from heedful.inference.native import kernels
+from heedful.inference.native.compiled_network import CompiledNetwork
+from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.native.network import NativeNetwork
+
+compiled = pytest.mark.skipif(not kernels.can_multiply(4, False), reason="no kernels can be compiled here")
+in_bytes = pytest.mark.skipif(not kernels.can_multiply(4, True), reason="this processor has no products of bytes")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Let kernels be compiled into an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "heedful"
+
+
+def product_of(rows, features, inputs, is_int8, **options):
+    torch.manual_seed(rows + features)
+    weight, bias, states = torch.randn(features, inputs), torch.randn(features), torch.randn(rows, inputs)
+    product = kernels.CompiledProduct(weight, bias, is_int8, options.get("is_relu", False))
+    return product, states, states @ weight.T + bias
+
+
+@compiled
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 20), features=st.integers(1, 150), inputs=st.integers(1, 70), is_relu=st.booleans())
+def test_products_are_those_of_torch(rows, features, inputs, is_relu):
+    product, states, expected = product_of(rows, features, inputs, False, is_relu=is_relu)
+    expected = expected.relu() if is_relu else expected
+    torch.testing.assert_close(product(states), expected, rtol=1e-5, atol=1e-4)
+
+
+@in_bytes
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(2, 20), features=st.integers(1, 150), quarter=st.integers(2, 40))
+def test_a_row_in_bytes_is_near_and_knows_nothing_of_the_others(rows, features, quarter):
+    product, states, expected = product_of(rows, features, 4 * quarter, True)
+    states[0] *= 1000
+    together = product(states)
+    assert (together - expected)[1:].norm() < 0.03 * expected[1:].norm() + 0.1
+    for number in range(rows):
+        assert torch.equal(product(states[number : number + 1])[0], together[number])
+
+
+@compiled
+def test_a_model_like_the_papers_is_compiled_and_others_are_not():
+    assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
+    assert NativeDecoder(make_model({})).kernel == "kernels.cpp"
+    for options in ({"position_encoding": "rotary"}, {"activation_function": "gelu"}, {"decoder_neighbourhood": 3}):
+        assert type(NativeDecoder(make_model(options)).network) is NativeNetwork
+    assert type(NativeDecoder(make_model({}), "bfloat16").network) is NativeNetwork
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.usefixtures("without")
+def test_without_kernels_it_decodes_too(precision, beams):
+    model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128})
+    assert "kernels.cpp" not in NativeDecoder(model, precision).kernel
+    ours, theirs = both(model, make_batch(1), precision, num_beams=beams)
+    assert ours.shape[0] == theirs.shape[0]
+    assert precision == "int8" or torch.equal(ours, theirs)
+
+
+@in_bytes
+def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch():
+    model, batch = make_model({}), make_batch(3)
+    decoder = NativeDecoder(model, "int8")
+    together = model.generate(**decoder.encoded(**batch), custom_generate=decoder)
+    for number, row in enumerate(together):
+        alone = {name: each[number : number + 1] for name, each in batch.items()}
+        tokens = model.generate(**decoder.encoded(**alone), custom_generate=decoder)[0]
+        assert tokens.tolist() == row[: len(tokens)].tolist()
+
+
+@compiled
+@pytest.mark.parametrize("beams", [1, 3])
+def test_padding_may_stand_anywhere_and_threads_change_nothing(beams):
+    model, batch = make_model({}), make_batch(4)
+    batch["attention_mask"][:, 1::3] = 0
+    batch["attention_mask"][2] = 0  # nothing but padding: any tokens do
+    threads, rows = torch.get_num_threads(), torch.arange(7) != 2
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        try:
+            ours, theirs = both(model, batch, num_beams=beams, max_new_tokens=40)
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(ours[rows], theirs[rows])
+
+
+@compiled
+def test_they_are_compiled_once_into_the_users_cache(cache, monkeypatch):
+    assert kernels.library.__wrapped__() is not None
+    assert [each.suffix for each in cache.iterdir()] == [".so"]
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert kernels.library.__wrapped__() is not None
+
+
+@compiled
+def test_a_missing_compiler_is_told(cache, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.warns(UserWarning, match=r"without kernels of its own, and slower: no C\+\+ compiler \(c\+\+, g\+\+"):
+        assert kernels.library.__wrapped__() is None
+    assert not cache.exists()
+
+
+@compiled
+def test_what_a_compiler_complains_of_is_told_and_nothing_is_left(cache, monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'this is not C++' >&2\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(shutil, "which", lambda name: str(broken))
+    with pytest.warns(UserWarning, match="and slower: this is not C"):
+        assert kernels.library.__wrapped__() is None
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.usefixtures("cache")
+def test_other_processors_do_without_and_are_told_nothing(monkeypatch, recwarn):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert kernels.library.__wrapped__() is None
+    assert len(recwarn) == 0

@@ -46,8 +46,8 @@ class NativeDecoder:
     Args:
         model: A Heed model on the CPU.
         precision: `float32`; `bfloat16`, which is fast if the processor computes with it; or `int8` weights with
-            inputs quantized at each call, the smallest and fastest. With `int8` the tokens of a sentence may depend
-            on the other sentences of its batch.
+            inputs quantized at each call, the smallest and fastest. With `int8`, and another `kernel` than
+            kernels.cpp, the tokens of a sentence may depend on the other sentences of its batch.
 
     Raises:
         ValueError: If `obstacle` finds one in the model, or the precision is unknown or torch has no kernels for it.
@@ -68,7 +68,7 @@ class NativeDecoder:
 
     @property
     def kernel(self) -> str:
-        """Which library does the matrix products."""
+        """What does the matrix products: kernels.cpp, or a library of torch."""
         return kernel_name(self.precision)
 
     def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from heedful.inference.native.kernels import CompiledProduct, Layer, Model, Norm, can_multiply, library
-from heedful.inference.native.network import FIRST_ROOM, NativeNetwork, obstacle
+from heedful.inference.native.network import DecodingState, NativeNetwork, obstacle
 from heedful.inference.native.weights import Precision
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
@@ -94,18 +94,12 @@ class CompiledNetwork(NativeNetwork):
         state.length += 1
         return state.logits[:rows]
 
-    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the `(R)` likeliest tokens of `(R, V)` logits."""
-        tokens = torch.empty(len(logits), dtype=torch.long)
-        self._library.likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr())
-        return tokens
-
     def continuations(
         self, logits: torch.Tensor, scores: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the best continuations of each sentence's hypotheses, as `best_tokens` of log-probabilities."""
         (sentences, beams), vocabulary = scores.shape, logits.shape[1]
-        count, scores = min(count, beams * vocabulary), scores.contiguous()
+        count, logits, scores = min(count, beams * vocabulary), logits.float().contiguous(), scores.contiguous()
         best = torch.empty(sentences, count)
         parents, tokens = (torch.empty(sentences, count, dtype=torch.long) for _ in range(2))
         sizes = sentences, beams, vocabulary, count
@@ -114,12 +108,8 @@ class CompiledNetwork(NativeNetwork):
         return best, parents, tokens
 
 
-class CompiledState:
-    """The cache of N sentences with K hypotheses each.
-
-    Hypotheses never move: each writes the key and value of its newest token into a slot of its own, and knows the
-    slots of its ancestors. Source tokens that are padding are left out.
-    """
+class CompiledState(DecodingState):
+    """The cache with the keys and values of all source tokens that are no padding."""
 
     def __init__(
         self, network: CompiledNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int
@@ -127,38 +117,24 @@ class CompiledState:
         """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
         mask, layers = _token_mask(source.shape[:2], attention_mask), network.described_layers
         projected = network.project_source(source.float()[mask])  # (source tokens, layers · 2 D)
-        self.source = projected.unflatten(1, (len(layers), -1)).transpose(0, 1).contiguous()
-        self.beams, self.width = beams, self.source.shape[-1]
+        self._source = projected.unflatten(1, (len(layers), -1)).transpose(0, 1).contiguous()
         self.starts, self.counts = (each.repeat_interleave(beams) for each in _starts_and_counts(mask))  # (R)
-        self.length = 0  # target tokens that were read
-        self.rows = len(self.counts)  # at the beginning: later there are fewer
-        self.slots = torch.empty(self.rows, 0, dtype=torch.int32)  # (R, tokens there is room for)
-        self.target = torch.empty(len(layers), 0, self.width)  # (layers, slots, 2 D)
+        super().__init__(len(layers), len(self.counts), beams, self._source.shape[-1], torch.float32)
         self._layers = (Layer * len(layers))(*layers)
         self.model = network.describe_decoder(self._layers)
         self.logits = torch.empty(self.rows, self.model.output.out_features)
 
     def make_room(self) -> None:
-        """Double the cache if it has no room for the next token's keys and values."""
-        room = self.slots.shape[1]
-        if self.length < room:
-            return
-        added = max(FIRST_ROOM, room)
-        slots = (room + torch.arange(added)) * self.rows + torch.arange(len(self.slots))[:, None]
-        self.slots = torch.cat([self.slots, slots.int()], 1)
-        self.target = torch.cat([self.target, torch.empty(len(self.target), added * self.rows, self.width)], 1)
+        """Double the cache if it is full, and say where it lies now."""
+        super().make_room()
         for number, layer in enumerate(self._layers):
-            layer.target, layer.source = self.target[number].data_ptr(), self.source[number].data_ptr()
-
-    def follow(self, parents: torch.Tensor) -> None:
-        """Let hypothesis j of each sentence go on from hypothesis `parents[n, j]`; `(N, K)`."""
-        rows = torch.arange(len(parents))[:, None] * self.beams + parents
-        self.slots[:, : self.length] = self.slots[rows.flatten(), : self.length]
+            layer.target, layer.source = self.target[number].data_ptr(), self._source[number].data_ptr()
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop all sentences except those with the given numbers, `(n)`."""
-        rows = (sentences[:, None] * self.beams + torch.arange(self.beams)).flatten()
-        self.slots, self.counts, self.starts = (each[rows] for each in (self.slots, self.counts, self.starts))
+        """Drop them as `DecodingState.keep`."""
+        super().keep(sentences)
+        rows = self.rows_of(sentences)
+        self.starts, self.counts = self.starts[rows], self.counts[rows]
 
 
 def _token_mask(shape: torch.Size, attention_mask: torch.Tensor | None) -> torch.Tensor:

@@ -374,12 +374,6 @@ void step(const Model* model, int count, int length, int room, const int64_t* to
     apply(model->output, rows.states.data(), count, logits, false, threads);
 }
 
-// The likeliest token of each of (rows, V) logits, the first of equal ones.
-void likeliest(const float* logits, int rows, int vocabulary, int64_t* tokens) {
-    for (int r = 0; r < rows; ++r, logits += vocabulary)
-        tokens[r] = std::find(logits, logits + vocabulary, largest_of(logits, vocabulary)) - logits;
-}
-
 // The `count` likeliest continuations of each of N sentences, best first: (N, count) scores, hypotheses and tokens from
 // the (N·K, V) logits of the next token and the (N, K) log-probabilities of the hypotheses.
 void continuations(const float* logits, const float* scores, int sentences, int beams, int vocabulary, int count,

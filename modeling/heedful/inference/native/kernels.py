@@ -127,7 +127,6 @@ def library() -> Any:
     loaded.linear.argtypes = [pointer, pointer, number, pointer, number, number]
     loaded.encode.argtypes = [pointer, number, pointer, pointer, pointer, number]
     loaded.step.argtypes = [pointer, number, number, number, *[pointer] * 6, number]
-    loaded.likeliest.argtypes = [pointer, number, number, pointer]
     loaded.continuations.argtypes = [
         pointer,
         pointer,

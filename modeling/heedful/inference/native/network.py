@@ -4,8 +4,8 @@ What makes a step cheap:
 
 - Query, key and value come from one matrix product, the source's keys and values of all layers from another.
 - The source's keys and values exist once per sentence, and all its hypotheses query them in one product.
-- Hypotheses never move. Each writes its newest key and value into a slot of its own, and sees the slots of its
-  ancestors through a mask. Beam search reorders that small mask and not the cache.
+- Hypotheses never move. Each writes its newest key and value into a slot of its own, and knows the slots of its
+  ancestors. Beam search reorders those numbers and not the cache.
 
 Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
 tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
@@ -93,40 +93,27 @@ class NativeNetwork:
 
         Of the `(N, length)` prompts all is read but the newest tokens, with which the first step begins.
         """
-        count, length = source.shape[:2]
-        projected = self.project_source(source.to(self.dtype).flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
-        parts = projected.view(count, length, len(self.decoder_layers), -1)
-        keys, values = [], []
-        for number, layer in enumerate(self.decoder_layers):
-            heads, d_k = layer.cross_attn.heads, layer.cross_attn.d_k
-            key, value = parts[:, :, number].split([heads * d_k, heads * layer.cross_attn.d_v], dim=-1)
-            keys.append(_by_head(key, heads))
-            values.append(_by_head(value, heads))
-        if attention_mask is not None and bool(attention_mask.all()):
-            attention_mask = None
-        state = DecodingState(self, beams, count, keys, values, _source_mask(attention_mask, self.dtype))
+        state = SourceState(self, source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
             self.step(tokens.repeat_interleave(beams), state)
         return state
 
-    def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
         state.make_room()
         states = self.embed_target(tokens, state.position)  # (R, D)
-        mask = state.self_attention_mask()
         for number, layer in enumerate(self.decoder_layers):
-            states = layer(states, state, number, mask)
+            states = layer(states, state, number)
         state.length += 1
         return self.output(self.decoder_norm(states))
-
-    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the `(R)` likeliest tokens of `(R, V)` logits."""
-        return logits.argmax(-1)
 
     def continuations(
         self, logits: torch.Tensor, scores: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the best continuations of hypotheses with `(N, K)` scores, as `best_tokens` does, of their logits."""
+        if count == 1:
+            best, tokens = logits.max(-1, keepdim=True)
+            return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
         return best_tokens(logits.log_softmax(-1, dtype=torch.float32), scores, count)
 
 
@@ -147,29 +134,15 @@ def obstacle(model: Any) -> str | None:
 
 
 class DecodingState:
-    """The cache of N sentences with K hypotheses each."""
+    """The cache of the target tokens of N sentences with K hypotheses each."""
 
-    def __init__(
-        self,
-        network: NativeNetwork,
-        beams: int,
-        sentences: int,
-        source_keys: list[torch.Tensor],
-        source_values: list[torch.Tensor],
-        source_mask: torch.Tensor | None,
-    ):
-        self.network = network
-        self.beams, self.sentences = beams, sentences  # K, N
-        self.source_keys, self.source_values = source_keys, source_values  # of each layer (N·H, S, d)
-        self.source_mask = source_mask  # (N, 1, 1, S), added to the scores
-        self.length = self.room = 0  # target tokens that were read, and that there is room for
-        own = [layer.self_attn for layer in network.decoder_layers]
-        # Of each layer (N·H, T·K, d): slot p·K + i is what hypothesis i wrote at position p.
-        self.keys = [torch.empty(sentences * each.heads, 0, each.d_k, dtype=network.dtype) for each in own]
-        self.values = [torch.empty(sentences * each.heads, 0, each.d_v, dtype=network.dtype) for each in own]
-        # (N, K, T·K), added to the scores: 0 at the slots of a hypothesis' ancestors, -inf elsewhere. The slots of
-        # later positions are set as if each hypothesis went on from itself.
-        self.ancestry = torch.empty(sentences, beams, 0, dtype=network.dtype) if beams > 1 else None
+    def __init__(self, layers: int, rows: int, beams: int, width: int, dtype: torch.dtype):
+        """Begin with R `rows`; a token's keys and values in a layer are `width` numbers."""
+        self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
+        self.length = 0  # target tokens that were read
+        # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
+        self.slots = torch.empty(rows, 0, dtype=torch.int32)
+        self.target = torch.empty(layers, 0, width, dtype=dtype)  # (layers, slots, width)
 
     @property
     def position(self) -> torch.Tensor:
@@ -178,61 +151,55 @@ class DecodingState:
 
     def make_room(self) -> None:
         """Double the cache if it has no room for the next token's keys and values."""
-        if self.length < self.room:
+        room = self.slots.shape[1]
+        if self.length < room:
             return
-        added = max(FIRST_ROOM, self.room)
-        self.room += added
-        for kept in (self.keys, self.values):
-            kept[:] = [F.pad(states, (0, 0, 0, added * self.beams)) for states in kept]
-        if self.ancestry is not None:
-            own = torch.full((self.beams, self.beams), NEVER, dtype=self.network.dtype).fill_diagonal_(0.0)
-            self.ancestry = torch.cat([self.ancestry, own.repeat(self.sentences, 1, added)], -1)
-
-    def self_attention_mask(self) -> torch.Tensor | None:
-        """Return the mask that is added to the scores of the next step, `(N, 1, K, (t + 1)·K)`, or `None`."""
-        if self.ancestry is None:
-            return None
-        return self.ancestry[:, None, :, self._first_seen() * self.beams : (self.length + 1) * self.beams]
-
-    def _first_seen(self) -> int:
-        radius = self.network.config.decoder_neighbourhood
-        return 0 if radius is None else max(0, self.length - radius)
-
-    def extend(self, number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the `(R, H, d)` newest keys and values of a layer, and return all that the next step sees."""
-        first, last = self.length * self.beams, (self.length + 1) * self.beams
-        written = []
-        for kept, newest in ((self.keys[number], key), (self.values[number], value)):
-            slots = kept.view(self.sentences, -1, *kept.shape[1:])  # (N, H, T·K, d)
-            if self.beams == 1:
-                slots.select(2, first).copy_(newest)
-            else:
-                by_sentence = newest.view(self.sentences, self.beams, *newest.shape[1:]).transpose(1, 2)
-                slots[:, :, first:last].copy_(by_sentence)  # (N, H, K, d)
-            written.append(kept[:, self._first_seen() * self.beams : last])
-        return written[0], written[1]
+        added = max(FIRST_ROOM, room)
+        slots = (room + torch.arange(added)) * self.rows + torch.arange(len(self.slots))[:, None]
+        self.slots = torch.cat([self.slots, slots.int()], 1)
+        self.target = F.pad(self.target, (0, 0, 0, added * self.rows))
 
     def follow(self, parents: torch.Tensor) -> None:
         """Let hypothesis j of each sentence go on from hypothesis `parents[n, j]`; `(N, K)`."""
-        if self.ancestry is None:
-            return
-        seen = self.ancestry[:, :, : self.length * self.beams]
-        seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[-1])))
+        rows = torch.arange(len(parents))[:, None] * self.beams + parents
+        self.slots[:, : self.length] = self.slots[rows.flatten(), : self.length]
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Drop all sentences except those with the given numbers, `(n)`."""
+        self.slots = self.slots[self.rows_of(sentences)]
 
-        def kept(states: torch.Tensor) -> torch.Tensor:
-            parted = states.view(self.sentences, -1, *states.shape[1:])  # (N, H, …)
-            return parted.index_select(0, sentences).flatten(0, 1)
+    def rows_of(self, sentences: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `(n)` sentences, `(n·K)`."""
+        return (sentences[:, None] * self.beams + torch.arange(self.beams)).flatten()
 
-        for each in (self.keys, self.values, self.source_keys, self.source_values):
-            each[:] = [kept(states) for states in each]
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask.index_select(0, sentences)
-        if self.ancestry is not None:
-            self.ancestry = self.ancestry.index_select(0, sentences)
-        self.sentences = len(sentences)
+
+class SourceState(DecodingState):
+    """The cache with the keys and values of all sources, padding included."""
+
+    def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
+        """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
+        own, cross = network.decoder_layers[0].self_attn, network.decoder_layers[0].cross_attn
+        count, length = source.shape[:2]
+        super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]), network.dtype)
+        projected = network.project_source(source.to(network.dtype).flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
+        parts = projected.view(count, length, len(network.decoder_layers), -1).unbind(2)
+        self.source = [_by_head(part, cross) for part in parts]
+        if attention_mask is not None and bool(attention_mask.all()):
+            attention_mask = None
+        self.source_mask = _source_mask(attention_mask, network.dtype)
+        self.radius = network.config.decoder_neighbourhood
+
+    def extend(self, number: int, newest: torch.Tensor) -> torch.Tensor:
+        """Write the `(R, width)` newest keys and values of a layer, and return all that are seen, `(R, t, width)`."""
+        self.target[number, self.slots[:, self.length]] = newest
+        first = 0 if self.radius is None else max(0, self.length - self.radius)
+        return self.target[number, self.slots[:, first : self.length + 1]]
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Drop them as `DecodingState.keep`, and their sources."""
+        super().keep(sentences)
+        self.source = [(key[sentences], value[sentences]) for key, value in self.source]
+        self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
 
 
 class _Embedding:
@@ -362,25 +329,29 @@ class _DecoderLayer(_Layer):
         super().__init__(layer, precision)
         self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
 
-    def __call__(self, states: torch.Tensor, state: DecodingState, number: int, mask: torch.Tensor | None):
+    def __call__(self, states: torch.Tensor, state: SourceState, number: int):
         """Transform the `(R, D)` states of the newest tokens."""
 
         def attend_to_target(states: torch.Tensor) -> torch.Tensor:
             attention = self.self_attn
-            parts = attention.project(states).split(attention.widths, dim=-1)
-            query, key, value = (part.view(len(states), attention.heads, -1) for part in parts)  # (R, H, d)
+            width = attention.widths[0]
+            projected = attention.project(states)
             if attention.rotary is not None:
-                query, key = (
-                    attention.rotary(part[:, :, None], state.position[None])[:, :, 0] for part in (query, key)
-                )
-            keys, values = state.extend(number, key, value)
-            return attention.project_output(_attend(query, keys, values, mask, state))
+                turned = (
+                    projected[:, : 2 * width].unflatten(1, (1, -1, attention.d_k)).transpose(1, 2)
+                )  # (R, 2 H, 1, d)
+                turned = attention.rotary(turned, state.position[None]).flatten(1)
+                projected = torch.cat([turned, projected[:, 2 * width :]], 1)
+            query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
+            key, value = _by_head(state.extend(number, projected[:, width:]), attention)
+            output, _ = _kernel(None, query, key, value, None)  # (R, 1, H, d_v)
+            return attention.project_output(output.reshape(len(states), -1))
 
         def attend_to_source(states: torch.Tensor) -> torch.Tensor:
             attention = self.cross_attn
-            query = attention.project(states).view(len(states), attention.heads, attention.d_k)
-            keys, values = state.source_keys[number], state.source_values[number]
-            return attention.project_output(_attend(query, keys, values, state.source_mask, state))
+            query = attention.project(states).view(-1, state.beams, attention.heads, attention.d_k).transpose(1, 2)
+            output, _ = _kernel(None, query, *state.source[number], state.source_mask)  # (N, K, H, d_v)
+            return attention.project_output(output.reshape(len(states), -1))
 
         states = self.connect("self_attn", states, attend_to_target)
         states = self.connect("cross_attn", states, attend_to_source)
@@ -393,23 +364,6 @@ def _kernel(
     """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
     return output.transpose(1, 2), None
-
-
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, state: DecodingState
-) -> torch.Tensor:
-    """Attend from `(R, H, d_k)` queries to each sentence's `(N·H, length, d)` keys and values: `(R, H·d_v)`."""
-    rows, heads, d_k = query.shape
-    if state.beams > 1:
-        query = query.view(state.sentences, state.beams, heads, d_k).transpose(1, 2)
-    query = query.reshape(state.sentences * heads, state.beams, d_k)
-    scores = torch.bmm(query, keys.transpose(1, 2))  # (N·H, K, length)
-    if mask is not None:
-        scores.view(state.sentences, heads, *scores.shape[1:]).add_(mask)
-    output = torch.bmm(scores.softmax(-1), values)  # (N·H, K, d_v)
-    if state.beams > 1:
-        output = output.view(state.sentences, heads, state.beams, -1).transpose(1, 2)
-    return output.reshape(rows, -1)
 
 
 def _type_between(precision: Precision) -> torch.dtype:
@@ -456,9 +410,10 @@ def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precisi
     return packed_linear(weight, torch.cat(biases) if biases else None, precision)
 
 
-def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
-    """Lay out `(N, S, H·d)` as `(N·H, S, d)`."""
-    return states.view(*states.shape[:2], heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
+def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
+    key, value = states.split(attention.widths[-2:], dim=-1)
+    return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in (key, value))  # type: ignore[return-value]
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -74,13 +74,12 @@ def greedy_search(
     newest = prompt[:, -1]
     for length in range(start, room.shape[1]):
         logits = network.step(newest, state)  # (N, V)
-        if settings.processor is None:
-            newest = network.likeliest(logits)
-        else:
+        if settings.processor is not None:
             logits = settings.processor(room[rows, :length], logits.float())
-            newest = logits.argmax(-1)
+        scores, _, tokens = network.continuations(logits, torch.zeros(len(rows), 1), 1)
+        newest = tokens[:, 0]
         if is_scored:
-            totals[rows] += (logits.amax(-1) - logits.logsumexp(-1)).float() * is_open
+            totals[rows] += scores[:, 0] * is_open
             lengths[rows] += is_open
         newest = newest.masked_fill(~is_open, settings.fill)
         room[rows, length] = newest
@@ -93,8 +92,8 @@ def greedy_search(
                 kept = is_open.nonzero()[:, 0]
                 state.keep(kept)
                 rows, newest, is_open = rows[kept], newest[kept], is_open[kept]
-    scores = totals / lengths**settings.config.length_penalty if is_scored else None
-    return room[:, : length + 1], scores
+    normalised = totals / lengths**settings.config.length_penalty if is_scored else None
+    return room[:, : length + 1], normalised
 
 
 def beam_search(

@@ -110,7 +110,7 @@ class OneDnnProduct(torch.autograd.Function):
 
 # A call of oneDNN takes some time whatever it computes. Below these sizes MKL is done before oneDNN has begun.
 FEWEST_ROWS = 8
-LARGE_MATRIX = 2**21
+LARGE_MATRIX = 2**18
 # Without AVX-512 MKL is the faster one, on AMD's processors too.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 

@@ -26,9 +26,19 @@ class CompiledNetwork(NativeNetwork):
         self._library: Any = library()
         self._norms = list[torch.Tensor]()
         self._embedding = self.embed_target.weight.float().contiguous()
-        self._encoder_layers = [self._described(layer) for layer in self.encoder_layers]
-        self.described_layers = [self._described(layer) for layer in self.decoder_layers]
-        self._last_norms = self._norm(model.model.encoder.norm), self._norm(model.model.decoder.norm)
+        stacks = {"encoder": self.encoder_layers, "decoder": self.decoder_layers}
+        self._layers = {side: [self._described(layer) for layer in layers] for side, layers in stacks.items()}
+        self._last_norms = {side: self._norm(getattr(model.model, side).norm) for side in stacks}
+
+    def describe(self, side: str) -> tuple[Model, Any]:
+        """Return the encoder or decoder as `kernels.cpp` knows it, and its layers."""
+        layers, config = (Layer * len(self._layers[side]))(*self._layers[side]), self.config
+        sizes = len(layers), config.d_model, *(getattr(config, f"{side}_{n}") for n in ("attention_heads", "ffn_dim"))
+        stack = Model(ctypes.addressof(layers), *sizes, config.norm_placement == "post", self._last_norms[side])
+        if side == "decoder":
+            stack.output = cast("CompiledProduct", self.output).linear
+            stack.embedding, stack.embedding_scale = self._embedding.data_ptr(), self.embed_target.scale
+        return stack, layers
 
     def _described(self, layer: Any) -> Layer:
         own, inner = layer.self_attn, layer.feed_forward
@@ -47,30 +57,16 @@ class CompiledNetwork(NativeNetwork):
         self._norms += weight, bias
         return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
-    def describe_decoder(self, layers: Any) -> Model:
-        """Return the decoder as `kernels.cpp` knows it, with the layers of one search."""
-        config, output = self.config, cast("CompiledProduct", self.output).linear
-        embedding = self._embedding.data_ptr(), self.embed_target.scale
-        sizes = config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim
-        is_post_norm = self.decoder_layers[0].is_post_norm
-        return Model(
-            ctypes.addressof(layers), output, self._last_norms[1], *embedding, len(layers), *sizes, is_post_norm
-        )
-
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """Encode as `NativeNetwork.encode` does, but for padding, whose states are 0."""
-        config, mask = self.config, _token_mask(input_ids.shape, attention_mask)
+        mask, *places = _sources(input_ids.shape, attention_mask)
+        starts, counts = (each.repeat_interleave(places[1]) for each in places)  # of each token's sentence
         positions = positions_of(input_ids.shape[1], 0, attention_mask, input_ids.device)
         states = self.embed_source(input_ids[mask], positions.expand_as(input_ids)[mask]).contiguous()  # (tokens, D)
-        starts, counts = (each.repeat_interleave(mask.sum(1)) for each in _starts_and_counts(mask))
-        layers = (Layer * len(self._encoder_layers))(*self._encoder_layers)
-        sizes = config.d_model, config.encoder_attention_heads, config.encoder_ffn_dim
-        stack = Model(layers=ctypes.addressof(layers), norm=self._last_norms[0])
-        stack.number_of_layers, (stack.width, stack.heads, stack.inner) = len(layers), sizes
-        stack.is_post_norm = self.encoder_layers[0].is_post_norm
-        places = states.data_ptr(), starts.data_ptr(), counts.data_ptr()
-        self._library.encode(ctypes.byref(stack), len(states), *places, torch.get_num_threads())
-        return states.new_zeros(*input_ids.shape, config.d_model).masked_scatter_(mask[..., None], states)
+        stack, _layers = self.describe("encoder")
+        read = states.data_ptr(), starts.data_ptr(), counts.data_ptr()
+        self._library.encode(ctypes.byref(stack), len(states), *read, torch.get_num_threads())
+        return states.new_zeros(*input_ids.shape, states.shape[1]).masked_scatter_(mask[..., None], states)
 
     def start(
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
@@ -115,13 +111,13 @@ class CompiledState(DecodingState):
         self, network: CompiledNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int
     ):
         """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
-        mask, layers = _token_mask(source.shape[:2], attention_mask), network.described_layers
+        mask, *places = _sources(source.shape[:2], attention_mask)
+        self.starts, self.counts = (each.repeat_interleave(beams) for each in places)  # (R)
+        self.model, self._layers = network.describe("decoder")
+        count = len(self._layers)
         projected = network.project_source(source.float()[mask])  # (source tokens, layers · 2 D)
-        self._source = projected.unflatten(1, (len(layers), -1)).transpose(0, 1).contiguous()
-        self.starts, self.counts = (each.repeat_interleave(beams) for each in _starts_and_counts(mask))  # (R)
-        super().__init__(len(layers), len(self.counts), beams, self._source.shape[-1], torch.float32)
-        self._layers = (Layer * len(layers))(*layers)
-        self.model = network.describe_decoder(self._layers)
+        self._source = projected.unflatten(1, (count, -1)).transpose(0, 1).contiguous()
+        super().__init__(count, len(self.counts), beams, self._source.shape[-1], torch.float32)
         self.logits = torch.empty(self.rows, self.model.output.out_features)
 
     def make_room(self) -> None:
@@ -137,18 +133,17 @@ class CompiledState(DecodingState):
         self.starts, self.counts = self.starts[rows], self.counts[rows]
 
 
-def _token_mask(shape: torch.Size, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Return which of `(N, S)` source tokens are attended to: all of a source that has nothing but padding."""
-    if attention_mask is None:
-        return torch.ones(shape, dtype=torch.bool)
-    mask = attention_mask.bool()
-    return mask | ~mask.any(1, keepdim=True)
+def _sources(
+    shape: torch.Size, attention_mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return which `(N, S)` source tokens are attended to: all where there is nothing but padding.
 
-
-def _starts_and_counts(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where the tokens of each sentence begin if only they are kept, and how many they are: `(N)`."""
+    If only they are kept, each sentence begins, and has as many tokens, as the `(N)` numbers beside it say.
+    """
+    mask = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    mask = mask | ~mask.any(1, keepdim=True)
     counts = mask.sum(1, dtype=torch.int32)
-    return (counts.cumsum(0) - counts).int(), counts
+    return mask, (counts.cumsum(0) - counts).int(), counts
 
 
 def make_network(model: HeedForConditionalGeneration, precision: Precision) -> NativeNetwork:

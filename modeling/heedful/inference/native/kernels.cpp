@@ -49,11 +49,11 @@ struct Layer {
 
 struct Model {
     const Layer* layers;
-    Linear output;           // of a decoder
-    Norm norm;               // behind the last layer
-    const float* embedding;  // (V, D), of a decoder
-    float embedding_scale;
     int32_t number_of_layers, width, heads, inner, is_post_norm;
+    Norm norm;               // behind the last layer
+    Linear output;           // this and what follows of a decoder alone
+    const float* embedding;  // (V, D)
+    float embedding_scale;
 };
 
 namespace {
@@ -194,10 +194,6 @@ float exponential(float x) {
 
 void normalise(const Norm& norm, float* rows, int count, int width, float* output) {
     for (int r = 0; r < count; ++r, rows += width, output += width) {
-        if (!norm.weight) {
-            if (output != rows) std::copy(rows, rows + width, output);
-            continue;
-        }
         float sum = 0, squares = 0;
         for (int i = 0; i < width; ++i) sum += rows[i];
         float mean = sum / width;
@@ -305,14 +301,6 @@ extern "C" {
 
 int panel_width() { return PANEL; }
 
-int has_bytes() {
-#ifdef __AVX512VNNI__
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 void linear(const Linear* weights, const float* input, int rows, float* output, int is_relu, int threads) {
     apply(*weights, input, rows, output, is_relu, threads);
 }
@@ -333,7 +321,8 @@ void encode(const Model* model, int tokens, float* states, const int32_t* starts
         });
         rows.feed_forward(layer);
     }
-    normalise(model->norm, rows.states.data(), tokens, width, states);
+    if (model->norm.weight) normalise(model->norm, rows.states.data(), tokens, width, rows.states.data());
+    std::copy(rows.states.begin(), rows.states.end(), states);
 }
 
 // Read the newest tokens of R rows, and write the (R, V) logits of the next ones.
@@ -370,7 +359,7 @@ void step(const Model* model, int count, int length, int room, const int64_t* to
         });
         rows.feed_forward(layer);
     }
-    normalise(model->norm, rows.states.data(), count, width, rows.states.data());
+    if (model->norm.weight) normalise(model->norm, rows.states.data(), count, width, rows.states.data());
     apply(model->output, rows.states.data(), count, logits, false, threads);
 }
 

@@ -63,11 +63,11 @@ class Model(ctypes.Structure):
 
     _fields_ = [
         ("layers", ctypes.c_void_p),
-        ("output", Linear),
+        *((n, ctypes.c_int32) for n in ("number_of_layers", "width", "heads", "inner", "is_post_norm")),
         ("norm", Norm),
+        ("output", Linear),
         ("embedding", ctypes.c_void_p),
         ("embedding_scale", ctypes.c_float),
-        *((n, ctypes.c_int32) for n in ("number_of_layers", "width", "heads", "inner", "is_post_norm")),
     ]
 
 
@@ -97,15 +97,15 @@ class CompiledProduct:
         """Multiply `(rows, in_features)` states."""
         states, rows = states.contiguous(), len(states)
         output = states.new_empty(rows, self.linear.out_features)
-        call = self._library.linear, ctypes.byref(self.linear), states.data_ptr(), rows, output.data_ptr()
-        call[0](*call[1:], self.is_relu, torch.get_num_threads())
+        places = ctypes.byref(self.linear), states.data_ptr(), rows, output.data_ptr()
+        self._library.linear(*places, self.is_relu, torch.get_num_threads())
         return output
 
 
 def can_multiply(inputs: int, is_int8: bool) -> bool:
     """Return whether there is a `CompiledProduct` for rows of so many inputs here."""
     found = library()
-    return found is not None and (not is_int8 or (bool(found.has_bytes()) and inputs % BYTES_AT_ONCE == 0))
+    return found is not None and (not is_int8 or (found.has_bytes and inputs % BYTES_AT_ONCE == 0))
 
 
 @functools.cache
@@ -119,26 +119,16 @@ def library() -> Any:
         flags.append("-mavx512vnni")
     try:
         loaded = ctypes.CDLL(str(_compiled(flags)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
         warnings.warn(f"The native decoder runs without kernels of its own, and slower: {told}", stacklevel=2)
         return None
+    loaded.has_bytes = "-mavx512vnni" in flags
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    loaded.linear.argtypes = [pointer, pointer, number, pointer, number, number]
-    loaded.encode.argtypes = [pointer, number, pointer, pointer, pointer, number]
-    loaded.step.argtypes = [pointer, number, number, number, *[pointer] * 6, number]
-    loaded.continuations.argtypes = [
-        pointer,
-        pointer,
-        number,
-        number,
-        number,
-        number,
-        pointer,
-        pointer,
-        pointer,
-        number,
-    ]
+    loaded.linear.argtypes = [*[pointer] * 2, number, pointer, *[number] * 2]
+    loaded.encode.argtypes = [pointer, number, *[pointer] * 3, number]
+    loaded.step.argtypes = [pointer, *[number] * 3, *[pointer] * 6, number]
+    loaded.continuations.argtypes = [*[pointer] * 2, *[number] * 4, *[pointer] * 3, number]
     return loaded
 
 

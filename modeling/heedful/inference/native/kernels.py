@@ -118,7 +118,7 @@ def library() -> Any:
     if capability == "AVX512" and torch.cpu._is_vnni_supported():
         flags.append("-mavx512vnni")
     try:
-        loaded = ctypes.CDLL(str(_compiled(flags)))
+        loaded: Any = ctypes.CDLL(str(_compiled(flags)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
         warnings.warn(f"The native decoder runs without kernels of its own, and slower: {told}", stacklevel=2)

@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 
 def product_of(rows, features, inputs, is_int8, **options):
     torch.manual_seed(rows + features)
-    weight, bias, states = torch.randn(features, inputs), torch.randn(features), torch.randn(rows, inputs)
+    weight, bias, states = torch.randn(features, inputs) + 1, torch.randn(features), torch.randn(rows, inputs)
     product = kernels.CompiledProduct(weight, bias, is_int8, options.get("is_relu", False))
     return product, states, states @ weight.T + bias
 

@@ -68,14 +68,9 @@ class CompiledNetwork(NativeNetwork):
         self._library.encode(ctypes.byref(stack), len(states), *read, torch.get_num_threads())
         return states.new_zeros(*input_ids.shape, states.shape[1]).masked_scatter_(mask[..., None], states)
 
-    def start(
-        self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
-    ) -> Any:
-        """Begin to decode as `NativeNetwork.start` does."""
-        state = CompiledState(self, source, attention_mask, beams)
-        for tokens in prompt[:, :-1].T:
-            self.step(tokens.repeat_interleave(beams), state)
-        return state
+    def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "CompiledState":
+        """Return the cache of a search in which nothing was read yet."""
+        return CompiledState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones, until the next step."""

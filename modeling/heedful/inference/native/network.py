@@ -93,10 +93,14 @@ class NativeNetwork:
 
         Of the `(N, length)` prompts all is read but the newest tokens, with which the first step begins.
         """
-        state = SourceState(self, source, attention_mask, beams)
+        state = self.state(source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
             self.step(tokens.repeat_interleave(beams), state)
         return state
+
+    def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
+        """Return the cache of a search in which nothing was read yet."""
+        return SourceState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""

@@ -13,7 +13,7 @@ from heedful.inference.strategies.beams import Beam, Hypotheses, check_found
 from heedful.inference.strategies.steps import end_tokens, filler
 
 # The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
-# leave, the cache of the others is copied.
+# leave, what a state knows of the others is copied.
 LEAVING_SHARE = 1 / 8
 # The logits processors of transformers that tell the rows of a batch apart by their number.
 ROW_PROCESSORS = (

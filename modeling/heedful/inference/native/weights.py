@@ -18,6 +18,9 @@ Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
+# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
+SMALL_MATRIX = 2**16
+
 
 def has_bfloat16() -> bool:
     """Return whether the processor computes with bfloat16; others convert every number on its own."""
@@ -77,7 +80,10 @@ def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) 
 def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
-    return lambda states: multiply(states, packed, bias, activation, [], "")
+    if weight.dtype != torch.float32 or weight.numel() > SMALL_MATRIX:
+        return lambda states: multiply(states, packed, bias, activation, [], "")
+    single = _plain_product(weight, bias, relu)
+    return lambda states: single(states) if len(states) == 1 else multiply(states, packed, bias, activation, [], "")
 
 
 def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:

@@ -115,12 +115,17 @@ LARGE_MATRIX = 2**18
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
+def is_large(states: torch.Tensor, in_features: int, out_features: int) -> bool:
+    """Tell whether a product of `(…, in_features)` states takes so long that oneDNN may be faster."""
+    return states.numel() >= FEWEST_ROWS * in_features or in_features * out_features >= LARGE_MATRIX
+
+
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for calls that run plainly."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         HAS_ONEDNN
-        and (states.numel() >= FEWEST_ROWS * states.shape[-1] or weight.numel() >= LARGE_MATRIX)
+        and is_large(states, states.shape[-1], len(weight))
         and type(states) is torch.Tensor
         and type(weight) in (nn.Parameter, torch.Tensor)
         and states.dtype == weight.dtype == torch.float32
@@ -137,7 +142,10 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
-    """Apply a projection to `(…, in_features)` states; one that is more than x Wᵀ + b is called as a module."""
+    """Apply a projection to `(…, in_features)` states, as a module if it is small or more than x Wᵀ + b."""
+    is_sized = type(projection) is nn.Linear and not (torch.compiler.is_compiling() or is_traced())
+    if is_sized and not is_large(states, projection.in_features, projection.out_features):
+        return projection(states)
     if runs_plainly() and is_plain(projection):
         return linear(states, projection.weight, projection.bias)
     if "_old_forward" in projection.__dict__ and type(projection) is nn.Linear:

@@ -2,20 +2,56 @@
 
     heedful evaluate MODEL --data test.jsonl --predictions predictions.txt
     python scripts/spacing_f1.py test.jsonl predictions.txt
+    python scripts/spacing_f1.py test.jsonl MODEL --num-beams 8
 
 A space counts as right if the reference has one between the same two letters. Where a prediction has lost or added
-letters, the others are found by the fewest edits.
+letters, the others are found by the fewest edits. In the third form the model may lose and add none: it writes the
+letters of the source, each in its turn, and decides only where a space stands between them.
 """
 
 import argparse
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import torch
 from rapidfuzz.distance import Indel
 
+from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.evaluation.comparison import read_predictions
+from heedful.inference.engines import pad_sources
+
+BATCH = 64  # texts
+
+
+def put_spaces(model: Any, tokenizers: TokenizerPair, texts: list[str], beams: int) -> list[str]:
+    """Return the texts with the spaces of a model that has one vocabulary of characters for both sides."""
+    space = tokenizers.encode_target(["a b"])[0][1]
+    encoded = tokenizers.source(texts, return_offsets_mapping=True)
+    order = sorted(range(len(texts)), key=lambda number: len(encoded["input_ids"][number]))
+    found = {}
+    for first in range(0, len(order), BATCH):
+        numbers = order[first : first + BATCH]
+        batch = [encoded["input_ids"][number] for number in numbers]
+        places = [[start for start, _ in encoded["offset_mapping"][number]] for number in numbers]
+
+        def allowed(row: int, tokens: torch.Tensor, batch: Any = batch, places: Any = places) -> list[int]:
+            written = tokens[1:].tolist()  # behind the decoder's start
+            number = len(written) - written.count(space)
+            if number >= len(batch[row]):  # all is written: padding
+                return [tokenizers.pad_token_id]
+            # A letter that is in no vocabulary is several tokens, all with its place; </s> has 0.
+            is_between_letters = number > 0 and places[row][number] > places[row][number - 1]
+            may_be_space = is_between_letters and written[-1] != space
+            return [batch[row][number], space] if may_be_space else [batch[row][number]]
+
+        inputs = pad_sources(batch, tokenizers.pad_token_id, model.device)
+        lengths = {"max_new_tokens": 2 * inputs["input_ids"].shape[1], "max_length": None}
+        rows = model.generate(**inputs, **lengths, num_beams=beams, prefix_allowed_tokens_fn=allowed)
+        found |= zip(numbers, tokenizers.decode_target(rows.tolist()), strict=True)
+    return [found[number] for number in range(len(texts))]
 
 
 def spaces_of(text: str) -> tuple[str, set[int]]:
@@ -46,15 +82,22 @@ def spacing_scores(pairs: Iterable[tuple[str, str]]) -> tuple[float, float, floa
 
 
 def main() -> None:
-    """Print the scores of a file of predictions, one a line."""
+    """Print the scores of a file of predictions, one a line, or of a model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "data", help="pairs with the columns source and target, as `heedful pairs spacing` writes them"
     )
-    parser.add_argument("predictions", type=Path)
+    parser.add_argument("predictions", type=Path, help="a file of them, or a model's folder")
+    parser.add_argument("--num-beams", type=int, default=8, help="of a model")
     arguments = parser.parse_args()
-    targets = read_pairs(arguments.data, "source", "target")["target"][:]
-    predictions = read_predictions(arguments.predictions, len(targets))
+    pairs = read_pairs(arguments.data, "source", "target")
+    sources, targets = pairs["source"][:], pairs["target"][:]
+    if arguments.predictions.is_dir():
+        model = HeedForConditionalGeneration.from_pretrained(arguments.predictions).eval()
+        tokenizers = TokenizerPair.from_pretrained(arguments.predictions)
+        predictions = put_spaces(model, tokenizers, sources, arguments.num_beams)
+    else:
+        predictions = read_predictions(arguments.predictions, len(targets))
     precision, recall, f1 = spacing_scores(zip(predictions, targets, strict=True))
     print(f"spaces: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f}")
 

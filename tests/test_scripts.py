@@ -20,6 +20,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import RunFacts, write_model_card
 from heedful.training.recipe_file import read_recipe
+from helpers import tiny_model
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -181,6 +182,25 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
     # One training of the row itself, with R-Drop, and the two models that make pairs for it.
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
+
+
+def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch):
+    texts = ["나는 학교에 간다.", "물", "가 나 다 라 마 바 사", "a b 뷁 c"]
+    closed = [text.replace(" ", "") for text in texts]
+    tokenizers = train_tokenizers(texts[:3], texts[:3], vocab_size=None, algorithm="character")
+    sizes = {"vocab_size": len(tokenizers.source), "share_encoder_decoder_embeddings": True}
+    tiny_model(**sizes, **tokenizers.special_ids()).save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    rows = [json.dumps({"source": source, "target": text}) for source, text in zip(closed, texts, strict=True)]
+    (tmp_path / "test.jsonl").write_text("\n".join(rows))
+    script, asked = load("spacing_f1"), []
+    scored = script.spacing_scores
+    monkeypatch.setattr(script, "spacing_scores", lambda pairs: scored(asked.append(list(pairs)) or asked[0]))
+    monkeypatch.setattr(sys, "argv", ["spacing_f1.py", str(tmp_path / "test.jsonl"), str(tmp_path / "model")])
+    script.main()
+    assert [prediction.replace(" ", "") for prediction, _ in asked[0]] == closed
+    assert any(" " in prediction for prediction, _ in asked[0])
+    assert capsys.readouterr().out.startswith("spaces: precision ")
 
 
 def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():

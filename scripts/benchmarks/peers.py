@@ -1,6 +1,8 @@
 """What the benchmarks compare: models of equal sizes with the same weights, and what they are asked to do."""
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -83,8 +85,24 @@ def marian_like(heed: Any) -> MarianMTModel:
     return model.eval()
 
 
+TRANSLATORS: dict[str, ctranslate2.Translator] = {}  # of this process, by precision
+
+
+def load_translator(folder: str, precision: str, threads: int) -> None:
+    """Load a model of CTranslate2's."""
+    TRANSLATORS[precision] = ctranslate2.Translator(folder, "cpu", compute_type=precision, intra_threads=threads)
+
+
+def translate_with(precision: str, sources: list[list[str]], settings: dict[str, int]) -> list[list[str]]:
+    """Translate a batch with the model that was loaded last in this precision."""
+    return [result.hypotheses[0] for result in TRANSLATORS[precision].translate_batch(sources, **settings)]
+
+
 class CTranslate2:
     """CTranslate2 with a Heed model's weights, called directly; tokens are written as their ids.
+
+    With several threads it has a process of its own. In one process its threads and torch's are counted together, and
+    where they are more than the cores, all of them fall asleep whenever they wait.
 
     Args:
         heed: The model.
@@ -103,20 +121,22 @@ class CTranslate2:
         specification.config.layer_norm_epsilon = config.layer_norm_eps
         specification.validate()
         specification.optimize(quantization=precision)
+        self._precision, threads = precision, torch.get_num_threads()
+        self._processes = ProcessPoolExecutor(1, get_context("spawn")) if threads > 1 else None
         with TemporaryDirectory() as folder:
             specification.save(folder)
-            threads = torch.get_num_threads()
-            self.translator = ctranslate2.Translator(folder, "cpu", compute_type=precision, intra_threads=threads)
+            self._call(load_translator, folder, precision, threads)
+
+    def _call(self, function: Callable, *arguments: Any) -> Any:
+        return (
+            function(*arguments) if self._processes is None else self._processes.submit(function, *arguments).result()
+        )
 
     def translate(self, sources: list[list[int]], beams: int, longest: int, shortest: int = 1) -> list[list[int]]:
         """Translate a batch, with at least `shortest` and at most `longest` tokens, the end token not counted."""
-        results = self.translator.translate_batch(
-            [[str(token) for token in source] for source in sources],
-            beam_size=beams,
-            max_decoding_length=longest,
-            min_decoding_length=shortest,
-        )
-        return [[int(token) for token in result.hypotheses[0]] for result in results]
+        settings = {"beam_size": beams, "max_decoding_length": longest, "min_decoding_length": shortest}
+        results = self._call(translate_with, self._precision, [list(map(str, row)) for row in sources], settings)
+        return [list(map(int, result)) for result in results]
 
 
 def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,6 +21,7 @@ constexpr int LANES = 8, VECTORS = 2;
 constexpr int PANEL = LANES * VECTORS;  // output features that are computed together
 constexpr int MOST_ROWS = 6;            // rows that are: with a panel, their sums fill the registers
 constexpr int CHUNK = 64;               // target tokens of which the best is looked at first
+constexpr int64_t WORTH_SHARING = 1 << 18;  // multiplications: with fewer, threads wait longer than they compute
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4)));
 
@@ -60,26 +61,17 @@ namespace {
 
 Floats loaded(const float* place) { return *reinterpret_cast<const Floats*>(place); }
 
-Floats larger(Floats one, Floats other) { return one > other ? one : other; }
-
 float largest_of(const float* row, int count) {
     float largest = row[0];
-    int i = 0;
-    if (count >= LANES) {
-        Floats most = loaded(row);
-        for (i = LANES; i + LANES <= count; i += LANES) most = larger(loaded(row + i), most);
-        for (int lane = 0; lane < LANES; ++lane) largest = std::max(largest, most[lane]);
-    }
-    for (; i < count; ++i) largest = std::max(largest, row[i]);
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < count; ++i) largest = std::max(largest, row[i]);
     return largest;
 }
 
 float largest_size(const float* row, int count) {
-    Floats most = {};
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) most = larger(larger(loaded(row + i), -loaded(row + i)), most);
-    float largest = largest_of(reinterpret_cast<const float*>(&most), LANES);
-    for (; i < count; ++i) largest = std::max(largest, std::fabs(row[i]));
+    float largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(row[i]));
     return largest;
 }
 
@@ -166,7 +158,8 @@ void apply(const Linear& linear, const float* input, int rows, float* output, bo
     Bytes& bytes = kept;  // that of the calling thread, in all threads
     if (linear.scale) quantize(input, rows, linear.in, bytes);
     int panels = (linear.out + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+    bool is_shared = threads > 1 && int64_t(rows) * linear.in * linear.out >= WORTH_SHARING;
+#pragma omp parallel for num_threads(threads) if (is_shared)
     for (int panel = 0; panel < panels; ++panel)
         for (int row = 0; row < rows; row += MOST_ROWS) {
             auto compute = compute_panel<MOST_ROWS>;
@@ -213,6 +206,13 @@ struct Seen {
     const float* key(int t) const { return states + (slots ? slots[t] : t) * stride; }
 };
 
+void softmax(float* row, int count) {
+    float largest = largest_of(row, count), total = 0;
+    for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
+    for (int t = 0; t < count; ++t) total += row[t];
+    for (int t = 0; t < count; ++t) row[t] /= total;
+}
+
 // Equation 1 for one row.
 void attend(const float* query, const Seen& seen, int width, int heads, float* output) {
     static thread_local std::vector<float> kept;  // (H, count)
@@ -222,20 +222,15 @@ void attend(const float* query, const Seen& seen, int width, int heads, float* o
     for (int t = 0; t < count; ++t) {
         const float* key = seen.key(t);
         for (int h = 0; h < heads; ++h) {
-            Floats sums = {};
-            int i = h * d, last = i + d;
-            for (; i + LANES <= last; i += LANES) sums += loaded(query + i) * loaded(key + i);
             float score = 0;
-            for (int lane = 0; lane < LANES; ++lane) score += sums[lane];
-            for (; i < last; ++i) score += query[i] * key[i];
+#pragma omp simd reduction(+ : score)
+            for (int i = h * d; i < (h + 1) * d; ++i) score += query[i] * key[i];
             scores[h * count + t] = score;
         }
     }
     for (int h = 0; h < heads; ++h) {
-        float *row = scores + h * count, largest = largest_of(row, count), total = 0;
-        for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
-        for (int t = 0; t < count; ++t) total += row[t];
-        for (int t = 0; t < count; ++t) row[t] /= total;
+        float* row = scores + h * count;
+        softmax(row, count);
         int i = h * d, last = i + d;
         for (; i + LANES <= last; i += LANES) {
             Floats sums = {};
@@ -246,6 +241,29 @@ void attend(const float* query, const Seen& seen, int width, int heads, float* o
             output[i] = 0;
             for (int t = 0; t < count; ++t) output[i] += row[t] * seen.key(t)[width + i];
         }
+    }
+}
+
+// Equation 1 for the rows of a sentence, which all see what the first one sees: as two products for each head.
+void attend_together(const float* query, int stride, const Seen& seen, int width, int heads, float* output) {
+    static thread_local std::vector<float> keys, values, rows, scores;
+    int d = width / heads, count = seen.count, whole = (count + PANEL - 1) / PANEL * PANEL;
+    keys.resize(size_t(d) * whole);                                      // as weights from d to count features
+    values.resize(size_t(count) * ((d + PANEL - 1) / PANEL * PANEL));  // as weights from count to d features
+    rows.resize(size_t(count) * d);
+    scores.resize(size_t(count) * count);
+    for (int h = 0; h < heads; ++h) {
+        for (int t = 0; t < count; ++t)
+            for (int i = 0; i < d; ++i) {
+                const float* key = seen.key(t) + h * d + i;
+                rows[t * d + i] = query[int64_t(t) * stride + h * d + i];
+                keys[(t / PANEL * d + i) * PANEL + t % PANEL] = key[0];
+                values[(i / PANEL * count + t) * PANEL + i % PANEL] = key[width];
+            }
+        apply(Linear{keys.data(), nullptr, nullptr, nullptr, d, count}, rows.data(), count, scores.data(), false, 1);
+        for (int t = 0; t < count; ++t) softmax(scores.data() + int64_t(t) * count, count);
+        apply(Linear{values.data(), nullptr, nullptr, nullptr, count, d}, scores.data(), count, rows.data(), false, 1);
+        for (int t = 0; t < count; ++t) std::copy_n(rows.data() + t * d, d, output + int64_t(t) * width + h * d);
     }
 }
 
@@ -315,9 +333,14 @@ void encode(const Model* model, int tokens, float* states, const int32_t* starts
         const Layer& layer = model->layers[number];
         rows.connect(layer.self_attn_norm, [&](const float* input) {
             apply(layer.query_key_value, input, tokens, rows.wide.data(), false, threads);
-            rows.attend_to(3 * width, layer.self_output, [&](int r) {
-                return Seen{rows.wide.data() + (int64_t(starts[r]) * 3 + 1) * width, 3 * width, nullptr, counts[r]};
-            });
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+            for (int r = 0; r < tokens; ++r) {
+                if (starts[r] != r) continue;
+                const float* query = rows.wide.data() + int64_t(r) * 3 * width;
+                Seen sentence{query + width, 3 * width, nullptr, counts[r]};
+                attend_together(query, 3 * width, sentence, width, model->heads, rows.context.data() + int64_t(r) * width);
+            }
+            apply(layer.self_output, rows.context.data(), tokens, rows.other.data(), false, threads);
         });
         rows.feed_forward(layer);
     }

@@ -6,7 +6,7 @@
 `torch.profiler` times every operator on the CPU; each counts for the nearest name of `SHARES` among its callers,
 itself first. "Python" is what is left of the clock's time: the interpreter, calling operators, and the profiler. A
 column adds up to 100; milliseconds stand below, of a step that is not profiled. Decoding is greedy `generate()` after
-the source has been encoded, and `native` is Heed's own decoder.
+the source has been encoded, and `native` is Heed's own decoder, of which a step is one call of `kernels.cpp`.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from heedful import NativeDecoder
 from heedful.inference.memory import keep_freed_memory
+from heedful.inference.native.compiled_network import CompiledNetwork
 
 WHOLE = "what is profiled"
 # Parts of the names of operators, and of what calls them. The first row that fits counts.
@@ -32,8 +33,26 @@ SHARES = {
     "norms": ("layer_norm", "rms_norm"),
     "softmax and loss": ("softmax", "nll_loss", "cross_entropy", "outputloss", "aten::argmax"),
     "optimizer": ("optimizer.", "_fused_adamw"),
+    "copies, casts": ("aten::copy_", "aten::_to_copy"),
+    "kernels.cpp": ("kernels.cpp",),
 }
 OTHER, PYTHON = "other operators", "Python"
+
+
+class RecordedLibrary:
+    """The functions of `kernels.cpp`, as the profiler sees them."""
+
+    def __init__(self, library: Any):
+        self.library = library
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the function of this name."""
+
+        def call(*arguments: Any) -> Any:
+            with record_function("kernels.cpp"):
+                return getattr(self.library, name)(*arguments)
+
+        return call
 
 
 def share_of(event: Any) -> str:
@@ -59,23 +78,27 @@ def profiled(call: Callable[[], Any]) -> dict[str, float]:
     return {row: round(100 * spent / total, 1) for row, spent in times.items()}
 
 
-def training_steps(size: str, options: dict[str, int]) -> dict[str, Callable[[], Any]]:
+def training_steps(size: str, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Return a training step of each model."""
     marian = make_marian(size, options["vocabulary"])
     models = {"marian": marian, "heed": make_heed(marian)}
     inputs = make_pairs(48, 28, options["vocabulary"], shortest=0.85)
 
     def loss(model: Any) -> torch.Tensor:
-        return model(**inputs).loss
+        precision = options["precision"]
+        with torch.autocast("cpu", getattr(torch, precision), enabled=precision != "float32"):
+            return model(**inputs).loss
 
     return {name: training_step(model, partial(loss, model)) for name, model in models.items()}
 
 
-def decoding_calls(size: str, batch: int, options: dict[str, int]) -> dict[str, Callable[[], Any]]:
+def decoding_calls(size: str, batch: int, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Return a call of each decoder that generates `new_tokens` tokens for encoded sources."""
     marian = make_marian(size, options["vocabulary"]).eval()
     heed = make_heed(marian).eval()
     decoder = NativeDecoder(heed)
+    if isinstance(decoder.network, CompiledNetwork):
+        decoder.network._library = RecordedLibrary(decoder.network._library)
     tokens, mask = make_sources(batch, 24, options["vocabulary"])
     settings = endless_search(1, options["new_tokens"])
     with torch.no_grad():
@@ -106,7 +129,7 @@ def table(title: str, calls: dict[str, Callable[[], Any]], steps: int, rounds: i
     yield from columns
 
 
-def measured(sizes: list[str], cases: list[str], options: dict[str, int]) -> Iterator[Row]:
+def measured(sizes: list[str], cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
     """Yield the columns of all cases."""
     for size in sizes:
         for case in cases:
@@ -120,6 +143,7 @@ def measured(sizes: list[str], cases: list[str], options: dict[str, int]) -> Ite
 def main(
     sizes: Sizes = "small,base",
     cases: Annotated[str, typer.Option(help="training, and batch sizes of decoding, with commas.")] = "training,1,64",
+    precision: Annotated[str, typer.Option(help="Of training: float32 or bfloat16.")] = "float32",
     vocabulary: Vocabulary = 10_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 24,
     rounds: Rounds = 3,
@@ -129,7 +153,7 @@ def main(
     """Print one table per size and case."""
     begin(threads)
     keep_freed_memory()
-    options = {"vocabulary": vocabulary, "new_tokens": new_tokens, "rounds": rounds}
+    options = {"vocabulary": vocabulary, "new_tokens": new_tokens, "rounds": rounds, "precision": precision}
     report(measured(sizes.split(","), cases.split(","), options), json, is_printed=False)
 
 

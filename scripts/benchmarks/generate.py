@@ -37,7 +37,7 @@ def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
         "prepared": lambda: prepared.generate(**inputs, **settings),
     }
     decoders = {name: NativeDecoder(heed, name) for name in options["precisions"]}
-    engines = {name: CTranslate2(heed, name) for name in options["precisions"] if name != "bfloat16"}
+    engines = {name: CTranslate2(heed, name) for name in options["precisions"]}
     for name, decoder in decoders.items():
         calls[f"native {name}"] = partial(native, heed, decoder, inputs, settings)
     for name, engine in engines.items():

@@ -76,8 +76,7 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
         "native float32 unsorted": (decoded("float32"), False),
     }
     calls |= {f"native {name}": (decoded(name), True) for name in precisions}
-    exact = [name for name in precisions if name != "bfloat16"]
-    return calls | {f"ctranslate2 {name}": (exported(CTranslate2(model, name)), True) for name in exact}
+    return calls | {f"ctranslate2 {name}": (exported(CTranslate2(model, name)), True) for name in precisions}
 
 
 def compare(
@@ -115,7 +114,7 @@ def main(
     beams: Annotated[str, typer.Option(help="Beam widths, with commas.")] = "1,5",
     batch: Annotated[int, typer.Option(help="Sentences of a batch.")] = 64,
     longest: Annotated[int, typer.Option(help="Most tokens of a translation.")] = 100,
-    precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,bfloat16,int8",
+    precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,int8",
     rounds: Annotated[int, typer.Option(help="Timed runs over all sentences.")] = 3,
     json: Json = None,
 ):

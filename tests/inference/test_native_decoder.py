@@ -146,17 +146,11 @@ def test_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(model, beams):
         assert set(tokens[len(alone) :].tolist()) <= {0}
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [
-        "bfloat16",
-        pytest.param("int8", marks=pytest.mark.skipif(int8_engine() is None, reason="torch has no int8 kernels here")),
-    ],
-)
-def test_other_precisions_stay_close_to_float32(precision):
+@pytest.mark.skipif(int8_engine() is None, reason="torch has no int8 kernels here")
+def test_int8_stays_close_to_float32():
     model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}, spread=1.5)
     batch = make_batch(5)
-    exact, rough = (NativeDecoder(model, each).encoded(**batch) for each in ("float32", precision))
+    exact, rough = (NativeDecoder(model, each).encoded(**batch) for each in ("float32", "int8"))
     tokens = batch["attention_mask"].bool()
     states, approximate = (each["encoder_outputs"][0][tokens].float() for each in (exact, rough))
     error = (states - approximate).norm() / states.norm()
@@ -236,8 +230,8 @@ def test_autocast_changes_nothing(model):
 
 
 def test_an_unknown_precision_is_refused_by_name(model):
-    with pytest.raises(ValueError, match="`precision` must be one of float32, bfloat16, int8"):
-        NativeDecoder(model, "int7")
+    with pytest.raises(ValueError, match="`precision` must be one of float32, int8"):
+        NativeDecoder(model, "bfloat16")
 
 
 def test_another_model_is_refused(model):

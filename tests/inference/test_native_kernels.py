@@ -64,7 +64,6 @@ def test_a_model_like_the_papers_is_compiled_and_others_are_not():
     assert NativeDecoder(make_model({})).kernel == "kernels.cpp"
     for options in ({"position_encoding": "rotary"}, {"activation_function": "gelu"}, {"decoder_neighbourhood": 3}):
         assert type(NativeDecoder(make_model(options)).network) is NativeNetwork
-    assert type(NativeDecoder(make_model({}), "bfloat16").network) is NativeNetwork
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])

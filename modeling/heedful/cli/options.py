@@ -36,7 +36,7 @@ Engine = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"],
-    Option(help="Of the native decoder's weights (float32, bfloat16, int8), or of CTranslate2's (any)."),
+    Option(help="Of the native decoder's weights (float32, int8), or of CTranslate2's (any)."),
 ]
 Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]

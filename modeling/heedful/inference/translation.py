@@ -94,7 +94,7 @@ class Translator:
             with the same tokens in float32; `ctranslate2` copies the weights into CTranslate2, and again when they
             have changed. `auto` takes the native one wherever it can do what is asked for, and CTranslate2 for an
             exported model.
-        precision: Of the native decoder: `float32`, `bfloat16` or `int8`; of CTranslate2 any type that it knows.
+        precision: Of the native decoder: `float32` or `int8`; of CTranslate2 any type that it knows.
         ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:

@@ -112,7 +112,7 @@ class CompiledState(DecodingState):
         count = len(self._layers)
         projected = network.project_source(source.float()[mask])  # (source tokens, layers · 2 D)
         self._source = projected.unflatten(1, (count, -1)).transpose(0, 1).contiguous()
-        super().__init__(count, len(self.counts), beams, self._source.shape[-1], torch.float32)
+        super().__init__(count, len(self.counts), beams, self._source.shape[-1])
         self.logits = torch.empty(self.rows, self.model.output.out_features)
 
     def make_room(self) -> None:
@@ -154,8 +154,7 @@ def is_compilable(model: HeedForConditionalGeneration, precision: Precision) -> 
     width, inner = config.d_model, (config.encoder_ffn_dim, config.decoder_ffn_dim)
     head = width / config.encoder_attention_heads
     return (
-        precision != "bfloat16"
-        and config.activation_function == "relu"
+        config.activation_function == "relu"
         and config.norm_type == "layernorm"
         and not config.embedding_norm
         and config.encoder_neighbourhood is config.decoder_neighbourhood is None

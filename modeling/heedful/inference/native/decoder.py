@@ -45,9 +45,9 @@ class NativeDecoder:
 
     Args:
         model: A Heed model on the CPU.
-        precision: `float32`; `bfloat16`, which is fast if the processor computes with it; or `int8` weights with
-            inputs quantized at each call, the smallest and fastest. With `int8`, and another `kernel` than
-            kernels.cpp, the tokens of a sentence may depend on the other sentences of its batch.
+        precision: `float32`, or `int8` weights with inputs quantized at each call, the smallest and fastest. With
+            `int8`, and another `kernel` than kernels.cpp, the tokens of a sentence may depend on the other sentences
+            of its batch.
 
     Raises:
         ValueError: If `obstacle` finds one in the model, or the precision is unknown or torch has no kernels for it.

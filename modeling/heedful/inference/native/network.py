@@ -27,6 +27,7 @@ from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
+FINITE_MINIMUM = torch.finfo(torch.float32).min
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 # Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
 CHUNK = 64
@@ -38,7 +39,7 @@ Transformation = Callable[[torch.Tensor], torch.Tensor]
 class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
-    Later changes of the model's weights do not change the copies. With `int8` weights, float32 is between them.
+    Later changes of the model's weights do not change the copies. Between the products everything is float32.
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
@@ -48,13 +49,12 @@ class NativeNetwork:
             raise ValueError(reason)
         self.config: Any = model.config
         self.precision = precision
-        self.dtype = _type_between(precision)
         encoder, decoder = model.model.encoder, model.model.decoder
-        self.embed_source = _Embedding(encoder, self.dtype)
-        self.embed_target = _Embedding(decoder, self.dtype)
+        self.embed_source = _Embedding(encoder)
+        self.embed_target = _Embedding(decoder)
         self.encoder_layers = [_EncoderLayer(layer, precision) for layer in encoder.layers] * encoder.rounds
         self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
-        self.encoder_norm, self.decoder_norm = _norm(encoder.norm, self.dtype), _norm(decoder.norm, self.dtype)
+        self.encoder_norm, self.decoder_norm = _norm(encoder.norm), _norm(decoder.norm)
         cross = [layer.cross_attn for layer in decoder.layers] * decoder.rounds
         self.project_source = _joined(
             [projection for one in cross for projection in _key_value_projections(one)], precision
@@ -77,14 +77,14 @@ class NativeNetwork:
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
         if radius is not None and pays_in_windows(length, radius):
             tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            return windowed_mask(tokens, radius, False, self.dtype)
-        mask = _source_mask(attention_mask, self.dtype)
+            return windowed_mask(tokens, radius, False, torch.float32)
+        mask = _source_mask(attention_mask)
         if radius is None:
             return mask
         places = torch.arange(length)
-        near = _additive((places[:, None] - places).abs() <= radius, self.dtype)
+        near = _additive((places[:, None] - places).abs() <= radius)
         mask = near[None, None] if mask is None else mask + near
-        return mask.clamp(min=torch.finfo(self.dtype).min)  # or a row that sees nothing would become NaN
+        return mask.clamp(min=FINITE_MINIMUM)  # or a row that sees nothing would become NaN
 
     def start(
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
@@ -140,13 +140,13 @@ def obstacle(model: Any) -> str | None:
 class DecodingState:
     """The cache of the target tokens of N sentences with K hypotheses each."""
 
-    def __init__(self, layers: int, rows: int, beams: int, width: int, dtype: torch.dtype):
+    def __init__(self, layers: int, rows: int, beams: int, width: int):
         """Begin with R `rows`; a token's keys and values in a layer are `width` numbers."""
         self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
         self.length = 0  # target tokens that were read
         # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
-        self.target = torch.empty(layers, 0, width, dtype=dtype)  # (layers, slots, width)
+        self.target = torch.empty(layers, 0, width)  # (layers, slots, width)
 
     @property
     def position(self) -> torch.Tensor:
@@ -184,13 +184,13 @@ class SourceState(DecodingState):
         """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
         own, cross = network.decoder_layers[0].self_attn, network.decoder_layers[0].cross_attn
         count, length = source.shape[:2]
-        super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]), network.dtype)
-        projected = network.project_source(source.to(network.dtype).flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
+        super().__init__(len(network.decoder_layers), count * beams, beams, sum(own.widths[1:]))
+        projected = network.project_source(source.float().flatten(0, 1))  # (N·S, layers·H·(d_k + d_v))
         parts = projected.view(count, length, len(network.decoder_layers), -1).unbind(2)
         self.source = [_by_head(part, cross) for part in parts]
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None
-        self.source_mask = _source_mask(attention_mask, network.dtype)
+        self.source_mask = _source_mask(attention_mask)
         self.radius = network.config.decoder_neighbourhood
 
     def extend(self, number: int, newest: torch.Tensor) -> torch.Tensor:
@@ -209,17 +209,16 @@ class SourceState(DecodingState):
 class _Embedding:
     """Token embeddings, scaled, plus positions (sections 3.4 and 3.5 of the paper)."""
 
-    def __init__(self, stack: Any, dtype: torch.dtype):
+    def __init__(self, stack: Any):
         self.weight = stack.embed_tokens.weight.detach()
         self.scale = stack.embedding_scale
-        self.norm = _norm(stack.embedding_norm, dtype)
-        self.dtype = dtype
+        self.norm = _norm(stack.embedding_norm)
         self.encode_positions = stack.embed_positions
         self.known_positions: torch.Tensor | None = None  # (number, D), the encodings of the first positions
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
-        states = F.embedding(tokens, self.weight).to(self.dtype) * self.scale
+        states = F.embedding(tokens, self.weight).float() * self.scale
         return self.norm(states if self.encode_positions is None else states + self._encoded(positions))
 
     def encoding(self, position: int) -> torch.Tensor | None:
@@ -242,7 +241,7 @@ class _Embedding:
                     f"but it has {needed} instead."
                 )
             # The local name, because another thread may replace the attribute by a shorter table.
-            known = self.known_positions = self.encode_positions(torch.arange(number)).to(self.dtype)
+            known = self.known_positions = self.encode_positions(torch.arange(number)).float()
         return known
 
 
@@ -290,7 +289,7 @@ class _Layer:
         residuals = {name: getattr(layer, f"{name}_residual") for name in SUBLAYERS if hasattr(layer, name)}
         self.is_post_norm = residuals["self_attn"].is_post_norm
         self.norm_modules = {name: residual.norm for name, residual in residuals.items()}
-        self.norms = {name: _norm(residual.norm, _type_between(precision)) for name, residual in residuals.items()}
+        self.norms = {name: _norm(residual.norm) for name, residual in residuals.items()}
 
     def connect(self, name: str, states: torch.Tensor, sublayer: Transformation) -> torch.Tensor:
         if self.is_post_norm:
@@ -370,20 +369,15 @@ def _kernel(
     return output.transpose(1, 2), None
 
 
-def _type_between(precision: Precision) -> torch.dtype:
-    """Return the type of the states between matrix products."""
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
-
-
-def _norm(module: nn.Module, dtype: torch.dtype) -> Transformation:
+def _norm(module: nn.Module) -> Transformation:
     """Return a norm over the last dimension."""
     if isinstance(module, nn.Identity):
         return lambda states: states
     norm: Any = module
-    weight, shape, epsilon = norm.weight.detach().to(dtype), norm.weight.shape, norm.eps
+    weight, shape, epsilon = norm.weight.detach().float(), norm.weight.shape, norm.eps
     if isinstance(module, nn.RMSNorm):
         return lambda states: F.rms_norm(states, shape, weight, epsilon)
-    bias = norm.bias.detach().to(dtype)
+    bias = norm.bias.detach().float()
     return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
 
 
@@ -420,15 +414,15 @@ def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor,
     return tuple(each.unflatten(2, (attention.heads, -1)).transpose(1, 2) for each in (key, value))  # type: ignore[return-value]
 
 
-def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, NEVER)
+def _additive(allowed: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(allowed.shape).masked_fill(~allowed, NEVER)
 
 
-def _source_mask(attention_mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
     """Return `(N, 1, 1, S)` from an `(N, S)` mask, with a finite minimum so that rows of padding do not become NaN."""
     if attention_mask is None:
         return None
-    return _additive(attention_mask.bool(), dtype).clamp(min=torch.finfo(dtype).min)[:, None, None]
+    return _additive(attention_mask.bool()).clamp(min=FINITE_MINIMUM)[:, None, None]
 
 
 def best_tokens(

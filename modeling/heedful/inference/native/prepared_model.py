@@ -27,7 +27,7 @@ def prepare_for_inference(model: Any, precision: Precision = "float32") -> "Prep
 
     Args:
         model: A Heed model on the CPU, in evaluation mode.
-        precision: `float32`, `bfloat16` or `int8`, as `NativeDecoder` takes it.
+        precision: `float32` or `int8`, as `NativeDecoder` takes it.
 
     Returns:
         The handle that undoes it.

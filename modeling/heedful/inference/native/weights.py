@@ -1,8 +1,8 @@
 """Matrix products with weights laid out once for the CPU: by kernels of our own, oneDNN, or in 8 bits FBGEMM.
 
-Each is a function from `(rows, in_features)` to `(rows, out_features)`. oneDNN computes bfloat16; it and FBGEMM
-compute all where our own kernels could not be compiled, or the processor lacks their instructions. If torch was built
-without oneDNN, plain `torch.nn.functional.linear` takes its place; without FBGEMM int8 is refused.
+Each is a function from `(rows, in_features)` to `(rows, out_features)`. oneDNN and FBGEMM compute where our own
+kernels could not be compiled, or the processor lacks their instructions. If torch was built without oneDNN, plain
+`torch.nn.functional.linear` takes its place; without FBGEMM int8 is refused.
 """
 
 import warnings
@@ -14,24 +14,17 @@ import torch.nn.functional as F
 
 from heedful.inference.native.kernels import INT8_LIMIT, CompiledProduct, can_multiply
 
-Precision = Literal["float32", "bfloat16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+Precision = Literal["float32", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 # Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
 SMALL_MATRIX = 2**16
 
 
-def has_bfloat16() -> bool:
-    """Return whether the processor computes with bfloat16; others convert every number on its own."""
-    operators = torch.ops.mkldnn
-    return not hasattr(operators, "_is_mkldnn_bf16_supported") or operators._is_mkldnn_bf16_supported()
-
-
-def has_onednn(precision: Precision) -> bool:
-    """Return whether torch can lay out weights of a precision for oneDNN here."""
-    is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return is_there and (precision != "bfloat16" or has_bfloat16())
+def has_onednn() -> bool:
+    """Return whether torch can lay out weights for oneDNN here."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
 def int8_engine() -> str | None:
@@ -44,11 +37,11 @@ def int8_engine() -> str | None:
 
 def kernel_name(precision: Precision) -> str:
     """Return what does the matrix products of a precision here, for reports."""
-    if precision != "bfloat16" and can_multiply(0, precision == "int8"):
+    if can_multiply(0, precision == "int8"):
         return "kernels.cpp"
     if precision == "int8":
         return int8_engine() or "none"
-    return "oneDNN with packed weights" if has_onednn(precision) else "torch.nn.functional.linear"
+    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
 
 
 def packed_linear(
@@ -61,14 +54,11 @@ def packed_linear(
     """
     weight = weight.detach().float()
     bias = None if bias is None else bias.detach().float()
-    if precision != "bfloat16" and can_multiply(weight.shape[1], precision == "int8"):
+    if can_multiply(weight.shape[1], precision == "int8"):
         return CompiledProduct(weight, bias, precision == "int8", relu)
     if precision == "int8":
         return _int8_product(weight, bias, relu)
-    if precision == "bfloat16":
-        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    product = _packed_product if has_onednn(precision) else _plain_product
-    return product(weight, bias, relu)
+    return (_packed_product if has_onednn() else _plain_product)(weight, bias, relu)
 
 
 def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
@@ -80,7 +70,7 @@ def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) 
 def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     multiply, activation = torch.ops.mkldnn._linear_pointwise.default, "relu" if relu else "none"
-    if weight.dtype != torch.float32 or weight.numel() > SMALL_MATRIX:
+    if weight.numel() > SMALL_MATRIX:
         return lambda states: multiply(states, packed, bias, activation, [], "")
     single = _plain_product(weight, bias, relu)
     return lambda states: single(states) if len(states) == 1 else multiply(states, packed, bias, activation, [], "")
@@ -89,7 +79,7 @@ def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool)
 def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> Product:
     engine = int8_engine()
     if engine is None:
-        raise ValueError("`precision` must be float32 or bfloat16 where torch has no int8 kernels, but is int8.")
+        raise ValueError("`precision` must be float32 where torch has no int8 kernels, but is int8.")
     scales = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
     with warnings.catch_warnings():
         # It is going to be removed; `int8_engine` looks whether it is there.

@@ -25,7 +25,6 @@ from accelerate.utils import (
 )
 
 from heedful.inference.memory import keep_freed_memory
-from heedful.inference.native.weights import has_bfloat16
 from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
@@ -35,6 +34,12 @@ logger = logging.getLogger(__name__)
 # How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others wait;
 # 10 minutes, NCCL's default, are too short for that. If a process dies, the launcher ends the others within seconds.
 PATIENCE = timedelta(hours=3)
+
+
+def has_bfloat16() -> bool:
+    """Return whether the processor computes with bfloat16; others convert every number on its own."""
+    operators = torch.ops.mkldnn
+    return not hasattr(operators, "_is_mkldnn_bf16_supported") or operators._is_mkldnn_bf16_supported()
 
 
 def make_accelerator(

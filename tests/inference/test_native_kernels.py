@@ -59,6 +59,16 @@ def test_a_row_in_bytes_is_near_and_knows_nothing_of_the_others(rows, features, 
 
 
 @compiled
+def test_long_sources_are_encoded_as_by_the_model():
+    model, tokens, mask = make_model({}), torch.randint(4, 90, (2, 150)), torch.ones(2, 150, dtype=torch.long)
+    mask[1, 70:] = 0
+    with torch.no_grad():
+        expected = model.model.encoder(tokens, mask).last_hidden_state
+    ours, tokens_of = NativeDecoder(model).encode(tokens, mask), mask.bool()
+    torch.testing.assert_close(ours[tokens_of], expected[tokens_of], atol=1e-4, rtol=1e-4)
+
+
+@compiled
 def test_a_model_like_the_papers_is_compiled_and_others_are_not():
     assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
     assert NativeDecoder(make_model({})).kernel == "kernels.cpp"

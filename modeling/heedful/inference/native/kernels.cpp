@@ -20,6 +20,7 @@ constexpr int LANES = 8, VECTORS = 2;
 #endif
 constexpr int PANEL = LANES * VECTORS;  // output features that are computed together
 constexpr int MOST_ROWS = 6;            // rows that are: with a panel, their sums fill the registers
+constexpr int QUERIES = 10 * MOST_ROWS;  // rows whose scores exist at a time
 constexpr int CHUNK = 64;               // target tokens of which the best is looked at first
 constexpr int64_t WORTH_SHARING = 1 << 18;  // multiplications: with fewer, threads wait longer than they compute
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -251,7 +252,7 @@ void attend_together(const float* query, int stride, const Seen& seen, int width
     keys.resize(size_t(d) * whole);                                      // as weights from d to count features
     values.resize(size_t(count) * ((d + PANEL - 1) / PANEL * PANEL));  // as weights from count to d features
     rows.resize(size_t(count) * d);
-    scores.resize(size_t(count) * count);
+    scores.resize(size_t(count) * QUERIES);
     for (int h = 0; h < heads; ++h) {
         for (int t = 0; t < count; ++t)
             for (int i = 0; i < d; ++i) {
@@ -260,9 +261,13 @@ void attend_together(const float* query, int stride, const Seen& seen, int width
                 keys[(t / PANEL * d + i) * PANEL + t % PANEL] = key[0];
                 values[(i / PANEL * count + t) * PANEL + i % PANEL] = key[width];
             }
-        apply(Linear{keys.data(), nullptr, nullptr, nullptr, d, count}, rows.data(), count, scores.data(), false, 1);
-        for (int t = 0; t < count; ++t) softmax(scores.data() + int64_t(t) * count, count);
-        apply(Linear{values.data(), nullptr, nullptr, nullptr, count, d}, scores.data(), count, rows.data(), false, 1);
+        for (int first = 0; first < count; first += QUERIES) {
+            int queries = std::min(QUERIES, count - first);
+            float* block = rows.data() + int64_t(first) * d;
+            apply(Linear{keys.data(), nullptr, nullptr, nullptr, d, count}, block, queries, scores.data(), false, 1);
+            for (int r = 0; r < queries; ++r) softmax(scores.data() + int64_t(r) * count, count);
+            apply(Linear{values.data(), nullptr, nullptr, nullptr, count, d}, scores.data(), queries, block, false, 1);
+        }
         for (int t = 0; t < count; ++t) std::copy_n(rows.data() + t * d, d, output + int64_t(t) * width + h * d);
     }
 }

@@ -69,6 +69,17 @@ def test_long_sources_are_encoded_as_by_the_model():
 
 
 @compiled
+def test_threads_share_a_large_product_and_change_nothing():
+    product, states = kernels.CompiledProduct(torch.randn(300, 256), None, False, False), torch.randn(9, 256)
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(product(states))
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+@compiled
 def test_a_model_like_the_papers_is_compiled_and_others_are_not():
     assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
     assert NativeDecoder(make_model({})).kernel == "kernels.cpp"

@@ -20,7 +20,6 @@ constexpr int LANES = 8, VECTORS = 2;
 #endif
 constexpr int PANEL = LANES * VECTORS;  // output features that are computed together
 constexpr int MOST_ROWS = 6;            // rows that are: with a panel, their sums fill the registers
-constexpr int QUERIES = 10 * MOST_ROWS;  // rows whose scores exist at a time
 constexpr int CHUNK = 64;               // target tokens of which the best is looked at first
 constexpr int64_t WORTH_SHARING = 1 << 18;  // multiplications: with fewer, threads wait longer than they compute
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -50,10 +49,9 @@ struct Layer {
 };
 
 struct Model {
-    const Layer* layers;
-    int32_t number_of_layers, width, heads, inner, is_post_norm;
-    Norm norm;               // behind the last layer
-    Linear output;           // this and what follows of a decoder alone
+    int32_t layers, width, heads, inner, is_post_norm;
+    Norm norm;  // behind the last layer
+    Linear output;
     const float* embedding;  // (V, D)
     float embedding_scale;
 };
@@ -66,13 +64,6 @@ float largest_of(const float* row, int count) {
     float largest = row[0];
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < count; ++i) largest = std::max(largest, row[i]);
-    return largest;
-}
-
-float largest_size(const float* row, int count) {
-    float largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(row[i]));
     return largest;
 }
 
@@ -146,7 +137,10 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
     bytes.numbers.resize(size_t(rows) * in);
     bytes.steps.resize(rows);
     for (int r = 0; r < rows; ++r, input += in) {
-        float largest = largest_size(input, in), inverse = largest > 0 ? 127 / largest : 0;
+        float largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int k = 0; k < in; ++k) largest = std::max(largest, std::fabs(input[k]));
+        float inverse = largest > 0 ? 127 / largest : 0;
         bytes.steps[r] = largest / 127.0f;
         uint8_t* row = bytes.numbers.data() + int64_t(r) * in;
         for (int k = 0; k < in; ++k) row[k] = uint8_t(int(std::nearbyint(input[k] * inverse)) + 128);
@@ -155,6 +149,8 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
 
 // From (rows, in) to (rows, out).
 void apply(const Linear& linear, const float* input, int rows, float* output, bool is_relu, int threads) {
+    static const decltype(&compute_panel<1>) of_rows[MOST_ROWS] = {
+        compute_panel<1>, compute_panel<2>, compute_panel<3>, compute_panel<4>, compute_panel<5>, compute_panel<6>};
     static thread_local Bytes kept;
     Bytes& bytes = kept;  // that of the calling thread, in all threads
     if (linear.scale) quantize(input, rows, linear.in, bytes);
@@ -162,17 +158,8 @@ void apply(const Linear& linear, const float* input, int rows, float* output, bo
     bool is_shared = threads > 1 && int64_t(rows) * linear.in * linear.out >= WORTH_SHARING;
 #pragma omp parallel for num_threads(threads) if (is_shared)
     for (int panel = 0; panel < panels; ++panel)
-        for (int row = 0; row < rows; row += MOST_ROWS) {
-            auto compute = compute_panel<MOST_ROWS>;
-            switch (rows - row) {
-                case 1: compute = compute_panel<1>; break;
-                case 2: compute = compute_panel<2>; break;
-                case 3: compute = compute_panel<3>; break;
-                case 4: compute = compute_panel<4>; break;
-                case 5: compute = compute_panel<5>; break;
-            }
-            compute(linear, input, bytes, row, panel, output, is_relu);
-        }
+        for (int row = 0; row < rows; row += MOST_ROWS)
+            of_rows[std::min(rows - row, MOST_ROWS) - 1](linear, input, bytes, row, panel, output, is_relu);
 }
 
 // e^x of x up to 0, to 2e-7, in operations that wide registers have.
@@ -207,13 +194,6 @@ struct Seen {
     const float* key(int t) const { return states + (slots ? slots[t] : t) * stride; }
 };
 
-void softmax(float* row, int count) {
-    float largest = largest_of(row, count), total = 0;
-    for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
-    for (int t = 0; t < count; ++t) total += row[t];
-    for (int t = 0; t < count; ++t) row[t] /= total;
-}
-
 // Equation 1 for one row.
 void attend(const float* query, const Seen& seen, int width, int heads, float* output) {
     static thread_local std::vector<float> kept;  // (H, count)
@@ -230,8 +210,10 @@ void attend(const float* query, const Seen& seen, int width, int heads, float* o
         }
     }
     for (int h = 0; h < heads; ++h) {
-        float* row = scores + h * count;
-        softmax(row, count);
+        float *row = scores + h * count, largest = largest_of(row, count), total = 0;
+        for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
+        for (int t = 0; t < count; ++t) total += row[t];
+        for (int t = 0; t < count; ++t) row[t] /= total;
         int i = h * d, last = i + d;
         for (; i + LANES <= last; i += LANES) {
             Floats sums = {};
@@ -244,74 +226,6 @@ void attend(const float* query, const Seen& seen, int width, int heads, float* o
         }
     }
 }
-
-// Equation 1 for the rows of a sentence, which all see what the first one sees: as two products for each head.
-void attend_together(const float* query, int stride, const Seen& seen, int width, int heads, float* output) {
-    static thread_local std::vector<float> keys, values, rows, scores;
-    int d = width / heads, count = seen.count, whole = (count + PANEL - 1) / PANEL * PANEL;
-    keys.resize(size_t(d) * whole);                                      // as weights from d to count features
-    values.resize(size_t(count) * ((d + PANEL - 1) / PANEL * PANEL));  // as weights from count to d features
-    rows.resize(size_t(count) * d);
-    scores.resize(size_t(count) * QUERIES);
-    for (int h = 0; h < heads; ++h) {
-        for (int t = 0; t < count; ++t)
-            for (int i = 0; i < d; ++i) {
-                const float* key = seen.key(t) + h * d + i;
-                rows[t * d + i] = query[int64_t(t) * stride + h * d + i];
-                keys[(t / PANEL * d + i) * PANEL + t % PANEL] = key[0];
-                values[(i / PANEL * count + t) * PANEL + i % PANEL] = key[width];
-            }
-        for (int first = 0; first < count; first += QUERIES) {
-            int queries = std::min(QUERIES, count - first);
-            float* block = rows.data() + int64_t(first) * d;
-            apply(Linear{keys.data(), nullptr, nullptr, nullptr, d, count}, block, queries, scores.data(), false, 1);
-            for (int r = 0; r < queries; ++r) softmax(scores.data() + int64_t(r) * count, count);
-            apply(Linear{values.data(), nullptr, nullptr, nullptr, count, d}, scores.data(), queries, block, false, 1);
-        }
-        for (int t = 0; t < count; ++t) std::copy_n(rows.data() + t * d, d, output + int64_t(t) * width + h * d);
-    }
-}
-
-// The states of some rows on their way through the layers of a stack.
-class Rows {
-   public:
-    Rows(const Model& model, int rows, int threads) : model(model), rows(rows), threads(threads), width(model.width) {
-        states.resize(size_t(rows) * width);
-        other.resize(size_t(rows) * width);
-        context.resize(size_t(rows) * width);
-        wide.resize(size_t(rows) * std::max(3 * width, model.inner));
-    }
-
-    // Section 3.1, or with the norm before the sub-layer, which leaves its output in `other`.
-    template <typename Sublayer>
-    void connect(const Norm& norm, Sublayer sublayer) {
-        if (!model.is_post_norm) normalise(norm, states.data(), rows, width, other.data());
-        sublayer(model.is_post_norm ? states.data() : other.data());
-        for (size_t i = 0; i < states.size(); ++i) states[i] += other[i];
-        if (model.is_post_norm) normalise(norm, states.data(), rows, width, states.data());
-    }
-
-    // Section 3.3.
-    void feed_forward(const Layer& layer) {
-        connect(layer.feed_forward_norm, [&](const float* input) {
-            apply(layer.inner, input, rows, wide.data(), true, threads);
-            apply(layer.outer, wide.data(), rows, other.data(), false, threads);
-        });
-    }
-
-    // Attend from the queries in `wide`, and project what was found.
-    template <typename See>
-    void attend_to(int stride, const Linear& projection, See seen_by) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int r = 0; r < rows; ++r)
-            attend(wide.data() + int64_t(r) * stride, seen_by(r), width, model.heads, context.data() + int64_t(r) * width);
-        apply(projection, context.data(), rows, other.data(), false, threads);
-    }
-
-    const Model& model;
-    const int rows, threads, width;
-    std::vector<float> states, other, wide, context;  // (R, D), and in `wide` 3 D or the inner width
-};
 
 struct Candidate {
     float score;
@@ -328,67 +242,61 @@ void linear(const Linear* weights, const float* input, int rows, float* output, 
     apply(*weights, input, rows, output, is_relu, threads);
 }
 
-// Encode R source tokens, from (R, D) embeddings to (R, D) states in their place. A sentence's tokens stand together:
-// starts and counts (R) say where a token's sentence begins and how many it has.
-void encode(const Model* model, int tokens, float* states, const int32_t* starts, const int32_t* counts, int threads) {
-    Rows rows(*model, tokens, threads);
-    int width = model->width;
-    rows.states.assign(states, states + int64_t(tokens) * width);
-    for (int number = 0; number < model->number_of_layers; ++number) {
-        const Layer& layer = model->layers[number];
-        rows.connect(layer.self_attn_norm, [&](const float* input) {
-            apply(layer.query_key_value, input, tokens, rows.wide.data(), false, threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-            for (int r = 0; r < tokens; ++r) {
-                if (starts[r] != r) continue;
-                const float* query = rows.wide.data() + int64_t(r) * 3 * width;
-                Seen sentence{query + width, 3 * width, nullptr, counts[r]};
-                attend_together(query, 3 * width, sentence, width, model->heads, rows.context.data() + int64_t(r) * width);
-            }
-            apply(layer.self_output, rows.context.data(), tokens, rows.other.data(), false, threads);
-        });
-        rows.feed_forward(layer);
-    }
-    if (model->norm.weight) normalise(model->norm, rows.states.data(), tokens, width, rows.states.data());
-    std::copy(rows.states.begin(), rows.states.end(), states);
-}
-
 // Read the newest tokens of R rows, and write the (R, V) logits of the next ones.
 //
 // slots (R, room) says where keys and values of a row's tokens lie, up to the newest one's at `length`; starts and
 // counts (R) where its source begins and of how many tokens it is. position is what the embedding is added to, or null.
-void step(const Model* model, int count, int length, int room, const int64_t* tokens, const int32_t* slots,
-          const int32_t* starts, const int32_t* counts, const float* position, float* logits, int threads) {
-    Rows rows(*model, count, threads);
+void step(const Model* model, const Layer* layers, int rows, int length, int room, const int64_t* tokens,
+          const int32_t* slots, const int32_t* starts, const int32_t* counts, const float* position, float* logits,
+          int threads) {
     int width = model->width;
-    for (int r = 0; r < count; ++r)
+    std::vector<float> embedded(size_t(rows) * width), found(embedded.size()), context(embedded.size());
+    std::vector<float> wider(size_t(rows) * std::max(3 * width, model->inner));
+    float *states = embedded.data(), *other = found.data(), *wide = wider.data();
+    for (int r = 0; r < rows; ++r)
         for (int i = 0; i < width; ++i) {
             float value = model->embedding[tokens[r] * width + i] * model->embedding_scale;
-            rows.states[int64_t(r) * width + i] = position ? value + position[i] : value;
+            states[int64_t(r) * width + i] = position ? value + position[i] : value;
         }
-    for (int number = 0; number < model->number_of_layers; ++number) {
-        const Layer& layer = model->layers[number];
-        rows.connect(layer.self_attn_norm, [&](const float* input) {
-            apply(layer.query_key_value, input, count, rows.wide.data(), false, threads);
-            for (int r = 0; r < count; ++r) {
-                const float* newest = rows.wide.data() + (int64_t(r) * 3 + 1) * width;
-                float* slot = layer.target + int64_t(slots[int64_t(r) * room + length]) * 2 * width;
-                std::copy(newest, newest + 2 * width, slot);
+    // Section 3.1, or with the norm before the sub-layer, which leaves its output in `other`.
+    auto connect = [&](const Norm& norm, auto sublayer) {
+        if (!model->is_post_norm) normalise(norm, states, rows, width, other);
+        sublayer(model->is_post_norm ? states : other);
+        for (size_t i = 0; i < embedded.size(); ++i) states[i] += other[i];
+        if (model->is_post_norm) normalise(norm, states, rows, width, states);
+    };
+    // Attend from the queries in `wide`, and project what was found.
+    auto attend_from = [&](int stride, const Linear& projection, auto seen_by) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int r = 0; r < rows; ++r)
+            attend(wide + int64_t(r) * stride, seen_by(r), width, model->heads, context.data() + int64_t(r) * width);
+        apply(projection, context.data(), rows, other, false, threads);
+    };
+    for (int number = 0; number < model->layers; ++number) {
+        const Layer& layer = layers[number];
+        connect(layer.self_attn_norm, [&](const float* input) {
+            apply(layer.query_key_value, input, rows, wide, false, threads);
+            for (int r = 0; r < rows; ++r) {
+                const float* newest = wide + (int64_t(r) * 3 + 1) * width;
+                std::copy_n(newest, 2 * width, layer.target + int64_t(slots[int64_t(r) * room + length]) * 2 * width);
             }
-            rows.attend_to(3 * width, layer.self_output, [&](int r) {
+            attend_from(3 * width, layer.self_output, [&](int r) {
                 return Seen{layer.target, 2 * width, slots + int64_t(r) * room, length + 1};
             });
         });
-        rows.connect(layer.cross_attn_norm, [&](const float* input) {
-            apply(layer.query, input, count, rows.wide.data(), false, threads);
-            rows.attend_to(width, layer.cross_output, [&](int r) {
+        connect(layer.cross_attn_norm, [&](const float* input) {
+            apply(layer.query, input, rows, wide, false, threads);
+            attend_from(width, layer.cross_output, [&](int r) {
                 return Seen{layer.source + int64_t(starts[r]) * 2 * width, 2 * width, nullptr, counts[r]};
             });
         });
-        rows.feed_forward(layer);
+        connect(layer.feed_forward_norm, [&](const float* input) {
+            apply(layer.inner, input, rows, wide, true, threads);
+            apply(layer.outer, wide, rows, other, false, threads);
+        });
     }
-    if (model->norm.weight) normalise(model->norm, rows.states.data(), count, width, rows.states.data());
-    apply(model->output, rows.states.data(), count, logits, false, threads);
+    if (model->norm.weight) normalise(model->norm, states, rows, width, states);
+    apply(model->output, states, rows, logits, false, threads);
 }
 
 // The `count` likeliest continuations of each of N sentences, best first: (N, count) scores, hypotheses and tokens from

@@ -48,7 +48,7 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A layer of either stack; of the decoder's, with the cache of one search."""
+    """A layer with the cache of one search."""
 
     _fields_ = [
         *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
@@ -59,11 +59,10 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """A stack."""
+    """What else a decoder consists of."""
 
     _fields_ = [
-        ("layers", ctypes.c_void_p),
-        *((n, ctypes.c_int32) for n in ("number_of_layers", "width", "heads", "inner", "is_post_norm")),
+        *((name, ctypes.c_int32) for name in ("layers", "width", "heads", "inner", "is_post_norm")),
         ("norm", Norm),
         ("output", Linear),
         ("embedding", ctypes.c_void_p),
@@ -126,8 +125,7 @@ def library() -> Any:
     loaded.has_bytes = "-mavx512vnni" in flags
     pointer, number = ctypes.c_void_p, ctypes.c_int
     loaded.linear.argtypes = [*[pointer] * 2, number, pointer, *[number] * 2]
-    loaded.encode.argtypes = [pointer, number, *[pointer] * 3, number]
-    loaded.step.argtypes = [pointer, *[number] * 3, *[pointer] * 6, number]
+    loaded.step.argtypes = [*[pointer] * 2, *[number] * 3, *[pointer] * 6, number]
     loaded.continuations.argtypes = [*[pointer] * 2, *[number] * 4, *[pointer] * 3, number]
     return loaded
 

@@ -11,7 +11,6 @@ Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows
 tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import nn
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.fingerprint import obstacle_to_copies
-from heedful.inference.native.weights import Precision, packed_linear
+from heedful.inference.native.weights import Precision, Product, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
@@ -32,8 +31,6 @@ SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 # Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
 CHUNK = 64
 FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
-
-Transformation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NativeNetwork:
@@ -291,7 +288,7 @@ class _Layer:
         self.norm_modules = {name: residual.norm for name, residual in residuals.items()}
         self.norms = {name: _norm(residual.norm) for name, residual in residuals.items()}
 
-    def connect(self, name: str, states: torch.Tensor, sublayer: Transformation) -> torch.Tensor:
+    def connect(self, name: str, states: torch.Tensor, sublayer: Product) -> torch.Tensor:
         if self.is_post_norm:
             return self.norms[name](states + sublayer(states))
         return states + sublayer(self.norms[name](states))
@@ -369,7 +366,7 @@ def _kernel(
     return output.transpose(1, 2), None
 
 
-def _norm(module: nn.Module) -> Transformation:
+def _norm(module: nn.Module) -> Product:
     """Return a norm over the last dimension."""
     if isinstance(module, nn.Identity):
         return lambda states: states
@@ -401,7 +398,7 @@ def _key_value_projections(module: HeedAttention) -> list[tuple[torch.Tensor, to
     return pairs
 
 
-def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Transformation:
+def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Product:
     """Return one matrix product in place of several with the same input."""
     weight = torch.cat([weight for weight, _ in projections])
     biases = [bias for _, bias in projections if bias is not None]

@@ -6,7 +6,8 @@ of a layer. They are entered by
 
 - `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
-- `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`).
+- `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
+- `leaves_only_tokens`: `generate()` in inference mode.
 
 `loss_heed.py` has the loss that holds no more than a part of the logits.
 
@@ -407,4 +408,31 @@ def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled(states.device.type)  # the next product would keep a copy in another dtype
         and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
+    )
+
+
+# Decoding
+
+
+# What `generate()` reads, and neither calls nor fills.
+READ_ALONE = (torch.Tensor, str, float, int, type(None))
+# Settings with which it returns or keeps more than tokens, or calls other code.
+KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
+
+
+def leaves_only_tokens(
+    model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
+) -> bool:
+    """Tell whether nobody sees a tensor that a call of `generate()` makes, but the tokens.
+
+    It may run in inference mode then, where a step of a small model takes a tenth less, and nothing is made that
+    autograd could read.
+    """
+    config = generation_config or model.generation_config
+    return (
+        runs_plainly()
+        and all(isinstance(value, READ_ALONE) for value in (inputs, *args, *kwargs.values()))
+        and not any(kwargs.get(name, getattr(config, name, None)) for name in KEEPING_SETTINGS)
+        and not any(is_hooked(module.__dict__) for module in model.modules())
+        and not torch.is_autocast_enabled(model.device.type)  # which keeps copies of the weights
     )

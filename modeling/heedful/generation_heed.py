@@ -7,6 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import is_plain, runs_plainly
+from .fast_paths_heed import is_plain, leaves_only_tokens, runs_plainly
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -163,8 +164,11 @@ class HeedGenerationMixin(GenerationMixin):
             prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
-        with self.config.vocabulary_of_the_target():
-            found = GenerationMixin.generate(self, *args, **kwargs)
+        is_unseen = leaves_only_tokens(self, *args, **kwargs)
+        with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
+            found: Any = GenerationMixin.generate(self, *args, **kwargs)
+        if is_unseen:
+            return found.clone()  # which autograd can read
         give_each_row_its_source(getattr(found, "past_key_values", None))
         return found
 

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+)
 
 from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
 from heedful.fast_paths_heed import HeedDropout, PackedTokens, linear, needed_targets, project, project_together
@@ -579,3 +585,56 @@ def test_generate_leaves_given_encoder_outputs_as_they_were():
     before = encoded.last_hidden_state.clone()
     model.generate(encoder_outputs=encoded, num_beams=4, max_new_tokens=5)
     assert torch.equal(encoded.last_hidden_state, before)
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """Return a list that grows with each encoder's call: whether it was in inference mode."""
+    found, encode = [], modeling_heed.HeedEncoder.forward
+
+    def recorded(self, *args, **kwargs):
+        found.append(torch.is_inference_mode_enabled())
+        return encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_heed.HeedEncoder, "forward", recorded)
+    return found
+
+
+def test_tokens_that_are_generated_without_autograd_can_be_trained_on(modes):
+    model, tokens = make_model().eval(), torch.randint(4, 50, (3, 6))
+    plain = model.generate(tokens, num_beams=2, max_new_tokens=5)
+    assert modes == [True]
+    model(input_ids=plain, labels=plain).loss.backward()
+    assert model.lm_head.weight.grad is not None
+
+
+WATCHED = ["hook", "global hook", "replaced", "dictionary", "configured", "positional", "cache", "static", "criteria"]
+
+
+@pytest.mark.parametrize("which", [*WATCHED, "processor", "autocast"])
+def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(which, modes, request):
+    model, tokens, options = make_model().eval(), torch.randint(4, 50, (1, 6)), {"max_new_tokens": 3}
+    fc1, autocast = model.model.decoder.layers[0].feed_forward.fc1, which == "autocast"
+    if which == "hook":
+        fc1.register_forward_hook(lambda *_: None)
+    if which == "global hook":
+        request.addfinalizer(torch.nn.modules.module.register_module_forward_hook(lambda *_: None).remove)
+    if which == "replaced":
+        fc1.forward = fc1.forward
+    if which == "dictionary":
+        options["return_dict_in_generate"] = True
+    if which == "configured":
+        options["generation_config"] = GenerationConfig.from_model_config(model.config)
+        options["generation_config"].return_dict_in_generate = True
+    if which == "cache":
+        options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    if which == "static":
+        options["cache_implementation"] = "static"
+    if which == "criteria":
+        options["stopping_criteria"] = [lambda *_: torch.zeros(1, dtype=torch.bool)]
+    if which == "processor":
+        options["logits_processor"] = LogitsProcessorList([MinLengthLogitsProcessor(2, 1)])
+    positional = [None, LogitsProcessorList([MinLengthLogitsProcessor(2, 1)])] if which == "positional" else []
+    with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
+        model.generate(tokens, *positional, **options)
+    assert modes == [False]

@@ -100,12 +100,20 @@ def test_without_kernels_it_decodes_too(precision, beams):
 
 @in_bytes
 def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch():
-    model, batch = make_model({}), make_batch(3)
+    model, lengths = make_model({}), torch.tensor([5, 17, 33, 40])
+    batch = {
+        "input_ids": torch.randint(4, 90, (4, 40)),
+        "attention_mask": (torch.arange(40) < lengths[:, None]).long(),
+    }
     decoder = NativeDecoder(model, "int8")
-    together = model.generate(**decoder.encoded(**batch), custom_generate=decoder)
+    encoded = decoder.encoded(**batch)
+    together = model.generate(**encoded, custom_generate=decoder)
     for number, row in enumerate(together):
-        alone = {name: each[number : number + 1] for name, each in batch.items()}
-        tokens = model.generate(**decoder.encoded(**alone), custom_generate=decoder)[0]
+        is_token = batch["attention_mask"][number].bool()
+        alone = decoder.encoded(batch["input_ids"][None, number, is_token])
+        states = encoded["encoder_outputs"].last_hidden_state[number, is_token]
+        assert torch.equal(alone["encoder_outputs"].last_hidden_state[0], states)
+        tokens = model.generate(**alone, custom_generate=decoder)[0]
         assert tokens.tolist() == row[: len(tokens)].tolist()
 
 

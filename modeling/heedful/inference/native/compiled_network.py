@@ -44,6 +44,17 @@ class CompiledNetwork(NativeNetwork):
         self._norms += weight, bias
         return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
+    def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Encode as `NativeNetwork.encode` does, sentences of one length together: none depends on another."""
+        if attention_mask is None or bool(attention_mask.all()):
+            return super().encode(input_ids, None)
+        mask = attention_mask.bool()
+        lengths, states = mask.sum(1), torch.zeros(*input_ids.shape, self.config.d_model)
+        for length in lengths[lengths > 0].unique().tolist():
+            tokens = mask & (lengths == length)[:, None]
+            states[tokens] = super().encode(input_ids[tokens].view(-1, length), None).flatten(0, 1)
+        return states
+
     def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "CompiledState":
         """Return the cache of a search in which nothing was read yet."""
         return CompiledState(self, source, attention_mask, beams)

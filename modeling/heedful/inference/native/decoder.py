@@ -59,17 +59,9 @@ class NativeDecoder:
         keep_freed_memory()
         self.model = model
         self.network = make_network(model, precision)
+        self.precision: Precision = precision
+        self.kernel = kernel_name(precision)  # what does the matrix products: kernels.cpp, or a library of torch
         self._fingerprint = Fingerprint(model)
-
-    @property
-    def precision(self) -> Precision:
-        """Of the weights."""
-        return self.network.precision
-
-    @property
-    def kernel(self) -> str:
-        """What does the matrix products: kernels.cpp, or a library of torch."""
-        return kernel_name(self.precision)
 
     def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
         """Encode the source with the packed weights.

@@ -151,8 +151,7 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
 void apply(const Linear& linear, const float* input, int rows, float* output, bool is_relu, int threads) {
     static const decltype(&compute_panel<1>) of_rows[MOST_ROWS] = {
         compute_panel<1>, compute_panel<2>, compute_panel<3>, compute_panel<4>, compute_panel<5>, compute_panel<6>};
-    static thread_local Bytes kept;
-    Bytes& bytes = kept;  // that of the calling thread, in all threads
+    Bytes bytes;
     if (linear.scale) quantize(input, rows, linear.in, bytes);
     int panels = (linear.out + PANEL - 1) / PANEL;
     bool is_shared = threads > 1 && int64_t(rows) * linear.in * linear.out >= WORTH_SHARING;
@@ -196,10 +195,9 @@ struct Seen {
 
 // Equation 1 for one row.
 void attend(const float* query, const Seen& seen, int width, int heads, float* output) {
-    static thread_local std::vector<float> kept;  // (H, count)
+    static thread_local std::vector<float> scores;  // (H, count)
     int d = width / heads, count = seen.count;
-    kept.resize(size_t(heads) * count);
-    float* scores = kept.data();
+    scores.resize(size_t(heads) * count);
     for (int t = 0; t < count; ++t) {
         const float* key = seen.key(t);
         for (int h = 0; h < heads; ++h) {
@@ -210,7 +208,7 @@ void attend(const float* query, const Seen& seen, int width, int heads, float* o
         }
     }
     for (int h = 0; h < heads; ++h) {
-        float *row = scores + h * count, largest = largest_of(row, count), total = 0;
+        float *row = scores.data() + h * count, largest = largest_of(row, count), total = 0;
         for (int t = 0; t < count; ++t) row[t] = exponential(row[t] - largest);
         for (int t = 0; t < count; ++t) total += row[t];
         for (int t = 0; t < count; ++t) row[t] /= total;

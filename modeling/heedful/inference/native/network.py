@@ -102,7 +102,7 @@ class NativeNetwork:
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
         state.make_room()
-        states = self.embed_target(tokens, state.position)  # (R, D)
+        states = self.embed_target(tokens, torch.tensor([state.length]))  # (R, D)
         for number, layer in enumerate(self.decoder_layers):
             states = layer(states, state, number)
         state.length += 1
@@ -144,11 +144,6 @@ class DecodingState:
         # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
         self.target = torch.empty(layers, 0, width)  # (layers, slots, width)
-
-    @property
-    def position(self) -> torch.Tensor:
-        """Position of the next token to be read, `(1)`."""
-        return torch.tensor([self.length])
 
     def make_room(self) -> None:
         """Double the cache if it has no room for the next token's keys and values."""
@@ -340,7 +335,7 @@ class _DecoderLayer(_Layer):
                 turned = (
                     projected[:, : 2 * width].unflatten(1, (1, -1, attention.d_k)).transpose(1, 2)
                 )  # (R, 2 H, 1, d)
-                turned = attention.rotary(turned, state.position[None]).flatten(1)
+                turned = attention.rotary(turned, torch.tensor([[state.length]])).flatten(1)
                 projected = torch.cat([turned, projected[:, 2 * width :]], 1)
             query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
             key, value = _by_head(state.extend(number, projected[:, width:]), attention)

@@ -428,11 +428,12 @@ def leaves_only_tokens(
     It may run in inference mode then, where a step of a small model takes a tenth less, and nothing is made that
     autograd could read.
     """
-    config = generation_config or model.generation_config
+    # What a config that is given leaves open, the model's own says.
+    settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
         runs_plainly()
         and all(isinstance(value, READ_ALONE) for value in (inputs, *args, *kwargs.values()))
-        and not any(kwargs.get(name, getattr(config, name, None)) for name in KEEPING_SETTINGS)
+        and not any(each.get(name) for each in settings for name in KEEPING_SETTINGS)
         and not any(is_hooked(module.__dict__) for module in model.modules())
         and not torch.is_autocast_enabled(model.device.type)  # which keeps copies of the weights
     )

@@ -608,10 +608,10 @@ def test_tokens_that_are_generated_without_autograd_can_be_trained_on(modes):
     assert model.lm_head.weight.grad is not None
 
 
-WATCHED = ["hook", "global hook", "replaced", "dictionary", "configured", "positional", "cache", "static", "criteria"]
+WATCHED = ["hook", "global hook", "replaced", "dictionary", "configured", "left open", "positional", "cache", "static"]
 
 
-@pytest.mark.parametrize("which", [*WATCHED, "processor", "autocast"])
+@pytest.mark.parametrize("which", [*WATCHED, "criteria", "processor", "autocast"])
 def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(which, modes, request):
     model, tokens, options = make_model().eval(), torch.randint(4, 50, (1, 6)), {"max_new_tokens": 3}
     fc1, autocast = model.model.decoder.layers[0].feed_forward.fc1, which == "autocast"
@@ -623,6 +623,9 @@ def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(whi
         fc1.forward = fc1.forward
     if which == "dictionary":
         options["return_dict_in_generate"] = True
+    if which == "left open":  # by the given config, which the model's own fills
+        model.generation_config.return_dict_in_generate = True
+        options = {"generation_config": GenerationConfig(max_new_tokens=3)}
     if which == "configured":
         options["generation_config"] = GenerationConfig.from_model_config(model.config)
         options["generation_config"].return_dict_in_generate = True

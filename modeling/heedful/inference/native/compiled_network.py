@@ -45,15 +45,17 @@ class CompiledNetwork(NativeNetwork):
         return Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Encode as `NativeNetwork.encode` does, sentences of one length together: none depends on another."""
-        if attention_mask is None or bool(attention_mask.all()):
+        """Encode as `NativeNetwork.encode` does.
+
+        Attention is computed for sentences of one length at a time: with a mask its sums would depend on the batch.
+        """
+        if attention_mask is None or len(attention_mask.unique()) == 1:
             return super().encode(input_ids, None)
-        mask = attention_mask.bool()
-        lengths, states = mask.sum(1), torch.zeros(*input_ids.shape, self.config.d_model)
-        for length in lengths[lengths > 0].unique().tolist():
-            tokens = mask & (lengths == length)[:, None]
-            states[tokens] = super().encode(input_ids[tokens].view(-1, length), None).flatten(0, 1)
-        return states
+        lengths, order = attention_mask.bool().sum(1).sort()
+        mask, states = attention_mask.bool()[order], torch.zeros(*input_ids.shape, self.config.d_model)
+        groups = torch.stack(lengths[lengths > 0].unique(return_counts=True)[::-1], 1).tolist()
+        states[mask] = self.encode_groups(input_ids[order][mask], mask.cumsum(1)[mask] - 1, groups, None)
+        return states[order.argsort()]
 
     def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "CompiledState":
         """Return the cache of a search in which nothing was read yet."""
@@ -137,7 +139,7 @@ def is_compilable(model: HeedForConditionalGeneration, precision: Precision) -> 
         config.activation_function == "relu"
         and config.norm_type == "layernorm"
         and not config.embedding_norm
-        and config.decoder_neighbourhood is None
+        and config.encoder_neighbourhood is config.decoder_neighbourhood is None
         and config.position_encoding in ("sinusoidal", "learned", "none")
         and all(size in (None, head) for size in (config.d_k, config.d_v))
         and all(can_multiply(size, precision == "int8") for size in (config.d_model, config.decoder_ffn_dim))

@@ -151,7 +151,8 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
 void apply(const Linear& linear, const float* input, int rows, float* output, bool is_relu, int threads) {
     static const decltype(&compute_panel<1>) of_rows[MOST_ROWS] = {
         compute_panel<1>, compute_panel<2>, compute_panel<3>, compute_panel<4>, compute_panel<5>, compute_panel<6>};
-    Bytes bytes;
+    static thread_local Bytes kept;
+    Bytes& bytes = kept;  // that of the calling thread, in all threads
     if (linear.scale) quantize(input, rows, linear.in, bytes);
     int panels = (linear.out + PANEL - 1) / PANEL;
     bool is_shared = threads > 1 && int64_t(rows) * linear.in * linear.out >= WORTH_SHARING;

@@ -63,11 +63,15 @@ class NativeNetwork:
         if attention_mask is not None and bool(attention_mask.all()):
             attention_mask = None
         positions = positions_of(input_ids.shape[1], 0, attention_mask, input_ids.device)
-        states = self.embed_source(input_ids, positions).flatten(0, 1)  # (N·S, D)
         mask = self._encoder_mask(input_ids, attention_mask)
+        return self.encode_groups(input_ids, positions, [input_ids.shape], mask).view(*input_ids.shape, -1)
+
+    def encode_groups(self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Any, mask: Any) -> torch.Tensor:
+        """Encode tokens of one group after the other, each of (sentences, length): `(tokens, D)`."""
+        states = self.embed_source(input_ids, positions).view(input_ids.numel(), -1)
         for layer in self.encoder_layers:
-            states = layer(states, input_ids.shape, mask, positions)
-        return self.encoder_norm(states).view(*input_ids.shape, -1)
+            states = layer(states, groups, mask, positions)
+        return self.encoder_norm(states)
 
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None):
         """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
@@ -292,26 +296,23 @@ class _Layer:
 class _EncoderLayer(_Layer):
     """Self-attention and a feed-forward network, over the rows of all sentences."""
 
-    def __call__(
-        self,
-        states: torch.Tensor,
-        shape: torch.Size,
-        mask: torch.Tensor | WindowedMask | None,
-        positions: torch.Tensor,
-    ):
-        """Transform `(N·S, D)` states."""
+    def __call__(self, states: torch.Tensor, groups: Any, mask: Any, positions: torch.Tensor):
+        """Transform the `(tokens, D)` states of groups of (sentences, length); with more than one there is no mask."""
 
         def attend(states: torch.Tensor) -> torch.Tensor:
-            attention = self.self_attn
-            parts = attention.project(states).split(attention.widths, dim=-1)
-            query, key, value = (part.view(*shape, attention.heads, -1).transpose(1, 2) for part in parts)
-            if attention.rotary is not None:
-                query, key = attention.rotary(query, positions), attention.rotary(key, positions)
-            if isinstance(mask, WindowedMask):
-                output, _ = neighbourhood_attention(_kernel, None, query, key, value, mask)
-            else:
-                output, _ = _kernel(None, query, key, value, mask)
-            return attention.project_output(output.reshape(len(states), -1))
+            attention, found = self.self_attn, []
+            projected = attention.project(states).split([count * length for count, length in groups])
+            for group, shape in zip(projected, groups, strict=True):
+                parts = group.split(attention.widths, dim=-1)
+                query, key, value = (part.view(*shape, attention.heads, -1).transpose(1, 2) for part in parts)
+                if attention.rotary is not None:
+                    query, key = attention.rotary(query, positions), attention.rotary(key, positions)
+                if isinstance(mask, WindowedMask):
+                    output, _ = neighbourhood_attention(_kernel, None, query, key, value, mask)
+                else:
+                    output, _ = _kernel(None, query, key, value, mask)
+                found.append(output.reshape(len(group), -1))
+            return attention.project_output(torch.cat(found))
 
         states = self.connect("self_attn", states, attend)
         return self.connect("feed_forward", states, self.feed_forward)

@@ -59,7 +59,7 @@ class TokenizerRecipe:
                     musts["dropout"] = f"0 unless `tokenizer.{name}` is bpe"
             if self.joint and self.target_algorithm is not None:
                 musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
-            for name, (algorithm, size) in zip(numbers, self.sides, strict=False):
+            for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
                 if size is None and algorithm in SUBWORDS:
                     musts[name] = f"a number for {algorithm}"
         for name, must in musts.items():

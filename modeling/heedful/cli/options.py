@@ -117,8 +117,9 @@ def check_output(path: Path | None, option: str) -> None:
 
 
 def check_pairs_file(output: Path) -> None:
-    """Raise an error unless pairs can be written to the file that `--output` names."""
-    check_output(output, "--output")
+    """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
+    if output.parent.exists():
+        check_output(output, "--output")
     if not output.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 
@@ -156,6 +157,7 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as partial, partial.open("wb") as file:
         # Without its name and time, so that the same text makes the same file.
         packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file

@@ -132,3 +132,21 @@ def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp
     assert all(row["differing"] == 0 for row in rows if row["name"] in exact)
     assert {row["beams"] for row in rows if row["name"] == "ctranslate2 int8"} == {1, 2}
     assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_marian_trains_as_many_minutes_as_heed_on_the_same_pairs(tmp_path):
+    data = ["data.train=builtin:train:200", "data.validation=builtin:validation:9", "data.test={t: 'builtin:test:9'}"]
+    size = ["tokenizer.vocab_size=400", "model.options.d_model=32", "model.options.dropout=0.1"]
+    length = ["optimization.max_updates=40", "optimization.warmup_updates=4", "optimization.tokens_per_update=512"]
+    command = [sys.executable, BENCHMARKS / "minutes.py", "quickstart", *data, *size, *length]
+    file = tmp_path / "figures.json"
+    options = [f"output={tmp_path / 'run'}", "--learning-rate", "0.001", "--json", file]
+    process = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    _, heed, marian = json.loads(file.read_text())
+    assert (heed["model"], heed["updates"], marian["model"], marian["test"]) == ("heed", 40, "marian", "t")
+    assert 0 < marian["minutes"] <= heed["minutes"] + 0.1
+    assert all(row[score] >= 0 for row in (heed, marian) for score in ("bleu", "chrf"))
+    # Beside Heed's weights Marian has two tables of positions, and biases.
+    assert heed["parameters"] < marian["parameters"]

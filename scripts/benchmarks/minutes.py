@@ -1,0 +1,135 @@
+"""Train Heed by a recipe, then Marian with Seq2SeqTrainer on the same pairs for as many minutes, and score both.
+
+    python scripts/benchmarks/minutes.py ko-en data.folder=path/to/ko_en optimization.max_updates=1200
+
+The recipe, whose keys follow as for `heedful train`, says how large both models are, how they are optimized and how
+they decode. Marian has Heed's tokenizer, pairs, dropout, label smoothing, Adam, schedule and precision, its own start,
+as many pairs an update on average, and what helps it in transformers: `group_by_length`, the plain kernel, and freed
+memory kept. It makes as many steps as fit into the minutes of Heed's updates, by the time of its first ones.
+`--learning-rate` is Marian's peak where it is not the recipe's. A row is one model on one test set.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from harness import Json, Row, Threads, begin, report
+from transformers import (
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from heedful import Translator
+from heedful.data.sources import read_pairs
+from heedful.inference.loading import load_model
+from heedful.publishing.conversion.model_conversion import COPIED_FIELDS
+from heedful.training.loop.validation import score_pairs
+from heedful.training.preparation import Corpus
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.publication import set_decoding
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+
+TRIED = 12  # steps whose time tells how many there will be; the first two do not count
+
+
+class Clock(TrainerCallback):
+    """Notes when steps end, and stops a training when its time is over."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.ends = seconds, [time.perf_counter()]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+        control.should_training_stop |= self.ends[-1] - self.ends[0] > self.seconds
+
+
+def marian_trained(recipe: Recipe, corpus: Corpus, config: Any, seconds: float, steps: int, rate: float) -> Any:
+    """Train a Marian model of a Heed config's size, and return it with the times at which its steps ended."""
+    rows = [row for update in corpus.updates(0) for bucket in update for row in bucket]
+    sizes = {name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size", "bos_token_id")}
+    settings = recipe.optimization
+    model = MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, attn_implementation="eager"))
+    tokens = sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(recipe.folder / "marian"),
+        max_steps=steps,
+        per_device_train_batch_size=round(settings.tokens_per_update * len(rows) / tokens),
+        train_sampling_strategy="group_by_length",
+        learning_rate=rate,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=round(steps * settings.warmup_updates / settings.max_updates),
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        adam_epsilon=settings.epsilon,
+        max_grad_norm=settings.max_grad_norm or 0.0,
+        label_smoothing_factor=config.label_smoothing,
+        bf16=settings.mixed_precision == "bf16",
+        seed=recipe.seed,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    collator = DataCollatorForSeq2Seq(corpus.tokenizers.source, model=model)
+    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+    trainer.remove_callback(PrinterCallback)
+    clock = Clock(seconds)
+    trainer.add_callback(clock)
+    trainer.train()
+    return model.eval(), clock.ends
+
+
+def scores(name: str, model: Any, recipe: Recipe, corpus: Corpus, minutes: float, updates: int) -> Iterator[Row]:
+    """Yield BLEU and chrF of a model on the recipe's test sets."""
+    translator, data = Translator(model, corpus.tokenizers), recipe.data
+    accelerator = make_accelerator(recipe.optimization)
+    scoring = {"metrics": ("bleu", "chrf"), "tokenize": recipe.decoding.bleu_tokenizer}
+    budget = recipe.optimization.micro_batch_tokens
+    for test, location in data.locations.test.items():
+        pairs = list(read_pairs(location, data.source, data.target, split=test))
+        found = score_pairs(
+            translator, pairs, accelerator, scoring, token_budget=recipe.optimization.micro_batch_tokens
+        )
+        row = {"model": name, "parameters": model.num_parameters(), "minutes": round(minutes, 2), "updates": updates}
+        yield row | {"test": test, "bleu": round(found["bleu"], 2), "chrf": round(found["chrf"], 2)}
+
+
+def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
+    """Yield the scores of both models."""
+    result = train(recipe)
+    seconds, corpus = result.progress.seconds, result.corpus
+    heed = load_model(result.folder)
+    yield from scores("heed", heed, recipe, corpus, seconds / 60, result.progress.update)
+    rate = recipe.optimization.learning_rate if rate is None else rate
+    _, ends = marian_trained(recipe, corpus, heed.config, seconds, TRIED, rate)
+    steps = int(seconds * (TRIED - 2) / (ends[-1] - ends[2]))
+    marian, ends = marian_trained(recipe, corpus, heed.config, seconds, steps, rate)
+    set_decoding(marian.generation_config, recipe.decoding)
+    yield from scores("marian", marian, recipe, corpus, (ends[-1] - ends[0]) / 60, len(ends) - 1)
+
+
+def main(
+    recipe: Annotated[str, typer.Argument(help="A recipe with one vocabulary for both sides.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="Keys of the recipe, as key=value.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Marian's peak.")] = None,
+    threads: Threads = 1,
+    json: Json = None,
+):
+    """Print one line per model and test set."""
+    begin(threads)
+    report(measured(read_recipe(recipe, changes), learning_rate), json)
+
+
+if __name__ == "__main__":
+    typer.run(main)

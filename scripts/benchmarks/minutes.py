@@ -98,9 +98,7 @@ def scores(name: str, model: Any, recipe: Recipe, corpus: Corpus, minutes: float
     budget = recipe.optimization.micro_batch_tokens
     for test, location in data.locations.test.items():
         pairs = list(read_pairs(location, data.source, data.target, split=test))
-        found = score_pairs(
-            translator, pairs, accelerator, scoring, token_budget=recipe.optimization.micro_batch_tokens
-        )
+        found = score_pairs(translator, pairs, accelerator, scoring, token_budget=budget)
         row = {"model": name, "parameters": model.num_parameters(), "minutes": round(minutes, 2), "updates": updates}
         yield row | {"test": test, "bleu": round(found["bleu"], 2), "chrf": round(found["chrf"], 2)}
 

@@ -90,31 +90,39 @@ def marian_trained(recipe: Recipe, corpus: Corpus, config: Any, seconds: float, 
     return model.eval(), clock.ends
 
 
-def scores(name: str, model: Any, recipe: Recipe, corpus: Corpus, minutes: float, updates: int) -> Iterator[Row]:
-    """Yield BLEU and chrF of a model on the recipe's test sets."""
+def translation_scores(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, dict[str, Any]]:
+    """Return the scores of a model on each of the recipe's test sets."""
     translator, data = Translator(model, corpus.tokenizers), recipe.data
-    accelerator = make_accelerator(recipe.optimization)
+    accelerator, budget = make_accelerator(recipe.optimization), recipe.optimization.micro_batch_tokens
     scoring = {"metrics": ("bleu", "chrf"), "tokenize": recipe.decoding.bleu_tokenizer}
-    budget = recipe.optimization.micro_batch_tokens
-    for test, location in data.locations.test.items():
-        pairs = list(read_pairs(location, data.source, data.target, split=test))
-        found = score_pairs(translator, pairs, accelerator, scoring, token_budget=budget)
-        row = {"model": name, "parameters": model.num_parameters(), "minutes": round(minutes, 2), "updates": updates}
-        yield row | {"test": test, "bleu": round(found["bleu"], 2), "chrf": round(found["chrf"], 2)}
+    pairs = {
+        name: list(read_pairs(location, data.source, data.target, split=name))
+        for name, location in data.locations.test.items()
+    }
+    return {
+        name: score_pairs(translator, each, accelerator, scoring, token_budget=budget) for name, each in pairs.items()
+    }
 
 
 def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
     """Yield the scores of both models."""
-    result = train(recipe)
-    seconds, corpus = result.progress.seconds, result.corpus
-    heed = load_model(result.folder)
-    yield from scores("heed", heed, recipe, corpus, seconds / 60, result.progress.update)
+    heed = train(recipe)
+    corpus, seconds, config = heed.corpus, heed.progress.seconds, load_model(heed.folder).config
     rate = recipe.optimization.learning_rate if rate is None else rate
-    _, ends = marian_trained(recipe, corpus, heed.config, seconds, TRIED, rate)
+    _, ends = marian_trained(recipe, corpus, config, seconds, TRIED, rate)
     steps = int(seconds * (TRIED - 2) / (ends[-1] - ends[2]))
-    marian, ends = marian_trained(recipe, corpus, heed.config, seconds, steps, rate)
+    marian, ends = marian_trained(recipe, corpus, config, seconds, steps, rate)
     set_decoding(marian.generation_config, recipe.decoding)
-    yield from scores("marian", marian, recipe, corpus, (ends[-1] - ends[0]) / 60, len(ends) - 1)
+    found = translation_scores(marian, recipe, corpus)
+    runs = {
+        "heed": (heed.parameters, seconds, heed.progress.update, heed.metrics),
+        "marian": (marian.num_parameters(), ends[-1] - ends[0], len(ends) - 1, found),
+    }
+    for name, (parameters, seconds, updates, metrics) in runs.items():
+        row = {"model": name, "parameters": parameters, "minutes": round(seconds / 60, 2), "updates": updates}
+        for test in recipe.data.test:
+            scores = {key: round(metrics[test][key], 2) for key in ("bleu", "chrf")}
+            yield row | {"test": test, **scores}
 
 
 def main(

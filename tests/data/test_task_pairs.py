@@ -113,7 +113,14 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
     assert heedful_command("pairs", "spacing", "--texts", texts, "-o", output)[0] == 0
     with gzip.open(output, "rt", encoding="utf-8") as stream:
         assert json.loads(next(stream)) == {"source": "나는학교에간다.", "target": "나는 학교에 간다."}
-    code, _, error = heedful_command("pairs", "spacing", "--texts", texts, "-o", tmp_path / "no.jsonl", "--count", 9)
-    assert (code, (tmp_path / "no.jsonl").exists()) == (2, False)
-    assert "`count` must be at most 2" in error
+    no = tmp_path / "no" / "pairs.jsonl"
+    for options, message in (
+        (("spacing", "--texts", texts, "--count", 9, "-o", no), "`count` must be at most 2"),
+        (("reverse", "-o", no), "`count` must be given for reverse"),
+        (("reverse", "--count", 2, "-o", texts / "pairs.jsonl"), f"`--output` must lie in a folder, but {texts} is"),
+        (("reverse", "--count", 2, "-o", texts / "no" / "pairs.jsonl"), "`--output` must lie in a folder"),
+    ):
+        code, _, error = heedful_command("pairs", *options)
+        assert (code, no.parent.exists()) == (2, False)
+        assert message in error
     assert heedful_command("pairs", "reverse", "--count", 2, "-o", tmp_path / "no.txt")[0] == 2

@@ -118,6 +118,9 @@ def check_output(path: Path | None, option: str) -> None:
 
 def check_pairs_file(output: Path) -> None:
     """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
+    nearest = next(folder for folder in output.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"`--output` must lie in a folder, but {nearest} is a file.")
     if output.parent.exists():
         check_output(output, "--output")
     if not output.name.endswith((".jsonl", ".jsonl.gz")):

@@ -71,15 +71,14 @@ class TaskPairs:
         self._in_words = _number_words(self.task, self.language or "en") if self.task in IN_WORDS else None
 
     def pairs(self, count: int | None, seed: int = 1) -> Iterator[Pair]:
-        """Yield `count` pairs; None is one for each text, of tasks that have them.
+        """Return an iterator over `count` pairs; None is one for each text, of tasks that have them.
 
         Raises:
             ValueError: If there are fewer texts, no `count` where nothing ends the pairs, or a line is not SCAN's.
         """
         check_at_least(1, count=count)
         if self.texts is not None:
-            yield from self._from_texts(count, seed)
-            return
+            return iter(self._from_texts(count, seed))
         if count is None:
             raise ValueError(f"`count` must be given for {self.task}, but is None instead.")
         random = Random(seed)
@@ -88,10 +87,9 @@ class TaskPairs:
             draw = partial(_date, self._in_words, self.language or "en")
         elif self.task == "reverse":
             draw = partial(_reversed, *_shortest_and_longest(self.lengths or "1-25"), self.symbols or 50)
-        for _ in range(count):
-            yield draw(random)
+        return (draw(random) for _ in range(count))
 
-    def _from_texts(self, count: int | None, seed: int) -> Iterator[Pair]:
+    def _from_texts(self, count: int | None, seed: int) -> list[Pair]:
         column = self.column or "1"
         rows = read_pairs(str(self.texts), column, column)
         texts = [text for text in map(str.strip, rows["target"][:]) if text]
@@ -104,7 +102,7 @@ class TaskPairs:
             pairs = [(noisy(text, rules, draws), text) for text in texts[:count]]
         if count is not None and len(pairs) < count:
             raise ValueError(f"`count` must be at most {len(pairs)}, as there are texts, but is {count} instead.")
-        yield from pairs[:count]
+        return pairs[:count]
 
 
 def reversed_symbols(symbols: Sequence[str]) -> Pair:

@@ -37,8 +37,8 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
-# Steps whose time tells how many there will be, the first two left out: `group_by_length` sorts 50 batches together, the
-# longest first.
+# Steps whose time tells how many there will be, the first two left out: `group_by_length` sorts 50 batches together,
+# the longest first.
 TRIED = 52
 
 

@@ -37,9 +37,9 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
-# Steps whose time tells how many there will be, the first two left out: `group_by_length` sorts 50 batches together,
-# the longest first.
-TRIED = 52
+# `group_by_length` sorts so many batches together, the longest first. The second of such groups tells how many steps
+# there will be: in the first one memory and kernels are new.
+SORTED = 50
 
 
 class Clock(TrainerCallback):
@@ -111,8 +111,8 @@ def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
     heed = train(recipe)
     corpus, seconds, config = heed.corpus, heed.progress.seconds, load_model(heed.folder).config
     rate = recipe.optimization.learning_rate if rate is None else rate
-    _, ends = marian_trained(recipe, corpus, config, seconds, TRIED, rate)
-    steps = int(seconds * (TRIED - 2) / (ends[-1] - ends[2]))
+    _, ends = marian_trained(recipe, corpus, config, seconds, 2 * SORTED, rate)
+    steps = int(seconds * SORTED / (ends[-1] - ends[-1 - SORTED]))
     marian, ends = marian_trained(recipe, corpus, config, seconds, steps, rate)
     set_decoding(marian.generation_config, recipe.decoding)
     found = translation_scores(marian, recipe, corpus)

@@ -9,6 +9,7 @@ memory kept. It makes as many steps as fit into the minutes of Heed's updates, b
 `--learning-rate` is Marian's peak where it is not the recipe's. A row is one model on one test set.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -111,7 +112,7 @@ def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
     heed = train(recipe)
     corpus, seconds, config = heed.corpus, heed.progress.seconds, load_model(heed.folder).config
     rate = recipe.optimization.learning_rate if rate is None else rate
-    _, ends = marian_trained(recipe, corpus, config, seconds, 2 * SORTED, rate)
+    _, ends = marian_trained(recipe, corpus, config, math.inf, 2 * SORTED, rate)
     steps = int(seconds * SORTED / (ends[-1] - ends[-1 - SORTED]))
     marian, ends = marian_trained(recipe, corpus, config, seconds, steps, rate)
     set_decoding(marian.generation_config, recipe.decoding)

@@ -6,7 +6,8 @@ The recipe, whose keys follow as for `heedful train`, says how large both models
 they decode. Marian has Heed's tokenizer, pairs, dropout, label smoothing, Adam, schedule and precision, its own start,
 as many pairs an update on average, and what helps it in transformers: `group_by_length`, the plain kernel, and freed
 memory kept. It makes as many steps as fit into the minutes of Heed's updates, by the time of its first ones.
-`--learning-rate` is Marian's peak where it is not the recipe's. A row is one model on one test set.
+`--learning-rate` is Marian's peak where it is not the recipe's; with `resume=true` a run of Heed's that has ended is
+not trained again. The schedule must be one of transformers' too. A row is one model on one test set.
 """
 
 import math

@@ -28,9 +28,9 @@ RECIPE = "tatoeba-en-de"
 # Of so many pairs: tokens of the vocabulary, layers on either side, width, peak of the learning rate, updates, tokens
 # of an update, and sentences for back-translation.
 SIZES = {
-    5000: (2000, 2, 128, 0.003, 4000, 4096, 20_000),
-    20_000: (4000, 3, 192, 0.002, 5000, 4096, 60_000),
-    164_303: (8000, 4, 256, 0.0015, 6000, 8192, 0),
+    5000: (2000, 2, 128, 0.003, 2000, 4096, 20_000),
+    20_000: (4000, 3, 128, 0.003, 4000, 4096, 60_000),
+    164_303: (8000, 3, 128, 0.003, 8000, 4096, 0),
 }
 BACKWARD = ["data.source=de", "data.target=en"]
 SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
@@ -80,6 +80,7 @@ class Table:
             "warmup_updates": updates // 10,
             "learning_rate": rate,
             "tokens_per_update": tokens,
+            "mixed_precision": "bf16",
         }
         self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
         self.settings += [f"model.options.{name}={value}" for name, value in model.items()]

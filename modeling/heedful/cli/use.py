@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,6 +51,8 @@ def translate(
         raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
     if source is not None and not source.is_file():
         raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
+    for name in filter(os.path.isfile, text or ()):
+        warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output")
     with options.quick_start(model):
         from heedful.inference.translation import Translator

@@ -28,7 +28,7 @@ RECIPE = "tatoeba-en-de"
 # Of so many pairs: tokens of the vocabulary, layers on either side, width, peak of the learning rate, updates, tokens
 # of an update, and sentences for back-translation.
 SIZES = {
-    5000: (2000, 2, 128, 0.003, 2000, 4096, 20_000),
+    5000: (2000, 2, 128, 0.003, 4000, 4096, 20_000),
     20_000: (4000, 3, 128, 0.003, 4000, 4096, 60_000),
     164_303: (8000, 3, 128, 0.003, 8000, 4096, 0),
 }

@@ -166,7 +166,7 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
 
     monkeypatch.setattr(script.subprocess, "run", run)
     monkeypatch.setattr(script, "FOUND", tmp_path / "found.json")
-    prices = {"5000": {"plain": 1.8, "R-Drop": 3.6}}
+    prices = {"5000": {"plain": 0.9, "R-Drop": 1.8}}
     (tmp_path / "found.json").write_text(json.dumps({"seconds of an update": prices, "rows": []}))
     with gzip.open(tmp_path / "train.jsonl.gz", "wt") as stream:
         stream.writelines(json.dumps({"translation": {"en": f"a {n}", "de": f"b {n}"}}) + "\n" for n in range(5005))

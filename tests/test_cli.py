@@ -310,10 +310,11 @@ def test_a_sentence_may_begin_with_a_dash(model, heedful):
     assert "comes last, after --" in errors
 
 
-def test_who_gives_a_files_name_as_a_text_is_told_how_its_lines_are_read(model, heedful, tmp_path):
-    (tmp_path / "in.txt").write_text(SENTENCES[0])
-    with pytest.warns(UserWarning, match=r"in\.txt is taken as a text.*--input .*in\.txt") as told:
-        code, output, _ = heedful("translate", model, tmp_path / "in.txt", SENTENCES[0])
+def test_who_gives_a_files_name_as_a_text_is_told_how_its_lines_are_read(model, heedful, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text(SENTENCES[0])
+    with pytest.warns(UserWarning, match=r"in\.txt is taken as a text.*`--input in\.txt`") as told:
+        code, output, _ = heedful("translate", model, "in.txt", SENTENCES[0])
     assert (code, len(output.splitlines()), len(told)) == (0, 2, 1)
 
 

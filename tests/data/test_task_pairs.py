@@ -1,5 +1,6 @@
 import gzip
 import json
+import unicodedata
 from datetime import date
 
 import pytest
@@ -22,6 +23,19 @@ def texts(tmp_path):
 def test_spacing_gives_texts_back_their_spaces(texts):
     made = list(TaskPairs("spacing", str(texts)).pairs(None))
     assert made == [("나는학교에간다.", "나는 학교에 간다."), ("오늘은날씨가참좋다.", "오늘은 날씨가 참 좋다.")]
+
+
+def test_nouns_of_korean_texts_give_way_to_others_that_end_alike_and_keep_their_particles(texts, tmp_path):
+    nouns = tmp_path / "nouns.dic"
+    lines = ["학교/25", "날씨/25", unicodedata.normalize("NFD", "바다/25"), "서울/10", "연필/10", "책/10", "noun"]
+    nouns.write_text("\n".join(lines), encoding="utf-8")
+    texts.write_text("나는  학교에 간다.\n서울로 간 책은 좋다.\n참 좋다.\n", encoding="utf-8")
+    made = {seed: list(TaskPairs("spacing", str(texts), nouns=str(nouns)).pairs(None, seed)) for seed in range(20)}
+    assert list(TaskPairs("spacing", str(texts), nouns=str(nouns)).pairs(None, 3)) == made[3]
+    assert all(source == target.replace(" ", "") for pairs in made.values() for source, target in pairs)
+    # "책" is one syllable, and "서울" ends in ㄹ as "연필" does.
+    others = {target for pairs in made.values() for _, target in pairs}
+    assert others == {"나는 날씨에 간다.", "나는 바다에 간다.", "연필로 간 책은 좋다."}
 
 
 def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_otherwise(tmp_path):
@@ -79,6 +93,16 @@ def test_reverse_says_symbols_from_the_last_to_the_first():
             1,
             "`typos` is for spelling, and must be left out of sp",
         ),
+        (
+            {"task": "scan", "texts": "TEXTS", "nouns": "TEXTS"},
+            1,
+            "`nouns` is for spacing, and must be left out of scan",
+        ),
+        (
+            {"task": "spacing", "texts": "TEXTS", "nouns": "TEXTS"},
+            1,
+            "`nouns` must be a file with a Korean noun in each",
+        ),
         ({"task": "reverse", "texts": "TEXTS"}, 1, "`texts` is for spelling and spacing and scan, and must be left"),
         ({"task": "spelling", "texts": "TEXTS", "typos": 0.0}, 1, "`typos` must be above 0 and at most 1, but is 0.0"),
         (
@@ -103,7 +127,7 @@ def test_reverse_says_symbols_from_the_last_to_the_first():
 @pytest.mark.usefixtures("words")
 def test_a_wrong_setting_is_named(settings, count, message, texts):
     if settings.get("texts"):
-        settings = settings | {"texts": str(texts)}
+        settings = {name: str(texts) if value == "TEXTS" else value for name, value in settings.items()}
     with pytest.raises(ValueError, match=message):
         list(TaskPairs(**settings).pairs(count))
 

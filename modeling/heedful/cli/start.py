@@ -63,6 +63,9 @@ def pairs(
     seed: Annotated[int, Option(min=0, help="Another one gives other pairs.")] = 1,
     typos: Annotated[float | None, Option(help="Of spelling: share of the words. Default: 0.1.")] = None,
     language: Annotated[str | None, Option(help="Of numbers and dates. Default: en.")] = None,
+    nouns: Annotated[
+        str | None, Option(help="Of Korean spacing: a file of nouns that take those of the texts' places.")
+    ] = None,
     lengths: Annotated[
         str | None, Option(help="Fewest and most symbols (reverse: 1-25) or actions (scan: all).")
     ] = None,
@@ -72,7 +75,7 @@ def pairs(
     from heedful.data.tasks.task_pairs import TaskPairs
 
     options.check_pairs_file(output)
-    made = TaskPairs(task, texts, column, typos, language, lengths, symbols).pairs(count, seed)
+    made = TaskPairs(task, texts, column, typos, language, nouns, lengths, symbols).pairs(count, seed)
     written = 0
     with options.writing(output) as stream:
         for source, target in made:

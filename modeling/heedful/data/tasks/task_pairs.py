@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from heedful.data.epochs.augmentation import AugmentationRules, drawn_numbers, noisy
 from heedful.data.sources import read_pairs
+from heedful.data.tasks.korean_nouns import KoreanNouns, read_nouns
 from heedful.files import check_at_least
 
 Pair = tuple[str, str]  # source, target
@@ -38,6 +39,8 @@ class TaskPairs:
         column: Their column or language; None is the first of a table, and a line of a text file without tabs.
         typos: Of spelling: the share of words with a mistake; None is 0.1.
         language: Of numbers, a code that `num2words` knows; of dates en or ko. None is en.
+        nouns: Of Korean spacing: a file with a noun in each line, as `read_nouns` takes it. Most nouns of the texts
+            are replaced by others of these, and texts that have none are left out.
         lengths: The fewest and the most symbols of reverse, or actions of scan, such as "1-25". None is that for
             reverse, and all there are for scan.
         symbols: Of reverse: how many there are; None is 50.
@@ -52,6 +55,7 @@ class TaskPairs:
     column: str | None = None
     typos: float | None = None
     language: str | None = None
+    nouns: str | None = None
     lengths: str | None = None
     symbols: int | None = None
 
@@ -59,7 +63,7 @@ class TaskPairs:
         if self.task not in get_args(Task):
             raise ValueError(f"`task` must be one of {', '.join(get_args(Task))}, but is {self.task!r} instead.")
         readers = {"texts": FROM_TEXTS, "column": FROM_TEXTS[:2], "typos": FROM_TEXTS[:1], "language": IN_WORDS}
-        readers |= {"lengths": ("reverse", "scan"), "symbols": ("reverse",)}
+        readers |= {"nouns": ("spacing",), "lengths": ("reverse", "scan"), "symbols": ("reverse",)}
         for name, tasks in readers.items():
             if getattr(self, name) is not None and self.task not in tasks:
                 raise ValueError(f"`{name}` is for {' and '.join(tasks)}, and must be left out of {self.task}.")
@@ -96,6 +100,8 @@ class TaskPairs:
         if self.task == "scan":
             pairs = _scan_pairs(texts, self.lengths)
         elif self.task == "spacing":
+            if self.nouns:
+                texts = _with_other_nouns(texts, read_nouns(self.nouns), Random(seed))
             pairs = [("".join(text.split()), text) for text in texts]
         else:
             rules, draws = AugmentationRules(typos=0.1 if self.typos is None else self.typos), drawn_numbers(seed)
@@ -108,6 +114,11 @@ class TaskPairs:
 def reversed_symbols(symbols: Sequence[str]) -> Pair:
     """Return symbols with a space between them, and the same from the last to the first."""
     return " ".join(symbols), " ".join(reversed(symbols))
+
+
+def _with_other_nouns(texts: Iterable[str], nouns: KoreanNouns, random: Random) -> list[str]:
+    changed = ((" ".join(text.split()), nouns.replaced(text, random)) for text in texts)
+    return [other for text, other in changed if other != text]
 
 
 def _scan_pairs(lines: Iterable[str], lengths: str | None) -> list[Pair]:

@@ -38,6 +38,10 @@ FORWARD = "forward: {train: $forward, source: en, target: de}"
 DIVERSE = "backward: {train: $backward, source: source, target: target}"
 DROPPED = [f"model.options.{name}" for name in ("attention_dropout=0.1", "activation_dropout=0.1")]
 WORDS = [f"model.options.{side}_word_dropout=0.1" for side in ("source", "target")]
+MADE = [
+    *["data.cleaning.drop_duplicates=true", "model.options.dropout=0.2"],
+    f"data.mixture={{{SYNTHETIC}, {FORWARD}, {DIVERSE}}}",
+]
 ROWS = {
     "plain": [],
     "dropout of 0.1 only": ["model.options.dropout=0.1"],
@@ -51,10 +55,8 @@ ROWS = {
     "back-translation, tagged": [f"data.mixture={{{SYNTHETIC}}}"],
     "data diversification": ["data.cleaning.drop_duplicates=true", f"data.mixture={{{FORWARD}, {DIVERSE}}}"],
     "R-Drop and BPE-dropout": ["optimization.r_drop=5", "tokenizer.dropout=0.1"],
-    "all together": [
-        *["optimization.r_drop=5", "tokenizer.dropout=0.1", "data.cleaning.drop_duplicates=true"],
-        f"data.mixture={{{SYNTHETIC}, {FORWARD}, {DIVERSE}}}",
-    ],
+    "back-translation and diversification, dropout of 0.2": MADE,
+    "all together": [*MADE, "optimization.r_drop=1", "tokenizer.dropout=0.05"],
 }
 
 

@@ -184,6 +184,15 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
 
 
+def test_the_page_of_few_pairs_has_the_tables_that_were_measured():
+    script = load("low_resource")
+    known = json.loads(script.FOUND.read_text(encoding="utf-8"))
+    page = (SCRIPTS.parent / "docs/studies/lowresource.md").read_text(encoding="utf-8")
+    assert known["rows"]
+    for pairs in {row["pairs"] for row in known["rows"]}:
+        assert f"\n\n{script.table(known, pairs)}\n\n" in page
+
+
 def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch):
     texts = ["나는 학교에 간다.", "물", "가 나 다 라 마 바 사", "a b 뷁 c"]
     closed = [text.replace(" ", "") for text in texts]

@@ -272,15 +272,15 @@ def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeyp
     train, test = (Path(f"scan26/{name}.jsonl").read_text().splitlines() for name in ("train", "test"))
     assert (len(train), len(test)) == (26, 22)
     assert len(json.loads(train[-1])["target"].split()) == 26
-    assert read_recipe("scan", shlex.split(GUIDED[4 + 2])[3:]).output == "runs/scan26"
+    assert read_recipe("scan", shlex.split(GUIDED[6])[3:]).output == "runs/scan26"
 
 
 def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionary(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("nouns.txt").write_text("학교/25\n바다/25\n", encoding="utf-8")
-    Path("train.jsonl").write_text(json.dumps({"ko": "나는 학교에 간다."}) + "\n", encoding="utf-8")
+    Path("train.jsonl").write_text((json.dumps({"ko": "나는 학교에 간다."}) + "\n") * 20, encoding="utf-8")
     make, train = (shlex.split(line) for line in GUIDED[-2:])
     command(monkeypatch, capsys, *(part.replace("path/to/train.jsonl.gz", "train.jsonl") for part in make[1:]))
-    made = json.loads(Path("spacing/nouns5.jsonl").read_text(encoding="utf-8"))
-    assert made == {"source": "나는바다에간다.", "target": "나는 바다에 간다."}
+    made = set(Path("spacing/nouns5.jsonl").read_text(encoding="utf-8").splitlines())
+    assert made == {'{"source": "나는바다에간다.", "target": "나는 바다에 간다."}'}
     assert read_recipe(train[2], train[3:]).data.mixture["nouns"].train == "nouns5.jsonl"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from heedful.modeling_heed_rnn import HeedRNNAttention
-from helpers import ATTENTIONS, CELLS, assert_near, padded, pairwise, sentences, shake, tiny_rnn, tiny_rnn_config
+from helpers import ATTENTIONS, CELLS, assert_near, padded, pairwise, sentences, tiny_rnn
 
 THEIRS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -24,9 +24,7 @@ def score(kind: str, attention: HeedRNNAttention, query, key) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_attention_is_a_softmax_over_the_scores_of_tokens(kind):
-    torch.manual_seed(0)
-    attention = HeedRNNAttention(tiny_rnn_config(attention=kind))
-    shake(attention)
+    attention = tiny_rnn(attention=kind).model.decoder.cross_attn
     queries, states = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
     tokens = torch.tensor([[True, False, True, True, False], [True] * 5])
     context, weights = attention(queries, attention.project_source(states), states, tokens)

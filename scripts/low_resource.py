@@ -25,13 +25,9 @@ from heedful.files import write_text
 
 FOUND = Path(__file__).parents[1] / "docs" / "figures" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
-# Of so many pairs: tokens of the vocabulary, layers on either side, width, peak of the learning rate, updates, tokens
-# of an update, and sentences for back-translation.
-SIZES = {
-    5000: (2000, 2, 128, 0.003, 4000, 4096, 20_000),
-    20_000: (4000, 3, 128, 0.003, 4000, 4096, 60_000),
-    164_303: (8000, 3, 128, 0.003, 8000, 4096, 0),
-}
+WIDTH, UPDATES = 128, 4000
+# Of so many pairs: tokens of the vocabulary, layers on either side, and sentences for back-translation.
+SIZES = {5000: (2000, 2, 20_000), 20_000: (4000, 3, 60_000), 164_303: (8000, 3, 0)}
 BACKWARD = ["data.source=de", "data.target=en"]
 SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
 FORWARD = "forward: {train: $forward, source: en, target: de}"
@@ -42,6 +38,7 @@ MADE = [
     *["data.cleaning.drop_duplicates=true", "model.options.dropout=0.2"],
     f"data.mixture={{{SYNTHETIC}, {FORWARD}, {DIVERSE}}}",
 ]
+TAGGED = "back-translation, tagged"
 ROWS = {
     "plain": [],
     "dropout of 0.1 only": ["model.options.dropout=0.1"],
@@ -52,7 +49,7 @@ ROWS = {
     "joined sentences": ["data.augmentation={joined: 0.2}"],
     "noise": ["data.augmentation={typos: 0.02, lower_case: 0.1, no_final_punctuation: 0.1}"],
     "both directions": ["data.both_directions=true"],
-    "back-translation, tagged": [f"data.mixture={{{SYNTHETIC}}}"],
+    TAGGED: [f"data.mixture={{{SYNTHETIC}}}"],
     "data diversification": ["data.cleaning.drop_duplicates=true", f"data.mixture={{{FORWARD}, {DIVERSE}}}"],
     "R-Drop and BPE-dropout": ["optimization.r_drop=5", "tokenizer.dropout=0.1"],
     "back-translation and diversification, dropout of 0.2": MADE,
@@ -67,21 +64,21 @@ class Table:
         self.folder, self.pairs = folder / str(pairs), pairs
         self.folder.mkdir(parents=True, exist_ok=True)
         self._is_being_made: dict[Path, Lock] = defaultdict(Lock)
-        vocabulary, layers, width, rate, updates, tokens, self.sentences = SIZES[pairs]
+        vocabulary, layers, self.sentences = SIZES[pairs]
         with gzip.open(corpus / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
             self.rows = [json.loads(line)["translation"] for line in stream]
         random.Random(1).shuffle(self.rows)  # the file is sorted by length
         self.train = (self.folder / "train.jsonl").resolve()
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
         write_text(self.train, "\n".join(lines) + "\n")
-        model = {"d_model": width}
+        model = {"d_model": WIDTH}
         for side in ("encoder", "decoder"):
-            model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * width}
+            model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * WIDTH}
         run = {
-            "max_updates": updates,
-            "warmup_updates": updates // 10,
-            "learning_rate": rate,
-            "tokens_per_update": tokens,
+            "max_updates": UPDATES,
+            "warmup_updates": UPDATES // 10,
+            "learning_rate": 0.003,
+            "tokens_per_update": 4096,
             "mixed_precision": "bf16",
         }
         self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
@@ -108,6 +105,8 @@ class Table:
 
     def _filled(self, change: str) -> str:
         """Put the files that a setting names by $ in their place, and make them first."""
+        if not self.sentences:
+            change = change.replace(f"{SYNTHETIC}, ", "")
         makers = {"back": self.back, "backward": self.backward, "forward": self.forward}
         return re.sub(r"\$(\w+)", lambda match: str(makers[match[1]]().resolve()), change)
 
@@ -144,7 +143,7 @@ def hours(row: str, pairs: int, prices: dict[str, float]) -> float:
     """Return the hours on the CPU that a row's trainings take, those of the models that make its pairs included."""
     text = " ".join(ROWS[row])
     models = ("$back" in text) + ("$forward" in text)
-    return SIZES[pairs][4] * (prices["R-Drop" if "r_drop" in text else "plain"] + models * prices["plain"]) / 3600
+    return UPDATES * (prices["R-Drop" if "r_drop" in text else "plain"] + models * prices["plain"]) / 3600
 
 
 def table(known: dict, pairs: int) -> str:
@@ -195,9 +194,8 @@ def main() -> None:
                 known["seconds of an update"][str(pairs)] = prices
                 write_text(FOUND, json.dumps(known, indent=1) + "\n")
             else:
-                waiting += [
-                    pool.submit(measure, runs, row, seed) for seed in arguments.seeds for row in arguments.rows
-                ]
+                rows = [row for row in arguments.rows if runs.sentences or row != TAGGED]
+                waiting += [pool.submit(measure, runs, row, seed) for seed in arguments.seeds for row in rows]
         for each in waiting:
             each.result()
     for pairs in arguments.pairs:

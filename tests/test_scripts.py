@@ -182,6 +182,14 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
     # One training of the row itself, with R-Drop, and the two models that make pairs for it.
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
+    commands.clear()  # where all pairs are taken, no German is left for back-translation
+    monkeypatch.setitem(script.SIZES, 5000, (2000, 2, 0))
+    options[options.index("--rows") + 1 :] = [script.TAGGED, "all together", "--seeds", "2"]
+    options[options.index("--output") + 1] = str(tmp_path / "all")
+    monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
+    script.main()
+    assert sorted(command[0] for command in commands) == ["backtranslate", "distill"] + ["train"] * 3
+    assert not any("synthetic" in part for command in commands for part in map(str, command))
 
 
 def test_the_page_of_few_pairs_has_the_tables_that_were_measured():

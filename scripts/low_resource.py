@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -135,8 +136,10 @@ class Table:
         """Run a `heedful` command that makes a file or folder, unless it is there."""
         with self._is_being_made[made]:
             if not made.exists():
-                print("$ heedful", *command, flush=True)
-                subprocess.run([sys.executable, "-m", "heedful", *map(str, command)], check=True)
+                words = [str(word) for word in command]
+                sys.stdout.write(f"$ heedful {shlex.join(words)}\n")  # whole, beside those of other rows
+                sys.stdout.flush()
+                subprocess.run([sys.executable, "-m", "heedful", *words], check=True)
 
 
 def hours(row: str, pairs: int, prices: dict[str, float]) -> float:

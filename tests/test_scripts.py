@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import runpy
+import shlex
 import shutil
 import sys
 import time
@@ -179,6 +180,8 @@ def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_
     assert (tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()[0].startswith("b ")
     assert len((tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()) == 5
     printed = capsys.readouterr().out.splitlines()
+    pasted = [shlex.split(line)[2:] for line in printed if line.startswith("$ heedful")]
+    assert sorted(pasted) == sorted(commands)
     assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
     # One training of the row itself, with R-Drop, and the two models that make pairs for it.
     assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed

@@ -53,6 +53,12 @@ def test_a_mistyped_text_stays_nfc_and_differs_in_one_place_of_each_word(text, s
         assert (unicodedata.category(typo[:1] or "a")[0] == "M") <= (unicodedata.category(word[:1] or "a")[0] == "M")
 
 
+def test_typos_are_between_letters():
+    found = {noisy("¿ok.", AugmentationRules(typos=1.0), draws(seed)) for seed in range(100)}
+    assert found == {"¿ko.", "¿k.", "¿ook.", "¿kk."}
+    assert noisy("(a) ?!", AugmentationRules(typos=1.0), draws(0)) == "(a) ?!"
+
+
 def test_there_are_four_kinds_of_typos():
     words = Counter(noisy("abc", AugmentationRules(typos=1.0), draws(seed)) for seed in range(400))
     assert set(words) == {"bac", "acb", "bc", "ac", "aabc", "abbc", "bbc", "acc"}
@@ -65,6 +71,8 @@ def test_there_are_four_kinds_of_typos():
         ("Is it SO?!", "Is it SO"),
         ("아니요。 ", "아니요"),
         ("क्या।", "क्या"),
+        ("Où vas-tu ?", "Où vas-tu"),
+        (" ?", " ?"),
         ("...", "..."),
         ('He said "no."', 'He said "no."'),
     ],

@@ -3,7 +3,7 @@ from datasets import Dataset, IterableDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.cleaning import CleaningRules, clean_pairs
+from heedful.data.cleaning import CleaningRules, clean_pairs, split_for_validation
 
 EVERYTHING = CleaningRules(max_characters=20, max_ratio=3, drop_duplicates=True, drop_identical=True)
 
@@ -12,11 +12,11 @@ def rows(*pairs):
     return [{"source": source, "target": target} for source, target in pairs]
 
 
-def clean(pairs, rules, held_out=()):
+def clean(pairs, rules, held_out=(), both_directions=False):
     """Clean a corpus at once and as a stream, which must give the same."""
     data = Dataset.from_list(rows(*pairs))
-    cleaned, report = clean_pairs(data, rules, rows(*held_out))
-    stream, stream_report = clean_pairs(data.to_iterable_dataset(), rules, iter(rows(*held_out)))
+    cleaned, report = clean_pairs(data, rules, rows(*held_out), both_directions)
+    stream, stream_report = clean_pairs(data.to_iterable_dataset(), rules, iter(rows(*held_out)), both_directions)
     assert isinstance(stream, IterableDataset)
     assert stream_report.kept == 0
     for _ in range(2):
@@ -30,6 +30,19 @@ def test_good_pairs_pass_untouched():
     kept, report = clean(pairs, CleaningRules())
     assert kept == pairs
     assert report.to_dict() == {"kept": 3, "dropped": {}, "examples": {}}
+
+
+def test_no_side_is_a_held_out_text_where_both_sides_become_sources():
+    pairs, held_out = [("a", "b"), ("c", "y"), ("y", "d"), ("x", "e")], [("x", "y ")]
+    assert clean(pairs, CleaningRules(), held_out)[0] == pairs[:3]
+    kept, report = clean(pairs, CleaningRules(), held_out, both_directions=True)
+    assert kept == pairs[:1]
+    assert report.dropped["overlap"] == 3
+    sources, targets = [f"s{n}" for n in range(40)], [f"t{n // 2}" for n in range(40)]
+    rest, numbers = split_for_validation(sources, targets)
+    assert (len(numbers), len(rest)) == (2, 36)  # the two others have the same targets
+    assert not {targets[n] for n in rest} & {targets[n] for n in numbers}
+    assert len(split_for_validation(sources)[0]) == 38
 
 
 def test_an_empty_target_is_dropped_and_counted():

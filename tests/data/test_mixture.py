@@ -88,6 +88,17 @@ def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refus
     assert len(heads_of(parts, reading)[1]) == 1
 
 
+def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
+    both = {"data.train": Part("a", to="de"), "data.both_directions": Part("a", to="en")}
+    for parts, tokenizers, told in (
+        (both, train_tokenizers(TEXTS, TEXTS, vocab_size=300), r"\(en, de\), but has those of none"),
+        (both, train("bpe"), r"\(en, de\), but has those of fr, de"),
+        ({"data.train": Part("a", to="de")}, train("bpe"), r"\(only one, and so no tag\), but has those of fr, de"),
+    ):
+        with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
+            heads_of(parts, tokenizers)
+
+
 @pytest.mark.parametrize("tag", ["<s>", "<unk>", "<bt", "<1a>"])
 def test_a_tag_that_is_another_token_is_none(tag):
     with pytest.raises(ValueError, match="`languages` must be different codes"):

@@ -320,6 +320,14 @@ def test_a_tokenizer_without_padding_or_end_is_refused():
         TokenizerPair(whole, strangers_tokenizer(pad_token="<unk>", eos_token="</s>"))
 
 
+def test_a_tokenizer_that_cuts_a_text_in_another_way_each_time_is_refused(tmp_path):
+    random = strangers_tokenizer(pad_token="<pad>", eos_token="</s>")
+    random.backend_tokenizer.model.dropout = 0.1
+    random.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"`dropout` of the source tokenizer .+ must be null, .+ but is 0.1"):
+        TokenizerPair.from_pretrained(tmp_path)
+
+
 def test_a_vocabulary_that_no_trainer_could_hold_is_refused():
     with pytest.raises(ValueError, match="`vocab_size` must be at most 1048576, but is 1000000000 instead"):
         train_tokenizers(["a b"], ["c d"], vocab_size=10**9)

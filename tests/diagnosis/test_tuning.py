@@ -102,7 +102,7 @@ def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
         ({"widht": [32, 64]}, "must name one of vocabulary, .*, or a key of the recipe, but names widht instead"),
         ({"optimization.rate": [1, 2]}, "a key of the recipe, but names optimization.rate instead"),
         ({"dropout": [0.1, "much"]}, "dropout"),
-        ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0, but is -1"),
+        ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
     ],
 )
 def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path, vary, message):

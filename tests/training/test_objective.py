@@ -208,7 +208,8 @@ def test_a_run_in_bf16_that_was_stopped_goes_on_bit_for_bit(make_loop, tmp_path,
 
 
 def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, tmp_path):
-    for options in ({"dropout": 0.0}, {"dropout": 0.0, "encoder_layerdrop": 0.2}):
+    recurrent = {"model_type": "heed_rnn", "hidden_size": 32, "dropout": 0.0, "attention_dropout": 0.3}  # unread by it
+    for options in ({"dropout": 0.0}, {"dropout": 0.0, "encoder_layerdrop": 0.2}, recurrent):
         recipe = tiny_recipe(tmp_path, {**R_DROP, "model.options": options})
         with pytest.raises(ValueError, match=r"`optimization.r_drop` must be empty for a model without `dropout`"):
             check_model(recipe, None)
@@ -217,6 +218,7 @@ def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, t
     check_model(tiny_recipe(tmp_path, {**R_DROP, "model.options": {"dropout": 0.0, "source_word_dropout": 0.1}}), None)
 
 
-def test_a_weight_must_be_above_0(tmp_path):
-    with pytest.raises(ValueError, match=r"`optimization.r_drop` must be above 0, but is 0"):
-        tiny_recipe(tmp_path, {"optimization.r_drop": 0})
+@pytest.mark.parametrize("weight", [0, float("inf")])
+def test_a_weight_must_be_above_0_and_finite(tmp_path, weight):
+    with pytest.raises(ValueError, match=f"`optimization.r_drop` must be above 0 and finite, but is {weight}"):
+        tiny_recipe(tmp_path, {"optimization.r_drop": weight})

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.training import model_of_recipe, preparation
-from heedful.training.model_of_recipe import make_model
+from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_config
 from tiny_runs import tiny_recipe
@@ -109,6 +110,37 @@ def test_both_directions_double_the_rows_and_tag_them(files, tmp_path):
     assert texts(corpus) == sorted(["one", "twelve hundred and forty", "three", "하나", "둘", "셋"])
     assert corpus.tokenizers.languages == ("ko", "en")
     assert len(corpus.validation) == 2
+
+
+def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
+    changes = {**files, "data.both_directions": True}
+    with pytest.raises(ValueError, match=r"`data.source` must be another language than `data.target`.+both are 'en'"):
+        tiny_recipe(tmp_path, {**changes, "data.source": "en", "data.target": "en"})
+    with pytest.raises(ValueError, match=r"`data.source` must be a language's code .+ but is 'my text'"):
+        tiny_recipe(tmp_path, {**changes, "data.source": "my text"})
+    train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
+    recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": {"path": str(tmp_path / "two")}})
+    with pytest.raises(ValueError, match=r"must hold one tokenizer of both sides .+ but .+two holds two"):
+        prepare_corpus(recipe, tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize("changes", [{"data.augmentation": {"joined": 0.1}}, {"tokenizer.dropout": 0.1}])
+def test_rows_that_become_longer_must_fit_into_learned_positions(files, tmp_path, changes):
+    recipe = tiny_recipe(tmp_path, {**files, **changes, "data.max_source_tokens": 48, "data.max_target_tokens": 49})
+    check_model(recipe, None)
+    recipe.model.options |= {"position_encoding": "learned", "max_position_embeddings": 48}
+    with pytest.raises(ValueError, match=r"`data.max_target_tokens` must be at most 48, the positions .+ but is 49"):
+        check_model(recipe, None)
+    recipe.data.max_target_tokens = 48
+    check_model(recipe, None)
+
+
+def test_joined_rows_count_among_the_longest_that_were_learned(files, tmp_path):
+    recipes = (tiny_recipe(tmp_path, {**files, "data.augmentation": {"joined": share}}) for share in (0, 1))
+    plain, joined = (prepare_corpus(recipe, tmp_path / "tokenizer") for recipe in recipes)
+    rows = [row for update in joined.updates(0) for bucket in update for row in bucket]
+    assert joined.longest_source == max(len(row["input_ids"]) for row in rows)
+    assert joined.longest_source > plain.longest_source
 
 
 def test_the_model_has_the_tokenizers_sizes_and_ids(corpus, tmp_path):

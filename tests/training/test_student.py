@@ -120,6 +120,10 @@ def test_settings_that_a_teacher_excludes_are_named(tmp_path):
             {**teacher, "data.augmentation": {"typos": 0.1}},
             "`data.augmentation` must be empty where .+ {'typos': 0.1}",
         ),
+        (
+            {**teacher, "data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}},
+            "`data.mixture.x.tag` must be empty where .+, but is bt",
+        ),
         ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is True instead"),
     ):
         with pytest.raises(ValueError, match=message):

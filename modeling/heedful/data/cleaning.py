@@ -37,7 +37,8 @@ class CleaningRules:
     drop_duplicates: bool = False  # two different translations of a source are not duplicates
     drop_identical: bool = False
     # A held-out source tests nothing if the model was trained on it, even with another translation. Of further parts
-    # of a mixture, whose targets or sources may be made or in another language, neither side may be a held-out text.
+    # of a mixture, whose targets or sources may be made or in another language, and of pairs that are trained on in
+    # both directions neither side may be a held-out text.
     drop_overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -86,18 +87,22 @@ class CleaningReport:
 
 
 def clean_pairs(
-    pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()
+    pairs: "Dataset | IterableDataset",
+    rules: CleaningRules,
+    held_out: Iterable[Mapping[str, str]] = (),
+    both_directions: bool = False,
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
     """Return the pairs (rows with `source` and `target`) that break no rule, in their order, and the report.
 
-    `held_out` holds the rows of validation and test data, for `drop_overlap`. If no pair is left, a `ValueError` holds
-    the report. An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
+    `held_out` holds the rows of validation and test data, for `drop_overlap`; `both_directions` tells that each pair
+    is trained on from target to source, too. If no pair is left, a `ValueError` holds the report.
+    An `IterableDataset` is not read yet: its report fills while it is iterated, and starts from zero with
     every pass (the report of a data loader's worker process stays in that process); its error comes at a pass's end.
     """
     from datasets import IterableDataset
 
     report = CleaningReport()
-    judge = _Judge(rules, list(held_out) if rules.drop_overlap else [], report)
+    judge = _Judge(rules, list(held_out) if rules.drop_overlap else [], report, both_directions)
     if isinstance(pairs, IterableDataset):
         arguments = {"pairs": pairs, "judge": judge}
         stream = IterableDataset.from_generator(_clean_stream, features=pairs.features, gen_kwargs=arguments)
@@ -109,10 +114,11 @@ def clean_pairs(
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), report
 
 
-def split_for_validation(sources: Sequence[str]) -> tuple[list[int], list[int]]:
+def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
     """Return the numbers of the pairs to train on, and of those to hold out: a twentieth of the sources, at most 500.
 
-    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way.
+    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way. Where
+    `targets` are given, which will be sources too, pairs with a held-out text on either side are neither.
     """
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
     if len(digests) < 2:
@@ -122,6 +128,9 @@ def split_for_validation(sources: Sequence[str]) -> tuple[list[int], list[int]]:
     numbers: tuple[list[int], list[int]] = ([], [])
     for number, source in enumerate(sources):
         numbers[source.strip() in held_out].append(number)
+    if targets:
+        texts = held_out | {targets[number].strip() for number in numbers[1]}
+        numbers = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}], numbers[1]
     return numbers
 
 
@@ -136,8 +145,14 @@ def _clean_stream(pairs: "IterableDataset", judge: "_Judge") -> Iterator[dict[st
 class _Judge:
     """Applies the rules to one pair after another."""
 
-    def __init__(self, rules: CleaningRules, held_out: Sequence[Mapping[str, str]], report: CleaningReport):
-        self.rules = rules
+    def __init__(
+        self,
+        rules: CleaningRules,
+        held_out: Sequence[Mapping[str, str]],
+        report: CleaningReport,
+        both_directions: bool,
+    ):
+        self.rules, self.both_directions = rules, both_directions
         self.held_out_sources = frozenset(row["source"].strip() for row in held_out)
         self.held_out_texts = self.held_out_sources | {row["target"].strip() for row in held_out}
         self.report = report
@@ -163,7 +178,9 @@ class _Judge:
             return "ratio"
         if rules.drop_identical and source == target:
             return "identical"
-        if source in self.held_out_sources or (part and {source, target} & self.held_out_texts):
+        if source in self.held_out_sources or (
+            (part or self.both_directions) and {source, target} & self.held_out_texts
+        ):
             return "overlap"
         if rules.drop_duplicates and self.came_before(source, target):
             return "duplicate"

@@ -41,7 +41,8 @@ class TokenizerPair:
         languages: The languages that have a tag `<2xx>` in the source vocabulary, in the order of their ids.
 
     Raises:
-        ValueError: If a tokenizer has no padding or end token, or if the two disagree about them.
+        ValueError: If a tokenizer has no padding or end token, if the two disagree about them, or if one cuts the same
+            text in another way each time.
     """
 
     def __init__(self, source: "PreTrainedTokenizerFast", target: "PreTrainedTokenizerFast"):
@@ -54,6 +55,13 @@ class TokenizerPair:
                 raise ValueError(
                     f"`{name}` must be the same in both tokenizers, but is {ids['source']} in the source's and "
                     f"{ids['target']} in the target's instead."
+                )
+        for side, tokenizer in (("source", source), ("target", target)):
+            dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
+            if dropout:
+                raise ValueError(
+                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, for nobody can seed it, "
+                    f"but is {dropout} instead: `tokenizer.dropout` of a recipe cuts the words of training pairs anew."
                 )
         self.source = source
         self.target = target

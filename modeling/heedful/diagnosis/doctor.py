@@ -111,7 +111,8 @@ def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
 
 def _check(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> Iterator[Finding]:
     """Run every check: what training would refuse, what a published model lacks, pairs, tokens, model and run."""
-    kept, dropped, reasons = cleaned(train, recipe.data.cleaning, [pair for split in held_out for pair in split])
+    all_held_out = [pair for split in held_out for pair in split]
+    kept, dropped, reasons = cleaned(train, recipe.data.cleaning, all_held_out, recipe.data.both_directions)
     try:
         check_output_folder(recipe)
     except ValueError as error:
@@ -172,7 +173,8 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
     try:
         encoded, *held = (encode(split, tokenizers, recipe.data.parts) for split in (train, *held_out))
     except ValueError as error:
-        yield Finding("tokenizer", "error", str(error), key, "Set `data.both_directions` or `data.mixture`.")
+        advice = "Take a tokenizer of these languages, or let one be trained."
+        yield Finding("tokenizer", "error", str(error), key, advice)
         return
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
     yield from tokens.check_ends(encoded, tokenizers, key)

@@ -80,14 +80,21 @@ class StoredCorpus(Corpus):
 
     @property
     def longest_source(self) -> int | None:
-        """The tokens of the longest source that is trained on."""
-        return int(max(self.rows.source_lengths))
+        """The tokens of the longest source that is trained on, in the first epoch where they change."""
+        return int(max(rows.source_lengths.max() for rows in (self.rows, self._texts(0))))
+
+    def _texts(self, epoch: int) -> EncodedPairs:
+        """Return the rows of an epoch, their words cut as the tokenizer cuts them."""
+        rows = self.rows
+        for drawn in (self.sampling, self.augmentation):
+            rows = rows if drawn is None else drawn.rows(rows, epoch)
+        return rows
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows = self.rows
-        for drawn in (self.sampling, self.augmentation, self.dropout):
-            rows = rows if drawn is None else drawn.rows(rows, epoch)
+        rows = self._texts(epoch)
+        if self.dropout is not None:
+            rows = self.dropout.rows(rows, epoch)
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
 
@@ -124,11 +131,14 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     for held_out_pairs in (validation, *tests):
         references_left(recipe.decoding.ignore, references_of(held_out_pairs), "decoding.")
     pairs: Any = mixture.read_parts(data.parts, data.streaming)
-    pairs, report = clean_pairs(pairs, data.cleaning, held_out=chain(validation, *tests))
+    pairs, report = clean_pairs(pairs, data.cleaning, chain(validation, *tests), data.both_directions)
     if where.validation is None:
-        rest, numbers = split_for_validation(pairs["source"][:])
+        count, targets = len(pairs), pairs["target"][:] if data.both_directions else ()
+        rest, numbers = split_for_validation(pairs["source"][:], targets)
         pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
+        if count > len(rest) + len(numbers):
+            logger.info("%s others share a text with them, and are left out", count - len(rest) - len(numbers))
     split_off = validation if where.validation is None else ()
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
     tokenizers.check_symbols(validation, "`data.validation`")

@@ -4,6 +4,7 @@ Each dataclass is a section of the file, each field a key; what a key means stan
 `configuration/recipes/multi30k-de-en.yaml`, where every key is commented. `recipe_file.py` reads and writes the files.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -50,7 +51,7 @@ class DataRecipe:
 
     def __post_init__(self):
         _at_least(1, "data", self, "temperature", "pool_size", "max_source_tokens", "max_target_tokens")
-        check_mixture(self.mixture, self.target, self.temperature)
+        check_mixture(self.mixture, self.target, self.temperature, self.source if self.both_directions else None)
         if "validation" in self.test:
             raise ValueError("`data.test` must not have a set called validation: its scores would hide validation's.")
         for name in ("streaming", "mixture", "references"):
@@ -135,8 +136,8 @@ class OptimizationRecipe:
         _at_least(1, "optimization", self, "max_updates", "max_epochs", "buckets_per_update", "token_budget")
         _at_least(self.buckets_per_update, "optimization", self, "tokens_per_update")
         for name in ("learning_rate", "epsilon", "max_grad_norm", "max_minutes", "r_drop"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise _mistake(f"optimization.{name}", "above 0", getattr(self, name))
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise _mistake(f"optimization.{name}", "above 0 and finite", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                 raise _mistake(f"optimization.{name}", "at least 0 and below 1", getattr(self, name))
@@ -288,6 +289,7 @@ class Recipe:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
             drawn: dict[str, tuple[str, Any]] = {"tokenizer.dropout": ("0", self.tokenizer.dropout)}
             drawn |= {"data.streaming": ("false", self.data.streaming), "data.augmentation": ("empty", noise)}
+            drawn |= {f"data.mixture.{name}.tag": ("empty", part.tag) for name, part in self.data.mixture.items()}
             for key, (off, value) in drawn.items():
                 if value:
                     must = f"{off} where `optimization.distillation` knows the tokens of all pairs beforehand"

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FINAL_PUNCTUATION = re.compile(r"[.?!…。．？！｡।۔؟።։]+\s*$")
+FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space that French has before it
 DRAW = 0xA06  # tells the draws of this noise from others of the same seed and epoch
 Draws = Iterator[float]  # from 0 to below 1
 
@@ -115,9 +115,11 @@ def _mistyped(word: str, draws: Draws) -> str:
             letters[-1] += character
         else:
             letters.append(character)
-    if len(letters) < 2:
+    is_letter = [unicodedata.category(letter[0])[0] == "L" for letter in letters]
+    places = [place for place, both in enumerate(pairwise(is_letter)) if all(both)]
+    if not places:
         return word
-    place = int(next(draws) * (len(letters) - 1))
+    place = places[int(next(draws) * len(places))]
     one, other = letters[place : place + 2]
     letters[place : place + 2] = [(other + one, other, one + one + other, other + other)[int(next(draws) * 4)]]
     return "".join(letters)

@@ -32,11 +32,18 @@ class Part:
     tag: str | None = None  # bt for the token <bt> before its sources
 
 
-def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float) -> None:
-    """Check what can be known before a part is read; `target` is the first part's column, and so its language."""
+def check_mixture(mixture: Mapping[str, Part], target: str, temperature: float, other: str | None = None) -> None:
+    """Check what can be known before a part is read.
+
+    `target` is the first part's column, and so its language; `other` is that of its other direction, if it has one.
+    """
     if temperature != 1 and not mixture:
         raise ValueError(f"`data.temperature` must be 1 without a `data.mixture`, but is {temperature} instead.")
+    if other == target:
+        must = "another language than `data.target` where `data.both_directions` is true"
+        raise ValueError(f"`data.source` must be {must}, but both are {other!r}.")
     languages = {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
+    languages |= {} if other is None else {"data.source": other}
     if len({target, *languages.values()}) > 1:
         for key, language in {"data.target": target, **languages}.items():
             if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
@@ -59,7 +66,12 @@ def languages_of(parts: Mapping[str, Part]) -> tuple[str, ...]:
 
 def heads_of(parts: Mapping[str, Part], tokenizers: TokenizerPair) -> list[list[int]]:
     """Return the ids before the sources of each part: of its target language if there are several, and of its tag."""
-    heads = [tokenizers.head(part.to if languages_of(parts) else None) for part in parts.values()]
+    languages, known = languages_of(parts), tokenizers.languages
+    if not {*languages} <= {*known} or (not languages and len(known) > 1):
+        wanted, found = ", ".join(languages) or "only one, and so no tag", ", ".join(known) or "none"
+        must = f"have a tag of each language that is learned ({wanted})"
+        raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but has those of {found}.")
+    heads = [tokenizers.head(part.to if languages else None) for part in parts.values()]
     for head, (key, part) in zip(heads, parts.items(), strict=True):
         if part.tag is None:
             continue

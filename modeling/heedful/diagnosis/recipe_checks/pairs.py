@@ -71,7 +71,10 @@ class Pairs:
 
 
 def cleaned(
-    pairs: Pairs, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()
+    pairs: Pairs,
+    rules: CleaningRules,
+    held_out: Iterable[Mapping[str, str]] = (),
+    both_directions: bool = False,
 ) -> tuple[Pairs, list[int], Counter[str]]:
     """Apply cleaning rules as training does, beside the pairs of validation and test data.
 
@@ -84,7 +87,7 @@ def cleaned(
     columns = {"source": pairs.sources, "target": pairs.targets, "part": pairs.parts, "number": numbers}
     rows = Dataset.from_dict(columns)
     try:
-        left, report = clean_pairs(rows, rules, held_out)
+        left, report = clean_pairs(rows, rules, held_out, both_directions)
     except ValueError:  # no pair is left
         return pairs.chosen([]), numbers, Counter()
     kept = left["number"][:]

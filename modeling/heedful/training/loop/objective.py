@@ -44,7 +44,8 @@ class RDrop:
     @classmethod
     def of(cls, alpha: float | None, config: "PretrainedConfig") -> "RDrop | None":
         """Return a recipe's objective; `None` has none. A model whose two passes are the same is a `ValueError`."""
-        if alpha is not None and not any(value for name, value in vars(config).items() if name.endswith("dropout")):
+        rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
+        if alpha is not None and not any(rates):
             raise ValueError(
                 "`optimization.r_drop` must be empty for a model without `dropout`, whose two passes are the same, "
                 f"but is {alpha} instead."

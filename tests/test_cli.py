@@ -191,7 +191,7 @@ def test_a_file_that_is_not_quite_clean_is_translated_and_what_is_wrong_told_wit
     found = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     assert found == [*alone[:2], "", *alone[3:]]
     byte, length = (str(warning.message) for warning in told)
-    assert byte == "Line 2 must be UTF-8, but has byte 0xff at position 3: it is left out."
+    assert byte == "Line 2 must be UTF-8, but has byte 0xff at position 3: the byte is left out."
     assert length.startswith("Sentence 3, of 10001 tokens, is too long to be translated")
     with pytest.warns(UserWarning, match="UTF-8"):
         assert heedful("translate", model, stdin=text)[1].splitlines() == found
@@ -316,6 +316,18 @@ def test_who_gives_a_files_name_as_a_text_is_told_how_its_lines_are_read(model, 
     with pytest.warns(UserWarning, match=r"in\.txt is taken as a text.*`--input in\.txt`") as told:
         code, output, _ = heedful("translate", model, "in.txt", SENTENCES[0])
     assert (code, len(output.splitlines()), len(told)) == (0, 2, 1)
+
+
+def test_no_command_writes_over_what_it_reads(refused, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"source": "a", "target": "b"}\n')
+    for arguments in (
+        ["translate", "none", "--input", path, "-o", path],
+        ["evaluate", "none", "--data", path, "--predictions", path],
+        ["score", "none", path, "-o", path],
+        ["distill", "none", "--data", path, "-o", path],
+    ):
+        assert f"must be another file than those that are read, but {path} is one of them" in refused(*arguments)
 
 
 def test_arguments_that_are_not_unicode_are_named(refused):

@@ -102,6 +102,13 @@ def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
         ({"widht": [32, 64]}, "must name one of vocabulary, .*, or a key of the recipe, but names widht instead"),
         ({"optimization.rate": [1, 2]}, "a key of the recipe, but names optimization.rate instead"),
         ({"dropout": [0.1, "much"]}, "dropout"),
+        ({"width": ["small", 32]}, "`--vary width` must have whole numbers, but has 'small'"),
+        ({"data.train": [["a"], ["b"]]}, r"`--vary data.train` must have numbers, texts, .* but has \['a'\]"),
+        ({"vocabulary": [400, 100]}, "`tokenizer.vocab_size` must be at least 260 for bpe, but is 100"),
+        (
+            {"dropout": [0.1, 0.3], "model.options.dropout": [0.2, 0.4]},
+            "must name each setting once, but names dropout and model.options.dropout, which are the same",
+        ),
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
     ],
 )
@@ -109,6 +116,63 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path, vary, message):
     with pytest.raises(ValueError, match=message):
         tune(recipe, tmp_path / "search", minutes=1, vary=vary)
     assert not (tmp_path / "search").exists()
+
+
+def test_all_sets_of_values_are_tried_in_the_end(recipe, tmp_path, monkeypatch):
+    def rated(study, trial, tried, folder, end):
+        trial.report(tried.model.options["dropout"] + 100 * tried.optimization.learning_rate, 1)
+        study.tell(trial.number, 1.0)
+        return True
+
+    monkeypatch.setattr(tuning, "_try", rated)
+    vary = {"dropout": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.001, 0.002, 0.003], "optimization.beta1": [0.8, 0.9]}
+    search = tune(recipe, tmp_path / "search", minutes=5, vary=vary)
+    assert len({tuple(trial.values.values()) for trial in search.trials}) == len(search.trials) == 24
+    assert search.trials[0].values.items() >= {"dropout": 0.1, "learning_rate": 0.001}.items()
+
+
+def test_a_trial_that_diverges_is_left_out_and_the_search_goes_on(recipe, tmp_path):
+    search = tune(recipe, tmp_path / "search", minutes=5, vary={"learning_rate": [1e30, 0.002]})
+    assert [trial.values for trial in search.trials] == [{"learning_rate": 0.002}]
+    assert "where the recipe as it was gave" not in search.recipe.read_text()  # 0.003 was not among the values
+    again = tune(recipe, tmp_path / "search", minutes=5, vary={"learning_rate": [1e30, 0.002]})
+    assert again == search
+    with pytest.raises(ValueError, match="`--vary` must leave a model that can be trained, but none of its values"):
+        tune(recipe, tmp_path / "other", minutes=5, vary={"learning_rate": [1e30, 1e31]})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_mistake_in_the_recipe_leaves_no_search_behind(recipe, tmp_path):
+    wrong = tiny_recipe(tmp_path / "run", {"data.validation": str(tmp_path / "nowhere.tsv")})
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.tsv"):
+        tune(wrong, tmp_path / "search", minutes=5, vary=FEW)
+    assert not (tmp_path / "search").exists()
+    with pytest.raises(ValueError, match="`overwrite` must be false for a search"):
+        tune(tiny_recipe(tmp_path / "run", {"overwrite": True}), tmp_path / "search", minutes=5, vary=FEW)
+
+
+def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
+    (tmp_path / "held.tsv").write_text("ko\ten\n하나\tone\n")
+    losses = []
+    for both in (False, True):
+        changes = {"data.validation": str(tmp_path / "held.tsv"), "data.both_directions": both}
+        mine = tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 6})
+        losses.append(tune(mine, tmp_path / str(both), minutes=5, vary={"dropout": [0.1, 0.2]}).trials[0].loss)
+    assert losses[1] < 1.5 * losses[0]  # of twice the rows
+    study = tuning._study(mine, tmp_path / "True", {"dropout": [0.1, 0.2]})
+    with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
+        tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
+
+
+def test_no_trial_begins_when_the_time_is_over(tmp_path):
+    assert tuning._try(None, None, None, tmp_path, end=0) is False
+
+
+def test_depth_keeps_the_proportion_of_encoder_and_decoder(tmp_path):
+    deep = tiny_recipe(tmp_path, {"model.options.encoder_layers": 4, "model.options.decoder_layers": 2})
+    assert with_values(deep, {"depth": 4}) == deep
+    options = with_values(deep, {"depth": 6}).model.options
+    assert (options["encoder_layers"], options["decoder_layers"]) == (6, 3)
 
 
 def test_a_folder_is_of_one_search(found, recipe):

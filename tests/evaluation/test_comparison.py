@@ -178,6 +178,12 @@ def test_sentences_won_and_lost_are_counted_and_the_most_telling_are_shown():
     assert "A dog runs." in told
 
 
+def test_the_same_translations_win_nothing_whatever_the_number_of_seeds(references):
+    moved, settings = references[1:] + references[:1], ComparisonSettings(resamples=40, trials=40)
+    same = compare_translations({"a": [moved] * 2, "b": [moved] * 3}, references, references, settings)
+    assert [same["systems"]["b"][key] for key in ("wins", "losses", "ties")] == [0, 0, len(references)]
+
+
 def test_comparisons_that_cannot_be_made_are_refused(references):
     pair = {"a": [references], "b": [references]}
     for systems, refs, sources, message in (
@@ -272,6 +278,7 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeyp
         (["model", "alike.txt", "--seed", 0], "`seed` must be at least 1"),
         (["model", "alike.txt", "--target", "text"], "must have the language or column 'text'"),
         (["model", "alike.txt", "-o", "none/a.json"], "`--output` must lie in an existing folder"),
+        (["model", "short.txt,alike.txt", "-o", "alike.txt"], "`--output` must be another file .* but alike.txt is"),
     ):
         code, output, errors = compare(*arguments)
         assert (code, output) == (2, ""), arguments

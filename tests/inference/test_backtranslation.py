@@ -157,12 +157,23 @@ def test_the_command_writes_pairs_that_can_be_trained_on(backtranslate, pairs, t
     assert [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] == expected
 
 
+def test_a_compressed_file_is_read_and_a_broken_line_is_no_target(backtranslate, pairs, tmp_path):
+    lines = [text.encode() for text in pairs]
+    (tmp_path / "texts.txt.gz").write_bytes(gzip.compress(b"\n".join([lines[0], lines[1] + b"\xff", lines[2]])))
+    with pytest.warns(UserWarning, match="Line 2 must be UTF-8, .*: the line is left out"):
+        _, _, errors = backtranslate(tmp_path / "texts.txt.gz", "-o", tmp_path / "pairs.jsonl")
+    assert errors.splitlines()[-1].startswith(f"2 pairs in {tmp_path / 'pairs.jsonl'}; 1 lines left out")
+
+
 def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n\n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
     for arguments, message in (
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([tmp_path / "none", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of sentences"),
+        ([tmp_path / "a.jsonl", "-o", tmp_path / "pairs.jsonl"], "`TEXTS` must be a file of target sentences"),
+        ([tmp_path / "a.jsonl", "-o", tmp_path / "a.jsonl"], "`--output` must be another file than those that are"),
         (
             [texts, "-o", tmp_path / "pairs.jsonl", "--top-k", 3],
             "`top_k` is for sampling, and must be left out of beam",
@@ -173,7 +184,7 @@ def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
         assert (code, output) == (2, ""), arguments
         assert message in errors
         assert "Traceback" not in errors
-        assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt"}
+        assert {path.name for path in tmp_path.iterdir()} == {"model", "texts.txt", "a.jsonl"}
 
 
 def test_the_commands_and_the_python_of_the_guide_run(model, tokenizers, pairs, tmp_path, monkeypatch, capsys):

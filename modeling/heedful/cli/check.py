@@ -1,6 +1,7 @@
 """For those who check: recipes, runs, models and rivals, the paper's claims, and what is installed here."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,7 +96,7 @@ def compare(
     from heedful.data.sources import read_pairs, references_of
     from heedful.evaluation import comparison, metrics
 
-    options.check_output(output, "--output")
+    options.check_output(output, "--output", [*data, *chain.from_iterable(system.split(",") for system in systems)])
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}

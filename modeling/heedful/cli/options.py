@@ -110,19 +110,24 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
-def check_output(path: Path | None, option: str) -> None:
-    """Raise an error that names the option if a file cannot be written there; `None` is standard output."""
+def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise an error that names the option if a file cannot be written there; `None` is standard output.
+
+    Nor may it be one of the inputs, which are still to be read.
+    """
     if path is not None:
         check_writable(path, name=option)
+        if path.resolve() in {Path(given).resolve() for given in inputs}:
+            raise ValueError(f"`{option}` must be another file than those that are read, but {path} is one of them.")
 
 
-def check_pairs_file(output: Path) -> None:
+def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
     nearest = next(folder for folder in output.absolute().parents if folder.exists())
     if not nearest.is_dir():
         raise ValueError(f"`--output` must lie in a folder, but {nearest} is a file.")
     if output.parent.exists():
-        check_output(output, "--output")
+        check_output(output, "--output", inputs)
     if not output.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 

@@ -105,6 +105,8 @@ def tune(
     folder = output or Path(f"runs/{wanted.name}-tune")
     knobs = [entry.partition("=") for entry in vary or []]
     chosen = {knob: read_values(values) if equals else None for knob, equals, values in knobs}
+    if len(chosen) < len(knobs):
+        raise ValueError(f"`--vary` must name each setting once, but names {', '.join(knob for knob, *_ in knobs)}.")
     search = tuning.tune(wanted, folder, minutes, None if vary is None else chosen)
     for trial in search.trials:
         values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())

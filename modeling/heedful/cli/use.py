@@ -1,5 +1,6 @@
 """For those who use a model: `heedful translate`, `evaluate`, `score`, `backtranslate`, `attention` and the like."""
 
+import gzip
 import json
 import math
 import os
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # What is given and what is scored, in each direction.
 SIDES = (("source", "target"), ("target", "source"))
 Kind = Literal["cross", "encoder", "decoder"]
+OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 
 
 def translate(
@@ -53,7 +55,7 @@ def translate(
         raise FileNotFoundError(f"`--input` must be a file of sentences, but {source} is none.")
     for name in filter(os.path.isfile, text or ()):
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
-    options.check_output(output, "--output")
+    options.check_output(output, "--output", filter(None, [source]))
     with options.quick_start(model):
         from heedful.inference.translation import Translator
 
@@ -78,10 +80,14 @@ def translate(
                 print(score + translation.text.replace("\n", " "), file=stream, flush=is_dialogue)
 
 
-def _lines(path: Path | None) -> Iterator[str]:
-    """Yield the lines of a file, or of standard input, without what is not UTF-8 in them, of which it warns."""
+def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
+    """Yield the lines of a file, or of standard input; of what is not UTF-8 it warns, and leaves it or its line out.
+
+    An empty line stands for one that is left out.
+    """
     broken = 0
-    with path.open("rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
+    open_file = gzip.open if path is not None and path.suffix == ".gz" else open
+    with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise ValueError(f"{path or 'Standard input'} must be UTF-8, but begins as UTF-16 does.")
@@ -91,8 +97,10 @@ def _lines(path: Path | None) -> Iterator[str]:
                 broken += 1
                 if broken <= 3:
                     told = f"byte {line[error.start]:#04x} at position {error.start}"
-                    warnings.warn(f"Line {number} must be UTF-8, but has {told}: it is left out.", stacklevel=2)
-                yield line.decode("utf-8", errors="ignore")
+                    warnings.warn(
+                        f"Line {number} must be UTF-8, but has {told}: the {left_out} is left out.", stacklevel=2
+                    )
+                yield line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n"
     if broken > 3:
         warnings.warn(f"{broken - 3} more lines are not UTF-8.", stacklevel=2)
 
@@ -125,7 +133,7 @@ def evaluate(
     from heedful.evaluation import metrics
     from heedful.evaluation.error_rates import commonest_confusions, confusions_table
 
-    options.check_output(predictions, "--predictions")
+    options.check_output(predictions, "--predictions", data)
     check_at_least(0, confusions=confusions)
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
     metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
@@ -207,7 +215,7 @@ def score(
     """
     from heedful.data.sources import read_pairs
 
-    options.check_output(output, "--output")
+    options.check_output(output, "--output", pairs)
     rows = read_pairs(pairs[0] if len(pairs) == 1 else pairs, source=source, target=target, streaming=True)
     from heedful.inference.translation import Translator
 
@@ -290,9 +298,11 @@ def backtranslate(
     device: options.Device = None,
 ):
     """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
-    options.check_pairs_file(output)
+    options.check_pairs_file(output, [texts])
     if not texts.is_file():
         raise FileNotFoundError(f"`TEXTS` must be a file of sentences, but {texts} is none.")
+    if {*texts.suffixes} & OF_PAIRS:
+        raise ValueError(f"`TEXTS` must be a file of target sentences, a line each, but {texts} is one of pairs.")
     with options.quick_start(model):
         from heedful.inference.made_pairs import BackTranslation
         from heedful.inference.translation import Translator
@@ -301,7 +311,7 @@ def backtranslate(
         options.quieten()
         translator = Translator.from_pretrained(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    _write_pairs(output, making.pairs(translator, _lines(texts), **settings), making, str(texts))
+    _write_pairs(output, making.pairs(translator, _lines(texts, "line"), **settings), making, str(texts))
 
 
 def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
@@ -355,7 +365,7 @@ def distill(
         count, too_long = write_teacher_tokens(output, teacher, pairs, languages, top_k or 8, token_budget)
         print(f"{count:,} rows in {output}; {too_long:,} left out: too long for the teacher", file=sys.stderr)
         return
-    options.check_pairs_file(output)
+    options.check_pairs_file(output, data)
     making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
     settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
     made = making.pairs(load_teachers(teachers, device), pairs, **settings)

@@ -60,8 +60,11 @@ class TokenizerRecipe:
             if self.joint and self.target_algorithm is not None:
                 musts["target_algorithm"] = "empty where `tokenizer.joint` is true"
             for name, (algorithm, size) in zip(numbers[:2], self.sides, strict=True):
+                least = SMALLEST_VOCABULARY[algorithm] + len(SPECIAL_TOKENS)
                 if size is None and algorithm in SUBWORDS:
                     musts[name] = f"a number for {algorithm}"
+                elif size is not None and size < least:
+                    musts[name] = f"at least {least} for {algorithm}"
         for name, must in musts.items():
             if must is not None:
                 raise ValueError(f"`tokenizer.{name}` must be {must}, but is {getattr(self, name)} instead.")

@@ -9,11 +9,13 @@ import hashlib
 import json
 import logging
 import math
+import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +39,14 @@ logger = logging.getLogger(__name__)
 
 TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
 LOSS = "validation/loss"
+FAILED, VALIDATION = "failed", "validation"  # what Optuna keeps of a trial, and of the search
 ASKED_AT_MOST = 50  # times for values that were not tried yet
 # What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
 KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate")
-KEYS = {"vocabulary": "tokenizer.vocab_size", "dropout": "model.options.dropout"}
-KEYS["learning_rate"] = "optimization.learning_rate"
+KEYS = {"vocabulary": "tokenizer.vocab_size", "learning_rate": "optimization.learning_rate"}
+KEYS |= {"width": "model.options.d_model", "depth": "model.options.encoder_layers", "dropout": "model.options.dropout"}
 SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
 
 
@@ -73,19 +76,21 @@ def tune(
     """Try values of a recipe's settings until the time is over, and write a recipe with the best ones.
 
     Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
-    vocabulary. The first trial is the recipe itself. One that is worse than the median of the others after as many
-    updates is given up. What is tried follows from the recipe's seed and the results before it.
+    vocabulary. The first trial is the recipe itself, if its own values are among those to try. One that is worse than
+    the median of the others after as many updates is given up, and one that cannot be trained is left out. What is
+    tried follows from the recipe's seed and the results before it.
 
     Args:
         recipe: Trained in every trial, with its own number of updates; its `output` is not used.
         folder: Of the search; one that has been stopped goes on in its folder.
         minutes: After which no update is begun; an unfinished trial is taken up by the next search in the folder.
         vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
-            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own.
+            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
+            the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
 
     Raises:
         ValueError: If there is no knob, one has fewer than two values or is no setting of the recipe, or the folder
-            holds another search.
+            holds another search, or no trial can be trained.
         ImportError: If Optuna is not installed.
     """
     import optuna
@@ -96,18 +101,44 @@ def tune(
     if vary is not None:
         choices = {knob: choices.get(knob, ()) if values is None else tuple(values) for knob, values in vary.items()}
     _check(recipe, choices)
-    with folder_of_run(folder):
-        study = _study(recipe, folder, choices)
-        is_whole = True
-        while is_whole and time.monotonic() < end and (found := _next_trial(study, choices)) is not None:
-            trial, values = found
-            logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
-            is_whole = _try(study, trial, with_values(recipe, values), folder, end)
-        trials = _trials(study)
-        if trials:
-            write_text(folder / TUNED_RECIPE, _tuned(recipe, trials))
-            save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
+    is_new = not folder.exists()
+    try:
+        with folder_of_run(folder):
+            study = _study(recipe, folder, choices)
+            try:
+                is_whole = _search(study, recipe, folder, choices, end)
+            finally:
+                trials = _trials(study)
+                if trials:
+                    write_text(folder / TUNED_RECIPE, _tuned(recipe, trials, choices))
+                    save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
+    except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
+        if is_new and not [*folder.glob("trial-*/checkpoints/*"), *folder.glob(TUNED_RECIPE)]:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return Search(trials, folder / TUNED_RECIPE, not is_whole)
+
+
+def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]], end: float) -> bool:
+    """Train one trial after another, and return whether the last one came to its end."""
+    import optuna
+
+    while time.monotonic() < end:
+        if (found := _next_trial(study, choices)) is None:
+            if not _ended(study):
+                raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
+            logger.info("all %s sets of values were tried", math.prod(map(len, choices.values())))
+            return True
+        trial, values = found
+        logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
+        try:
+            if not _try(study, trial, with_values(recipe, values), folder, end):
+                return False
+        except (FloatingPointError, MemoryError) as error:
+            logger.warning("%s This trial is left out.", error)
+            trial.set_user_attr(FAILED, str(error))
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return True
 
 
 def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
@@ -135,7 +166,8 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         if knob == "width":
             options |= _widened(config, value)
         elif knob == "depth":
-            options |= {"encoder_layers": value, "decoder_layers": value}
+            decoder = round(value * config.decoder_layers / config.encoder_layers)
+            options |= {"encoder_layers": value, "decoder_layers": max(1, decoder)}
         else:
             section, key = _place(tree, knob)
             section[key] = value
@@ -172,7 +204,21 @@ def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
 def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
     if not choices:
         raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
+    for name in ("resume", "overwrite", "allow_changes"):
+        if getattr(recipe, name):
+            raise ValueError(f"`{name}` must be false for a search, which always goes on in its folder, but is true.")
+    keys: dict[str, str] = {}
     for knob, values in choices.items():
+        other = keys.setdefault(KEYS.get(knob, knob), knob)
+        if other != knob:
+            raise ValueError(
+                f"`--vary` must name each setting once, but names {other} and {knob}, which are the same."
+            )
+        whole = int if knob in ("vocabulary", "width", "depth") else (int, float, str, type(None))
+        for value in values:
+            if not isinstance(value, whole):
+                must = "whole numbers" if whole is int else "numbers, texts, true, false or null"
+                raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
         if len(set(values)) < 2:
             found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
             raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
@@ -213,20 +259,27 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
     """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
     import optuna
 
-    for stopped in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
-        study.tell(stopped.number, state=optuna.trial.TrialState.FAIL)
+    states = optuna.trial.TrialState
+    for stopped in study.get_trials(deepcopy=False, states=[states.RUNNING]):
+        study.tell(stopped.number, state=states.FAIL)
         study.enqueue_trial(stopped.params)
-    tried = [trial.params for trial in _ended(study)]
+    failed = [trial for trial in study.get_trials(deepcopy=False) if FAILED in trial.user_attrs]
+    tried = [trial.params for trial in (*_ended(study), *failed)]
+    if len(tried) == math.prod(map(len, choices.values())):
+        return None
     # A sampler of its own for each trial: what is tried does not depend on where a search was stopped.
     seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
     study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
-    for _ in range(ASKED_AT_MOST):
+    generator = random.Random(seed)
+    for asked in count():
+        if asked >= ASKED_AT_MOST:  # the sampler is sure of what it knows
+            study.enqueue_trial({knob: generator.choice(list(choices[knob])) for knob in choices})
         trial = study.ask()
         values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
         if values not in tried:
-            return trial, values
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    return None
+            break
+        study.tell(trial.number, state=states.FAIL)
+    return trial, values
 
 
 def _ended(study: Any) -> list[Any]:
@@ -237,6 +290,8 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     """Train a trial until it ends or is given up, and return True; False if the time is over before."""
     import optuna
 
+    if end <= time.monotonic():
+        return False
     place = folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
     own_minutes = recipe.optimization.max_minutes or math.inf
     checkpoint = newest_whole_checkpoint(place / "checkpoints")
@@ -248,6 +303,7 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     state = optuna.trial.TrialState.COMPLETE
     with folder_of_run(place):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
+        _check_same_validation(study, corpus.validation_pairs)
         loop = _TrialLoop(recipe, corpus, accelerator)
         loop.trial = trial
         write_text(place / "recipe.yaml", to_yaml(recipe))
@@ -269,6 +325,14 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     return True
 
 
+def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all trials are compared by the same pairs, also those of a search that goes on."""
+    checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
+    if study.user_attrs.get(VALIDATION, checksum) != checksum:
+        raise ValueError("`data.validation` must be the pairs of the trials before, but they have changed since.")
+    study.set_user_attr(VALIDATION, checksum)
+
+
 class _TrialLoop(TrainingLoop):
     """A training loop whose validations Optuna is told of."""
 
@@ -282,7 +346,8 @@ class _TrialLoop(TrainingLoop):
         """Tell Optuna of a validation's loss per token, and give the trial up if it says so."""
         import optuna
 
-        size = sum(len(pair["target"].encode()) for pair in self.corpus.validation_pairs)
+        sides = ("target", "source") if self.recipe.data.both_directions else ("target",)
+        size = sum(len(pair[side].encode()) for pair in self.corpus.validation_pairs for side in sides)
         tokens_per_byte = float(self.corpus.validation.target_lengths.sum()) / max(1, size)
         self.trial.report(loss * tokens_per_byte, int(update))
         if self.trial.should_prune():
@@ -304,14 +369,14 @@ def _trials(study: Any) -> list[Trial]:
     return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
 
 
-def _tuned(recipe: Recipe, trials: Sequence[Trial]) -> str:
+def _tuned(recipe: Recipe, trials: Sequence[Trial], choices: Mapping[str, Sequence[Any]]) -> str:
     """Write a recipe with the best values, and say above it what they are worth."""
-    best = trials[0]
-    first = next(trial for trial in trials if trial.number == 1)
+    best, own = trials[0], _own_values(recipe, choices)
+    before = [f",\n# where the recipe as it was gave {trial.loss:.4f}" for trial in trials if trial.values == own]
     values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
     return (
-        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target,\n"
-        f"# where the recipe as it was gave {first.loss:.4f}.\n{values}{to_yaml(with_values(recipe, best.values))}"
+        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+        f"{''.join(before)}.\n{values}{to_yaml(with_values(recipe, best.values))}"
     )
 
 

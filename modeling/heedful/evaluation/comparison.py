@@ -108,6 +108,7 @@ def compare_translations(
     baseline, *others = systems
     for name in others:
         differences = chrf[name] - chrf[baseline]
+        differences[np.abs(differences) <= TIE] = 0  # means of other numbers of seeds are rounded differently
         compared[name] |= {"wins": int((differences > 0).sum()), "losses": int((differences < 0).sum())}
         compared[name]["ties"] = int((differences == 0).sum())
         order = np.argsort(-differences, kind="stable")

@@ -163,6 +163,10 @@ def test_a_compressed_file_is_read_and_a_broken_line_is_no_target(backtranslate,
     with pytest.warns(UserWarning, match="Line 2 must be UTF-8, .*: the line is left out"):
         _, _, errors = backtranslate(tmp_path / "texts.txt.gz", "-o", tmp_path / "pairs.jsonl")
     assert errors.splitlines()[-1].startswith(f"2 pairs in {tmp_path / 'pairs.jsonl'}; 1 lines left out")
+    (tmp_path / "cut.txt.gz").write_bytes((tmp_path / "texts.txt.gz").read_bytes()[:-9])
+    code, _, errors = backtranslate(tmp_path / "cut.txt.gz", "-o", tmp_path / "none.jsonl")
+    assert code == 2
+    assert f"{tmp_path / 'cut.txt.gz'} must be a whole gzip file, but breaks after line" in errors
 
 
 def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):

@@ -178,7 +178,7 @@ def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item
     from tqdm import tqdm
 
     total = None
-    if source is not None and sys.stderr.isatty():
+    if source is not None and source.suffix != ".gz" and sys.stderr.isatty():
         with source.open("rb") as stream:
             total = sum(1 for _ in stream)
     return tqdm(results, total=total, unit=" lines", leave=False, disable=None)

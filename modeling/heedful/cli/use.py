@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, tee
@@ -85,22 +86,23 @@ def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Ite
 
     An empty line stands for one that is left out.
     """
-    broken = 0
+    broken = number = 0
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open
-    with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
-        for number, line in enumerate(stream, start=1):
-            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise ValueError(f"{path or 'Standard input'} must be UTF-8, but begins as UTF-16 does.")
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                broken += 1
-                if broken <= 3:
-                    told = f"byte {line[error.start]:#04x} at position {error.start}"
-                    warnings.warn(
-                        f"Line {number} must be UTF-8, but has {told}: the {left_out} is left out.", stacklevel=2
-                    )
-                yield line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n"
+    try:
+        with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
+            for number, line in enumerate(stream, start=1):
+                if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    raise ValueError(f"{path or 'Standard input'} must be UTF-8, but begins as UTF-16 does.")
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    broken += 1
+                    if broken <= 3:
+                        told = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"
+                        warnings.warn(f"Line {number} must be UTF-8, but has {told}.", stacklevel=2)
+                    yield line.decode("utf-8", errors="ignore") if left_out == "byte" else "\n"
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} must be a whole gzip file, but breaks after line {number}: {error}.") from error
     if broken > 3:
         warnings.warn(f"{broken - 3} more lines are not UTF-8.", stacklevel=2)
 

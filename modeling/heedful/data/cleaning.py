@@ -1,5 +1,6 @@
 """Rules that decide which sentence pairs are worth training on, and a report of what they dropped."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from heedful.files import check_at_least, shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+logger = logging.getLogger(__name__)
 
 REASONS = {
     "empty": "source or target is empty or only spaces",
@@ -130,7 +133,10 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
         numbers[source.strip() in held_out].append(number)
     if targets:
         texts = held_out | {targets[number].strip() for number in numbers[1]}
-        numbers = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}], numbers[1]
+        kept = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}]
+        if len(kept) < len(numbers[0]):
+            logger.info("%s training pairs share a text with held-out ones: left out", len(numbers[0]) - len(kept))
+        numbers = kept, numbers[1]
     return numbers
 
 

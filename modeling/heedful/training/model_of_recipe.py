@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.configuration_base_heed import position_limit
+from heedful.data.epochs.augmentation import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.distillation import TeacherTokens
 from heedful.training.loop.engine import Engine
@@ -22,7 +22,7 @@ from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from heedful.configuration_base_heed import HeedBaseConfig
 
@@ -84,10 +84,6 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         TeacherTokens(teacher).check(given)
     target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
-        if recipe.data.both_directions and not given.is_joint:
-            must = "hold one tokenizer of both sides where `data.both_directions` is true"
-            where = recipe.tokenizer.path or recipe.model.start_from
-            raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but {where} holds two.")
         known, target, is_joint = _vocabularies(given), len(given.target), given.is_joint
     else:
         # What the tokenizer will set; how many words there are is not known, and then of no matter.
@@ -98,25 +94,13 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     if recipe.model.start_from is None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
-        check_positions(recipe, config)
+        check_room(recipe.data, settings.dropout, config)
         _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams
         if target is not None and beams > target:
             raise ValueError(
                 f"`{section}.num_beams` must be at most {target}, the size of the vocabulary, but is {beams} instead."
-            )
-
-
-def check_positions(recipe: Recipe, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions."""
-    limit, makes_longer = position_limit(config), recipe.tokenizer.dropout or recipe.data.augmentation.joined
-    for side in ("source", "target"):
-        most = getattr(recipe.data, f"max_{side}_tokens")
-        if limit is not None and makes_longer and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where "
-                f"`data.augmentation.joined` or `tokenizer.dropout` makes rows longer, but is {most} instead."
             )
 
 

@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
@@ -93,8 +92,7 @@ class StoredCorpus(Corpus):
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         rows = self._texts(epoch)
-        if self.dropout is not None:
-            rows = self.dropout.rows(rows, epoch)
+        rows = rows if self.dropout is None else self.dropout.rows(rows, epoch)
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
 
@@ -133,12 +131,9 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     pairs: Any = mixture.read_parts(data.parts, data.streaming)
     pairs, report = clean_pairs(pairs, data.cleaning, chain(validation, *tests), data.both_directions)
     if where.validation is None:
-        count, targets = len(pairs), pairs["target"][:] if data.both_directions else ()
-        rest, numbers = split_for_validation(pairs["source"][:], targets)
+        rest, numbers = split_for_validation(pairs["source"][:], pairs["target"][:] if data.both_directions else ())
         pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
         logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
-        if count > len(rest) + len(numbers):
-            logger.info("%s others share a text with them, and are left out", count - len(rest) - len(numbers))
     split_off = validation if where.validation is None else ()
     tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
     tokenizers.check_symbols(validation, "`data.validation`")
@@ -177,10 +172,7 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
             )
     numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
     if data.mixture:
-        counts = np.bincount(numbers, minlength=len(data.parts)).tolist()
-        shared["parts"] = dict(zip(data.parts, counts, strict=True))
-        for key in [key for key, count in shared["parts"].items() if not count]:
-            raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+        shared["parts"] = mixture.rows_of_parts(data.parts, numbers)
     if data.temperature != 1:
         shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
     if any(asdict(data.augmentation).values()):

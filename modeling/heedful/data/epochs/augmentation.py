@@ -6,16 +6,18 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.mixture import numbers_of_parts
 from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,21 @@ class AugmentationRules:
         for name, share in asdict(self).items():
             if not 0 <= share <= 1:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
+
+
+def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> None:
+    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
+
+    `data` is that section of a recipe.
+    """
+    limit = position_limit(config)
+    for side in ("source", "target"):
+        most = getattr(data, f"max_{side}_tokens")
+        if limit is not None and (dropout or data.augmentation.joined) and (most is None or most > limit):
+            raise ValueError(
+                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where "
+                f"`data.augmentation.joined` or `tokenizer.dropout` makes rows longer, but is {most} instead."
+            )
 
 
 class Augmentation:

@@ -1,7 +1,7 @@
 """Training data of several parts: where each lies, what stands before its sources, and how often its rows come."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -126,6 +126,17 @@ def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | Itera
 def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
     """Return the number of each pair's part, `(pairs,)`."""
     return np.array(pairs["part"][:]) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
+
+
+def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
+    """Return how many rows each part has, by its key, from the `(rows,)` numbers of their parts.
+
+    A part without any is a `ValueError`.
+    """
+    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
+    for key in [key for key, count in counts.items() if not count]:
+        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+    return counts
 
 
 class Sampling:

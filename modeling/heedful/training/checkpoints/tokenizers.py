@@ -17,9 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 def given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers that the recipe names or the run has in `folder`; `None` where they are to be trained."""
-    given = recipe.tokenizer.path or recipe.model.start_from
-    return _load_tokenizers_of_run(recipe, folder, is_main) if given is None else TokenizerPair.from_pretrained(given)
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` where they are to be trained.
+
+    Two that must be one are a `ValueError`.
+    """
+    where = recipe.tokenizer.path or recipe.model.start_from
+    if where is None:
+        return _load_tokenizers_of_run(recipe, folder, is_main)
+    given = TokenizerPair.from_pretrained(where)
+    if recipe.data.both_directions and not given.is_joint:
+        must = "hold one tokenizer of both sides where `data.both_directions` is true"
+        raise ValueError(f"`tokenizer.path` or `model.start_from` must {must}, but {where} holds two.")
+    return given
 
 
 def load_or_train_tokenizers(

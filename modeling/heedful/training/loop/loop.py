@@ -18,6 +18,7 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
+from heedful.data.epochs.augmentation import check_room
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank, split_update
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import CheckpointStore, checkpoint_to_resume
@@ -26,7 +27,7 @@ from heedful.training.loop.monitoring import RunLog
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
-from heedful.training.model_of_recipe import check_positions, make_engine, make_model
+from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, Update
 from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
@@ -50,7 +51,7 @@ class TrainingLoop:
         resumed_from = checkpoint_to_resume(recipe, accelerator)
         set_seed(recipe.seed)
         model = make_model(recipe.model, corpus.tokenizers, resumed_from)
-        check_positions(recipe, model.config)
+        check_room(recipe.data, recipe.tokenizer.dropout, model.config)
         self.d_model, self.pad_token_id = model.config.d_model, corpus.tokenizers.source.pad_token_id
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay

@@ -257,9 +257,10 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeyp
     (place / "long.txt").write_text("One.\n" * 41)
     (place / "bytes.txt").write_bytes(b"\xff\xfe" * 40)
     for arguments, message in (
-        (["baseline.txt"], "The systems must be at least two, and all different, but are baseline.txt"),
-        (["baseline.txt", "baseline.txt"], "at least two, and all different"),
-        (["baseline.txt", "alike.txt,alike.txt"], "at least two, and all different"),
+        (["baseline.txt"], "The systems must be at least two, all different, .* empty, but are baseline.txt"),
+        (["baseline.txt", "baseline.txt"], "at least two, all different"),
+        (["baseline.txt", "alike.txt,alike.txt"], "at least two, all different"),
+        (["baseline.txt", "alike.txt,"], "none of them empty, but are baseline.txt alike.txt, instead"),
         (
             ["model", "short.txt"],
             "short.txt must hold translations, one a line, .*: 40 lines for 40 pairs, .* has 1 instead: line 2 is",

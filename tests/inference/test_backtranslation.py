@@ -183,6 +183,7 @@ def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
             "`top_k` is for sampling, and must be left out of beam",
         ),
         ([texts, "-o", tmp_path / "pairs.jsonl"], "but all 2 are left out"),
+        ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),
     ):
         code, output, errors = backtranslate(*arguments)
         assert (code, output) == (2, ""), arguments

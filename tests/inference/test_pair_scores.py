@@ -255,4 +255,7 @@ def test_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="Sentence 2, of 37 tokens, is too long to be scored"):
         code, output, errors = score(tmp_path / "pairs.tsv")
     assert (code, table(output)[1]) == (0, {"log_probability": "", "per_token": "", "tokens": ""})
-    assert "1 pairs, 5 target tokens" in errors
+    assert "1 pairs, 5 target tokens: " in errors
+    (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\t{'No! ' * 9}\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="Sentence 1, of 37 tokens, is too long to be scored"):
+        assert "0 pairs, 0 target tokens\n" in score(tmp_path / "pairs.tsv")[2]

@@ -102,8 +102,9 @@ def compare(
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
     given = [name for name, value in (search | {"device": device}).items() if value is not None]
-    if len(systems) < 2 or len({*places}) < max(len(places), len(systems)):
-        raise ValueError(f"The systems must be at least two, and all different, but are {' '.join(systems)} instead.")
+    if len(systems) < 2 or len({*places}) < max(len(places), len(systems)) or not all(places):
+        must = "at least two, all different, and none of them empty"
+        raise ValueError(f"The systems must be {must}, but are {' '.join(systems)} instead.")
     files = [place for place in places if Path(place).is_file()]
     if given and files == places:
         raise ValueError(

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar
@@ -165,12 +165,19 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
+    new = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as partial, partial.open("wb") as file:
-        # Without its name and time, so that the same text makes the same file.
-        packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
-        with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:  # type: ignore[type-var]
-            yield stream
+    try:
+        with written_whole(path) as partial, partial.open("wb") as file:
+            # Without its name and time, so that the same text makes the same file.
+            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
+            with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:  # type: ignore[type-var]
+                yield stream
+    except BaseException:
+        for folder in new:
+            with suppress(OSError):  # somebody else's file may be in it by now
+                folder.rmdir()
+        raise
 
 
 def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item]:

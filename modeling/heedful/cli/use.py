@@ -242,9 +242,11 @@ def score(
                 if each is not None:
                     sum_[:] = sum_[0] + 1, sum_[1] + len(each.token_ids), sum_[2] + each.log_probability
     for side, (count, length, total) in zip(("target", "source"), sums, strict=False):
-        nats = -total / max(length, 1)
-        told = f"{count:,} pairs, {length:,} {side} tokens: {nats:.4f} nats a token"
-        print(f"{told}, perplexity {math.exp(min(nats, 100)):.2f}", file=sys.stderr)
+        told = f"{count:,} pairs, {length:,} {side} tokens"
+        if count:
+            nats = -total / length
+            told += f": {nats:.4f} nats a token, perplexity {math.exp(min(nats, 100)):.2f}"
+        print(told, file=sys.stderr)
 
 
 def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], token_budget: int) -> Iterator:

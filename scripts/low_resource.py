@@ -72,7 +72,7 @@ class Table:
         self.train = (self.folder / "train.jsonl").resolve()
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
         write_text(self.train, "\n".join(lines) + "\n")
-        model = {"d_model": WIDTH}
+        model = {"d_model": WIDTH, "dropout": 0.3}
         for side in ("encoder", "decoder"):
             model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * WIDTH}
         run = {

@@ -23,6 +23,7 @@ from .kernels_heed import check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .positions_heed import RotaryPositions
 from .relative_positions_heed import RelativeKeys, RelativeValues
+from .versions_heed import takes_cache_by_either_name
 
 # Equation 1, and the additive score
 
@@ -108,12 +109,13 @@ class HeedAttention(nn.Module):
         self.relative_keys = RelativeKeys(config, self.d_k) if has_vectors else None
         self.relative_values = RelativeValues(config, self.d_v) if has_vectors else None
 
+    @takes_cache_by_either_name
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         positions: torch.Tensor | None = None,
         attn_implementation: str = "eager",
         packing: Packing | None = None,
@@ -132,10 +134,10 @@ class HeedAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)
         if key_value_states is None:
-            query, key, value = self.project_own(hidden_states, past_key_values, positions, tokens, layer_idx)
+            query, key, value = self.project_own(hidden_states, cache, positions, tokens, layer_idx)
         else:
             query = self.split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
-            key, value = self.project_source(key_value_states, past_key_values, source_tokens, layer_idx)
+            key, value = self.project_source(key_value_states, cache, source_tokens, layer_idx)
         if relative is not None:
             name = "position_bias" if self.relative_keys is None else "distances"
             attend = functools.partial(attend, **{name: relative.expand(query.shape[0], *relative.shape[1:])})

@@ -62,7 +62,7 @@ class OfferedPipelines(dict):
 class HeedBaseConfig(PreTrainedConfig):
     """The fields of both families, which `HeedConfig` documents, and the checks on them."""
 
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
     vocab_size: int = 37000
     decoder_vocab_size: int | None = None

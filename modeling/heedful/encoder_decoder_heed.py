@@ -15,8 +15,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
-from .generation_heed import with_known_signature
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
+from .versions_heed import CACHE, cache_of, takes_cache_by_either_name
 
 
 class EncoderDecoder(nn.Module):
@@ -44,6 +44,7 @@ class EncoderDecoder(nn.Module):
         if self.config.shares_source_and_target_embeddings:
             self.decoder.embed_tokens = value
 
+    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -52,7 +53,7 @@ class EncoderDecoder(nn.Module):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -88,7 +89,7 @@ class EncoderDecoder(nn.Module):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=source,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            **{CACHE: cache},
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             return_dict=True,
@@ -97,7 +98,7 @@ class EncoderDecoder(nn.Module):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
-            past_key_values=decoded.past_key_values,
+            **{CACHE: cache_of(decoded)},
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
@@ -146,7 +147,7 @@ class OutputLayer(nn.Module):
         """Replace the pre-softmax linear layer."""
         self.lm_head = new_embeddings
 
-    @with_known_signature
+    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -155,7 +156,7 @@ class OutputLayer(nn.Module):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -173,7 +174,7 @@ class OutputLayer(nn.Module):
             decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
             decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
             encoder_outputs: The encoder's output, in place of `input_ids`.
-            past_key_values: Cache of earlier calls, extended in place.
+            cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, source_length, D)`, in place of `input_ids`.
             decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
             labels: `(batch, target_length)`, -100 where nothing is to be predicted.
@@ -206,7 +207,7 @@ class OutputLayer(nn.Module):
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            **{CACHE: cache},
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,

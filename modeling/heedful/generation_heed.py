@@ -4,11 +4,10 @@ The pipeline and the package read the lengths and the checks from here too.
 """
 
 import functools
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -16,24 +15,13 @@ from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_plain, leaves_only_tokens, runs_plainly
+from .versions_heed import CACHE, cache_of, rename_cache, takes_cache_by_either_name
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
-
-Forward = TypeVar("Forward", bound=Callable)
-
-
-def with_known_signature(forward: Forward) -> Forward:
-    """Keep the signature of a decorated `forward`, so that nobody has to find it out again.
-
-    `generate()` asks for it at each token, and to read it off a decorated function takes as long as an attention or a
-    recurrent cell of a small model.
-    """
-    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-    return forward
 
 
 def check_strategy_arguments(arguments: dict[str, Any]) -> None:
@@ -80,11 +68,11 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     mask is given, and all of them where there is no new one.
     """
     prompt: Any = kwargs.get("decoder_input_ids")
-    read = int(kwargs["past_key_values"].get_seq_length())
+    read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
     if read and given <= read:
         raise ValueError(
-            f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `past_key_values`, "
+            f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`, "
             f"but are {given} tokens instead."
         )
     if read and kwargs.get("decoder_attention_mask") is None:
@@ -157,10 +145,10 @@ class HeedGenerationMixin(GenerationMixin):
             ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
                 `tokenizer`, `decoder_input_ids` have not a row for each source, or there is no batch of sources.
         """
-        check_generate_arguments(args, kwargs)
+        check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
-        if isinstance(kwargs.get("past_key_values"), Cache) and not callable(kwargs.get("custom_generate")):
+        if isinstance(kwargs.get(CACHE), Cache) and not callable(kwargs.get("custom_generate")):
             prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
@@ -169,7 +157,7 @@ class HeedGenerationMixin(GenerationMixin):
             found: Any = GenerationMixin.generate(self, *args, **kwargs)
         if is_unseen:
             return found.clone()  # which autograd can read
-        give_each_row_its_source(getattr(found, "past_key_values", None))
+        give_each_row_its_source(cache_of(found))
         return found
 
     def compute_transition_scores(
@@ -215,10 +203,10 @@ class CachedGenerationMixin(HeedGenerationMixin):
         return input_ids, expanded | kept
 
     @staticmethod
-    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
+    def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         """Let each hypothesis go on from another of its sentence, which has the same source."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
@@ -229,11 +217,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """
         return attention_mask
 
+    @takes_cache_by_either_name
     def prepare_inputs_for_generation(
         self,
         input_ids: Any,
         next_sequence_length: int | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
@@ -242,18 +231,17 @@ class CachedGenerationMixin(HeedGenerationMixin):
         transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
         whose output layer is on another device than the tokens.
         """
-        is_ordinary = past_key_values is not None and not past_key_values.is_compileable
-        if attention_mask is None and past_key_values is not None and past_key_values.is_compileable:
+        is_ordinary = cache is not None and not cache.is_compileable
+        if attention_mask is None and cache is not None and cache.is_compileable:
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
         if not is_ordinary or not is_plain(self.lm_head) or input_ids.device != self.lm_head.weight.device:
-            return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
-            )
+            known = {CACHE: cache, "attention_mask": attention_mask}
+            return super().prepare_inputs_for_generation(input_ids, next_sequence_length, **known, **kwargs)
         newest = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
-        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
+        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache}
         return own | given
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:

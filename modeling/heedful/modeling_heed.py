@@ -35,6 +35,7 @@ from .masks_heed import check_length, self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
 from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
+from .versions_heed import CACHE, takes_cache_by_either_name
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -140,6 +141,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = HeedFeedForward(config, config.decoder_ffn_dim)
         self.feed_forward_residual = HeedResidual(config)
 
+    @takes_cache_by_either_name
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -147,7 +149,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         encoder_hidden_states: torch.Tensor | None = None,
         relative: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
@@ -155,7 +157,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         hidden_states = self.self_attn_residual(
             hidden_states,
             lambda states: self.self_attn(
-                states, attention_mask, None, past_key_values, packing=packing, relative=relative, **kwargs
+                states, attention_mask, None, cache, packing=packing, relative=relative, **kwargs
             )[0],
             packing,
         )
@@ -163,7 +165,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
             hidden_states = self.cross_attn_residual(
                 hidden_states,
                 lambda states: self.cross_attn(
-                    states, encoder_attention_mask, encoder_hidden_states, past_key_values, packing=packing, **kwargs
+                    states, encoder_attention_mask, encoder_hidden_states, cache, packing=packing, **kwargs
                 )[0],
                 packing,
             )
@@ -356,6 +358,7 @@ class HeedDecoder(HeedStack):
         name.replace("self_attn", "cross_attn"): style for name, style in HeedEncoder._tp_plan.items()
     }
 
+    @takes_cache_by_either_name
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -364,7 +367,7 @@ class HeedDecoder(HeedStack):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         packing: Packing | None = None,
@@ -378,7 +381,7 @@ class HeedDecoder(HeedStack):
             encoder_hidden_states: `(sources, source_length, d_model)`; with fewer sources than targets, consecutive
                 targets share one, as the hypotheses of a beam do.
             encoder_attention_mask: `(sources, source_length)`.
-            past_key_values: Cache of earlier calls, extended in place.
+            cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
             packing: The padding that a training step leaves out, see `HeedForConditionalGeneration.forward`.
@@ -392,26 +395,26 @@ class HeedDecoder(HeedStack):
                 cannot be shared out evenly among sources.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        past_length = 0 if cache is None else cache.get_seq_length()
         check_length(past_length + embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
         kernel = settings._attn_implementation  # once: to read a config takes microseconds
-        if kernel == "flex_attention" and past_key_values is not None and past_key_values.is_compileable:
+        if kernel == "flex_attention" and cache is not None and cache.is_compileable:
             # Its mask is read after the cache has moved the position that the mask counts from.
             raise ValueError(
                 "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
             )
         positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
-        cache = None if past_key_values is None else past_key_values.self_attention_cache
-        relative = self.relative_positions(positions, attention_mask, cache)
+        own_cache = None if cache is None else cache.self_attention_cache
+        relative = self.relative_positions(positions, attention_mask, own_cache)
         radius, records = self.config.decoder_neighbourhood, kwargs.get("output_attentions")
-        causal_mask = self_attention_mask(settings, embeddings, attention_mask, radius, True, records, cache)
+        causal_mask = self_attention_mask(settings, embeddings, attention_mask, radius, True, records, own_cache)
         cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
         if packing is not None:
-            source = encoder_hidden_states if past_key_values is None else None
+            source = encoder_hidden_states if cache is None else None
             packing = packing.of_decoder(hidden_states, source)
             hidden_states = packing.pack(hidden_states)
             if packing.source is not None and encoder_hidden_states is not None:
@@ -423,7 +426,7 @@ class HeedDecoder(HeedStack):
                 encoder_hidden_states,
                 relative,
                 encoder_attention_mask=cross_mask,
-                past_key_values=past_key_values,
+                **{CACHE: cache},
                 positions=positions,
                 attn_implementation=kernel,
                 packing=packing,
@@ -434,7 +437,7 @@ class HeedDecoder(HeedStack):
         hidden_states = self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
-            past_key_values=past_key_values,
+            **{CACHE: cache},
         )
 
 

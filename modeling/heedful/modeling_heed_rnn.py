@@ -23,6 +23,7 @@ from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
+from .versions_heed import CACHE, takes_cache_by_either_name
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
@@ -310,6 +311,7 @@ class HeedRNNDecoder(HeedRNNStack):
         self.out_proj = nn.Linear(joined, config.embedding_size, bias=False)
         self.post_init()
 
+    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -318,7 +320,7 @@ class HeedRNNDecoder(HeedRNNStack):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         encoder_final_state: torch.Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
+        cache: RecurrentCache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
@@ -333,7 +335,7 @@ class HeedRNNDecoder(HeedRNNStack):
             encoder_hidden_states: `(batch, source_length, hidden_size)`.
             encoder_attention_mask: `(batch, source_length)`.
             encoder_final_state: `(batch, encoder_layers · parts, hidden_size)`, not needed beside a cache.
-            past_key_values: Cache of earlier calls, extended in place.
+            cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, embedding_size)` in place of `input_ids`.
             use_cache: Whether to return a cache; the config's `use_cache` by default.
             output_attentions: Whether to return the attention to the source.
@@ -353,32 +355,32 @@ class HeedRNNDecoder(HeedRNNStack):
         records_attention = self.config.output_attentions if output_attentions is None else output_attentions
         if encoder_hidden_states is None:
             raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
-        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
-            kind = type(past_key_values).__name__
-            raise ValueError(f"`past_key_values` must be a RecurrentCache, but is a {kind} instead.")
+        if cache is not None and not isinstance(cache, RecurrentCache):
+            kind = type(cache).__name__
+            raise ValueError(f"`cache` must be a RecurrentCache, but is a {kind} instead.")
         if records_attention and self.cross_attn is None:
             raise ValueError(
                 "`output_attentions` must be False where the config's `attention` is none, but is True instead."
             )
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        cache = past_key_values if past_key_values is not None else RecurrentCache()
-        self._check_mask(attention_mask, cache.get_seq_length() + length)
+        kept = RecurrentCache() if cache is None else cache
+        self._check_mask(attention_mask, kept.get_seq_length() + length)
         self._check_mask(encoder_attention_mask, encoder_hidden_states.shape[1])
         tokens = padding_free(None if attention_mask is None else attention_mask[:, -length:])
-        states = cache.states or self.bridge(encoder_final_state, encoder_hidden_states)
-        fed = cache.fed
+        states = kept.states or self.bridge(encoder_final_state, encoder_hidden_states)
+        fed = kept.fed
         if self.feeds_last_state and fed is None:
             fed = self.bridge.layers_of(encoder_final_state)[:, -1, 0]  # (B, H)
-        look = self._look_at(encoder_hidden_states, encoder_attention_mask, cache, fed)
+        look = self._look_at(encoder_hidden_states, encoder_attention_mask, kept, fed)
         is_step_by_step = self.config.input_feeding and self.cross_attn is not None
         run = self._feed_step_by_step if is_step_by_step else self._run_layers
         states, fed, outputs, weights, seen = run(embeddings, tokens, states, fed, look)
-        if use_cache or past_key_values is not None:
-            cache.keep(states, fed, length)
+        if use_cache or cache is not None:
+            kept.keep(states, fed, length)
         records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs,
-            past_key_values=cache if use_cache else None,
+            **{CACHE: kept if use_cache else None},
             hidden_states=(embeddings, *seen) if records else None,
             cross_attentions=(weights,) if records_attention and weights is not None else None,
         )
@@ -488,18 +490,19 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         """Tell `generate()` that keys and values are not what this model keeps: it makes its own cache."""
         return False
 
+    @takes_cache_by_either_name
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: RecurrentCache | None = None,
+        cache: RecurrentCache | None = None,
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`."""
-        newest = input_ids if past_key_values is None else input_ids[:, past_key_values.get_seq_length() :]
+        newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
-        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, "past_key_values": past_key_values}
+        own = {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache}
         return own | given
 
 

@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
 from .fast_paths_heed import runs_plainly
+from .versions_heed import CACHE_NAMES
 
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
@@ -38,7 +39,7 @@ class HeedBaseModel(PreTrainedModel):
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [*CACHE_NAMES]
     # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
     # Which side a stack is of; a whole model has both.

@@ -7,6 +7,7 @@ import torch
 
 from heedful import HeedForConditionalGeneration
 from heedful.attention_heed import HeedAttention
+from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, padded, sentences, shake, tiny_config, tiny_model
 
 KERNELS = ["eager", "sdpa", "flex_attention"]
@@ -105,7 +106,7 @@ def test_a_decoder_neighbourhood_reaches_exactly_its_radius_backwards(kernel, ra
         states, cache = [], None
         for step in range(ids.shape[1]):
             outputs = decoder(ids[:, [step]], encoder_hidden_states=source, past_key_values=cache, use_cache=True)
-            cache = outputs.past_key_values
+            cache = cache_of(outputs)
             states.append(outputs.last_hidden_state)
         return torch.cat(states, 1)
 

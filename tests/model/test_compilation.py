@@ -5,6 +5,7 @@ import torch
 from torch.export import Dim, export
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 
+from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, padded, sentences, slow_but, tiny_model
 
 # Source and target lengths, and with them batch sizes; all numbers differ, since torch takes equal sizes for one.
@@ -214,7 +215,7 @@ class DecoderStep(torch.nn.Module):
             past_key_values=EncoderDecoderCache(DynamicCache(own), DynamicCache(cross)),
             use_cache=True,
         )
-        return outputs.logits, tensors(outputs.past_key_values.self_attention_cache)
+        return outputs.logits, tensors(cache_of(outputs).self_attention_cache)
 
 
 def tensors(cache):
@@ -230,7 +231,7 @@ def test_an_exported_step_of_the_decoder_continues_a_cache_of_any_length(variant
         source, mask, target, _ = batch
         encoded = model.model.encoder(source, attention_mask=mask)
         given = {"encoder_outputs": encoded, "attention_mask": mask}
-        past = model(**given, decoder_input_ids=target[:, :-1], use_cache=True).past_key_values
+        past = cache_of(model(**given, decoder_input_ids=target[:, :-1], use_cache=True))
         caches = tensors(past.self_attention_cache), tensors(past.cross_attention_cache)
         expected = model(**given, decoder_input_ids=target).logits[:, -1:]
         return (target[:, -1:].contiguous(), encoded.last_hidden_state, mask, *caches), expected

@@ -17,6 +17,7 @@ from transformers import (
 
 from heedful import HeedConfig, HeedForConditionalGeneration, fast_paths_heed, loss_heed, modeling_heed
 from heedful.fast_paths_heed import HeedDropout, PackedTokens, linear, needed_targets, project, project_together
+from heedful.versions_heed import cache_of
 from helpers import pairwise
 
 SIZES = {
@@ -352,9 +353,9 @@ def test_padding_is_computed_where_someone_may_look_at_it(which, packed_rows):
     if which == "cache":
         batch = make_batch()
         arguments = {
-            "past_key_values": model(
-                **batch | {"labels": None}, decoder_input_ids=batch["labels"][:, :1] * 0 + 4, use_cache=True
-            ).past_key_values
+            "past_key_values": cache_of(
+                model(**batch | {"labels": None}, decoder_input_ids=batch["labels"][:, :1] * 0 + 4, use_cache=True)
+            )
         }
     outputs = model(**batch, **arguments)
     assert not packed_rows

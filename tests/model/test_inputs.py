@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 
+from heedful.versions_heed import cache_of
 from helpers import FAMILIES, assert_near, assert_refused, padded, sentences, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -108,7 +109,7 @@ def test_a_target_id_is_checked_against_the_target_vocabulary():
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused_beside_a_cache(model):
-    cache = model(SOURCE, decoder_input_ids=TARGET, use_cache=True).past_key_values
+    cache = cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))
     new = {"decoder_input_ids": TARGET[:, :1], "past_key_values": cache}
     with pytest.raises(ValueError, match="must cover 4 tokens, but it covers 1"):
         model(SOURCE, decoder_attention_mask=torch.ones(2, 1), **new)
@@ -127,7 +128,7 @@ def test_labels_of_another_length_than_the_decoder_input_are_refused(model):
 @torch.no_grad()
 def test_learned_positions_refuse_a_longer_sequence_with_both_numbers():
     model = tiny_model(position_encoding="learned", max_position_embeddings=4)
-    cache = model(SOURCE, decoder_input_ids=TARGET, use_cache=True).past_key_values
+    cache = cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))
     with pytest.raises(ValueError, match=r"at most 4 tokens .*`max_position_embeddings`.* has 5"):
         model(torch.full((1, 5), 9), decoder_input_ids=TARGET[:1])
     with pytest.raises(ValueError, match=r"at most 4 tokens .* has 6"):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MarianConfig, MarianMTModel
 
+from heedful.versions_heed import cache_of
 from helpers import FAMILIES, assert_near, assert_refused, tiny_config, tiny_model
 
 MODELS = ("marian", "transformer", "recurrent")
@@ -426,7 +427,7 @@ def test_a_source_that_is_no_batch_is_named(name):
 def test_a_cache_has_as_many_layers_as_the_decoder(name):
     model = make_model(name).eval()
     source = make_batch()["input_ids"]
-    assert len(model(source, decoder_input_ids=source, use_cache=True).past_key_values) == 2
+    assert len(cache_of(model(source, decoder_input_ids=source, use_cache=True))) == 2
 
 
 @pytest.mark.parametrize("name", HEED)
@@ -438,13 +439,13 @@ def test_generation_goes_on_from_a_returned_cache(name):
     # With a mask, as transformers wants it, and without, where it would read all tokens once more; without the start.
     mask = {"decoder_attention_mask": torch.ones_like(part.sequences)}
     for prompt, given in ((part.sequences, mask), (part.sequences, {}), (part.sequences[:, 1:], {})):
-        options["past_key_values"] = copy.deepcopy(part.past_key_values)
+        options["past_key_values"] = copy.deepcopy(cache_of(part))
         rest = model.generate(source, decoder_input_ids=prompt, max_new_tokens=2, **given, **options)
         assert torch.equal(rest.sequences, whole.sequences)
         assert_near(rest.logits[-1], whole.logits[-1])
     short = part.sequences[:, :3]
     cases = [(None, "more than the 3 tokens .* are 0 tokens"), (short, "are 3 tokens"), (short[:, 1:], "are 3 tokens")]
-    call = functools.partial(model.generate, source, past_key_values=part.past_key_values, max_new_tokens=2)
+    call = functools.partial(model.generate, source, past_key_values=cache_of(part), max_new_tokens=2)
     assert_refused(cases, lambda prompt: call(decoder_input_ids=prompt))
 
 

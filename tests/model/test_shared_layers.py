@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from heedful import HeedForConditionalGeneration
+from heedful.versions_heed import cache_of
 from helpers import assert_near, padded, sentences, tiny_config, tiny_model
 
 DEPTHS = {"encoder_layers": 3, "decoder_layers": 2}
@@ -57,7 +58,7 @@ def test_it_generates_what_copies_of_the_layer_generate_with_a_cache_for_each(be
     search = {"attention_mask": mask, "num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True}
     ours, theirs = (model.generate(source, **search) for model in (shared, apart))
     assert torch.equal(ours.sequences, theirs.sequences)
-    assert len(ours.past_key_values.self_attention_cache.layers) == 2
+    assert len(cache_of(ours).self_attention_cache.layers) == 2
 
 
 @torch.no_grad()

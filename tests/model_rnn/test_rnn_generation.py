@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.cells_heed import RecurrentCache
+from heedful.versions_heed import cache_of
 from helpers import (
     ATTENTIONS,
     ENDS,
@@ -64,7 +65,7 @@ def test_decoding_step_by_step_gives_the_logits_of_one_pass(variant):
             past_key_values=cache,
             use_cache=True,
         )
-        cache = outputs.past_key_values
+        cache = cache_of(outputs)
         steps.append(outputs.logits)
     assert_near(torch.cat(steps, 1), whole)
     assert cache.get_seq_length() == 9
@@ -112,12 +113,12 @@ def test_a_cached_step_after_a_padded_prefix_equals_one_pass(variant):
     whole = model(source, decoder_input_ids=target, decoder_attention_mask=mask).logits[:, -1]
     cut = 2  # the second row is all padding so far
     first = model(source, decoder_input_ids=target[:, :cut], decoder_attention_mask=mask[:, :cut], use_cache=True)
-    cache = first.past_key_values
+    cache = cache_of(first)
     last = model(
         source, decoder_input_ids=target[:, cut:], decoder_attention_mask=mask, past_key_values=cache, use_cache=False
     )
     assert_near(last.logits[:, -1], whole)
-    assert last.past_key_values is None
+    assert cache_of(last) is None
     assert cache.get_seq_length() == 6
 
 

@@ -24,6 +24,7 @@ from heedful.publishing.exports.comparison import sentences_to_compare
 from heedful.publishing.exports.onnx_export import export_onnx
 from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx, write_part
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
+from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, SHOWN, memorised_model
 
@@ -460,5 +461,5 @@ def test_one_token_at_a_time_beside_a_filled_cache(folder):
         model(
             torch.tensor([[5, 6, 2]]),
             decoder_input_ids=torch.tensor([[4, 5]]),
-            past_key_values=output.past_key_values,
+            past_key_values=cache_of(output),
         )

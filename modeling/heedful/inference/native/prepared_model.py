@@ -8,6 +8,7 @@ import torch
 from heedful.inference.native.decoder import KNOWN_CRITERIA, NativeDecoder, settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
+from heedful.versions_heed import CACHE
 
 
 def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":
@@ -103,7 +104,7 @@ class PreparedModel:
         **model_kwargs: Any,
     ) -> torch.Tensor | None:
         """Return the tokens as `Strategy` says, or `None` if the loops of `generate()` itself must find them."""
-        config, cache = generation_config, model_kwargs.get("past_key_values")
+        config, cache = generation_config, model_kwargs.get(CACHE)
         is_ours = (
             self._may_compute()
             and not config.return_dict_in_generate

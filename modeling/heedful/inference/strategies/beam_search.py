@@ -39,6 +39,7 @@ from heedful.inference.strategies.steps import (
     require,
     source_attention,
 )
+from heedful.versions_heed import CACHE
 
 # Settings that may stand in the strategy or in generate()'s config, and what they are where neither has them.
 SHARED = {
@@ -340,7 +341,7 @@ class _Search:
             sequences=tokens,
             sequences_scores=best.scores.flatten(),
             beam_indices=beam_indices,
-            past_key_values=self.voters.members[0].model_kwargs.get("past_key_values"),
+            **{CACHE: self.voters.members[0].model_kwargs.get(CACHE)},
             **self.records.fields(encoded, self.batch),
         )
 

@@ -19,6 +19,7 @@ from heedful.inference.strategies.steps import (
     given_once,
     require,
 )
+from heedful.versions_heed import CACHE
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class ContrastiveSearch:
         return alpha, k
 
     def _check_cache(self, model_kwargs: dict[str, Any]) -> None:
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if cache is not None and cache.is_compileable:
             # It has room for one token too few: candidates for the last token run through the decoder too.
             raise ValueError(

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from heedful.versions_heed import CACHE
+
 Averaging = Literal["probabilities", "log_probabilities"]
 
 Settings = dict[str, tuple[Any, ...]]  # names of generate()'s settings, with the values that change nothing
@@ -64,10 +66,10 @@ def check_request(
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
     for name, value in active_settings(generation_config, OTHER_MODES | (unread or {})).items():
         raise ValueError(f"`{name}` must not be set with {strategy}, but is {value!r} instead.")
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     if cache is not None and int(cache.get_seq_length()) > 0:
         raise ValueError(
-            f"`past_key_values` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
+            f"`{CACHE}` must be empty with {strategy}, but holds {int(cache.get_seq_length())} tokens instead."
         )
 
 
@@ -143,7 +145,7 @@ class ModelSteps:
 
         The keys and values of the source stay in place, because they are the same for all rows of a sentence.
         """
-        cache = self.model_kwargs.get("past_key_values")
+        cache = self.model_kwargs.get(CACHE)
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
 
@@ -246,7 +248,7 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
         model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(member.device)
     if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
         config = member.config.get_text_config(decoder=True)
-        model_kwargs["past_key_values"] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+        model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     return ModelSteps(member, model_kwargs)
 
 

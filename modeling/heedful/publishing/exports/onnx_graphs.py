@@ -133,7 +133,7 @@ class _Decoder(nn.Module):
             input_ids=input_ids,
             encoder_hidden_states=states,
             encoder_attention_mask=added,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             output_attentions=self.with_attention,
         )

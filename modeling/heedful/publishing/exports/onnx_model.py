@@ -21,6 +21,7 @@ from transformers.utils import can_return_tuple
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
+from heedful.versions_heed import CACHE, takes_cache_by_either_name
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -94,6 +95,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         """Return the encoder, as `generate()` asks for it."""
         return self.encoder
 
+    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -101,7 +103,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.LongTensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
@@ -113,7 +115,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             decoder_input_ids: `(batch, target_length)` without the tokens in the cache; `(batch, 1)` beside a filled
                 cache.
             encoder_outputs: The encoder's output, in place of `input_ids`.
-            past_key_values: A dynamic cache, extended in place.
+            cache: A dynamic cache, extended in place; `past_key_values` is its other name.
             use_cache: Not read: the cache is filled where one is given.
             kwargs: `return_dict`; a request for attention weights or hidden states is refused.
 
@@ -123,24 +125,23 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         Raises:
             ValueError: If something is asked for that the exported files do not compute.
         """
-        _check_request(decoder_input_ids, past_key_values, kwargs)
+        _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         states = encoder_outputs[0]
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
         inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "encoder_attention_mask": attention_mask}
-        cache: Any = past_key_values
         if cache is None or not cache.get_seq_length():
             logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
             if cache is not None:
                 fill_cache(cache, present)
-            return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+            return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
         past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, inputs | past)
         for layer, own in enumerate(cache.self_attention_cache.layers):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+        return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
 
 
 class OnnxEncoder(nn.Module):

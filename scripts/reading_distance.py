@@ -55,6 +55,7 @@ SIDE_DOORS = {
     "training/processes/": "devices, launchers, collectives",
     "configuration_base_heed.py": "what the configurations of both model families share",
     "pretrained_heed.py": "loading and saving",
+    "versions_heed.py": "what the versions of transformers name or do differently",
     "masks_heed.py": "which keys a query sees",
     "kernels_heed.py": "which function computes attention",
     "generation_heed.py": "`generate()`",

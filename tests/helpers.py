@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.integrations.peft import MIN_PEFT_VERSION
+from transformers.utils.import_utils import is_peft_greater_or_equal
 
 import heedful
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
@@ -229,6 +231,11 @@ def closure_of(*files: str) -> set[str]:
         waiting += siblings - found
     return found
 
+
+# Loading adapters by transformers itself, and prefixes, which are in the cache.
+needs_peft_of_transformers = pytest.mark.skipif(
+    not is_peft_greater_or_equal(MIN_PEFT_VERSION), reason=f"transformers asks for peft {MIN_PEFT_VERSION}"
+)
 
 # The files of code that are saved with a Transformer.
 CODE = closure_of("modeling_heed.py")

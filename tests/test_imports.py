@@ -18,6 +18,7 @@ ORDER = [
     "figures",
     "checksums",
     "symbols",
+    "versions",
     "configuration",
     "positions",
     "relative",

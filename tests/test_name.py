@@ -19,7 +19,7 @@ TEXTS = sorted(
         path.suffix in (".py", ".md", ".yaml", ".toml", ".cff", ".txt", ".html", ".json", "")
         or path.parent.name == ".ci"
     )
-    and not any(part in ("saved_as_heed", "__pycache__") or part.endswith(".egg-info") for part in path.parts)
+    and not any(part in ("saved", "__pycache__") or part.endswith(".egg-info") for part in path.parts)
 )
 COMMANDS = (
     "train|doctor|evaluate|translate|attention|verify|study|complexity|push|convert|export|version|tune|score|compare|"

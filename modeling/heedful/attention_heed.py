@@ -23,7 +23,7 @@ from .kernels_heed import check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .positions_heed import RotaryPositions
 from .relative_positions_heed import RelativeKeys, RelativeValues
-from .versions_heed import takes_cache_by_either_name
+from .versions_heed import given_cache
 
 # Equation 1, and the additive score
 
@@ -109,7 +109,6 @@ class HeedAttention(nn.Module):
         self.relative_keys = RelativeKeys(config, self.d_k) if has_vectors else None
         self.relative_values = RelativeValues(config, self.d_v) if has_vectors else None
 
-    @takes_cache_by_either_name
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -131,6 +130,7 @@ class HeedAttention(nn.Module):
         what `RelativePositions` returns. Keys and values are cached under `layer_idx`, the number of the layer. The
         weights are returned beside the output if the attention function returns them.
         """
+        cache = given_cache(cache, kwargs)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)
         if key_value_states is None:

@@ -16,7 +16,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
-from .versions_heed import CACHE, cache_of, takes_cache_by_either_name
+from .versions_heed import by_name, cache_of, given_cache, with_known_signature
 
 
 class EncoderDecoder(nn.Module):
@@ -44,7 +44,6 @@ class EncoderDecoder(nn.Module):
         if self.config.shares_source_and_target_embeddings:
             self.decoder.embed_tokens = value
 
-    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -66,6 +65,7 @@ class EncoderDecoder(nn.Module):
         Raises:
             ValueError: As the stacks raise it, or if the target is missing.
         """
+        cache = given_cache(cache, kwargs)
         if encoder_outputs is None:
             source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoded = self.encoder(**source_inputs, return_dict=True, **kwargs)
@@ -89,7 +89,7 @@ class EncoderDecoder(nn.Module):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=source,
             encoder_attention_mask=attention_mask,
-            **{CACHE: cache},
+            **by_name(cache),
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             return_dict=True,
@@ -98,7 +98,7 @@ class EncoderDecoder(nn.Module):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
-            **{CACHE: cache_of(decoded)},
+            **by_name(cache_of(decoded)),
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
@@ -147,7 +147,7 @@ class OutputLayer(nn.Module):
         """Replace the pre-softmax linear layer."""
         self.lm_head = new_embeddings
 
-    @takes_cache_by_either_name
+    @with_known_signature
     @can_return_tuple
     def forward(
         self,
@@ -194,6 +194,7 @@ class OutputLayer(nn.Module):
         Raises:
             ValueError: As the stacks raise it, or if no label is to be predicted.
         """
+        cache = given_cache(cache, kwargs)
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -207,7 +208,7 @@ class OutputLayer(nn.Module):
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            **{CACHE: cache},
+            **by_name(cache),
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,

@@ -15,7 +15,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_plain, leaves_only_tokens, runs_plainly
-from .versions_heed import CACHE, cache_of, rename_cache, takes_cache_by_either_name
+from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -217,7 +217,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """
         return attention_mask
 
-    @takes_cache_by_either_name
+    @with_known_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: Any,
@@ -231,6 +231,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         transformers' own takes longer than an attention of a small model. It is left to other caches, and to models
         whose output layer is on another device than the tokens.
         """
+        cache = given_cache(cache, kwargs)
         is_ordinary = cache is not None and not cache.is_compileable
         if attention_mask is None and cache is not None and cache.is_compileable:
             # Left out where it is all ones, see `_expand_inputs_for_generation`: without it a step is compiled anew.

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
-from .versions_heed import CACHE
+from .versions_heed import by_name
 
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
@@ -85,7 +85,7 @@ def self_attention_mask(
         return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
-    return create_causal_mask(**{CACHE: cache}, **given) if is_causal else create_bidirectional_mask(**given)
+    return create_causal_mask(**by_name(cache), **given) if is_causal else create_bidirectional_mask(**given)
 
 
 def source_mask(

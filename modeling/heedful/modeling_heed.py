@@ -35,7 +35,7 @@ from .masks_heed import check_length, self_attention_mask, source_mask
 from .positions_heed import SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
 from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
-from .versions_heed import CACHE, takes_cache_by_either_name
+from .versions_heed import by_name, given_cache
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1
 
@@ -141,7 +141,6 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = HeedFeedForward(config, config.decoder_ffn_dim)
         self.feed_forward_residual = HeedResidual(config)
 
-    @takes_cache_by_either_name
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -154,6 +153,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Transform `(batch, target_length, d_model)`, reading `(batch, source_length, d_model)` encoder states."""
+        cache = given_cache(cache, kwargs)
         hidden_states = self.self_attn_residual(
             hidden_states,
             lambda states: self.self_attn(
@@ -284,7 +284,6 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc_gate": "colwise",
         "layers.*.feed_forward.fc2": "rowwise",
     }
-
     # What encodes instead of the layers, see `CachedGenerationMixin.prepared`.
     prepared = None
 
@@ -358,7 +357,6 @@ class HeedDecoder(HeedStack):
         name.replace("self_attn", "cross_attn"): style for name, style in HeedEncoder._tp_plan.items()
     }
 
-    @takes_cache_by_either_name
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -394,6 +392,7 @@ class HeedDecoder(HeedStack):
             ValueError: If an id is outside the vocabulary, the mask's width is not past plus new length, or targets
                 cannot be shared out evenly among sources.
         """
+        cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -426,7 +425,7 @@ class HeedDecoder(HeedStack):
                 encoder_hidden_states,
                 relative,
                 encoder_attention_mask=cross_mask,
-                **{CACHE: cache},
+                **by_name(cache),
                 positions=positions,
                 attn_implementation=kernel,
                 packing=packing,
@@ -437,7 +436,7 @@ class HeedDecoder(HeedStack):
         hidden_states = self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
-            **{CACHE: cache},
+            **by_name(cache),
         )
 
 
@@ -490,10 +489,4 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         return {"packing": packing_of(labels, *masks)}
 
 
-__all__ = [
-    "HeedDecoder",
-    "HeedEncoder",
-    "HeedForConditionalGeneration",
-    "HeedModel",
-    "HeedPreTrainedModel",
-]
+__all__ = ["HeedDecoder", "HeedEncoder", "HeedForConditionalGeneration", "HeedModel", "HeedPreTrainedModel"]

@@ -23,7 +23,7 @@ from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
-from .versions_heed import CACHE, takes_cache_by_either_name
+from .versions_heed import CACHE, by_name, given_cache, with_known_signature
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
@@ -311,7 +311,6 @@ class HeedRNNDecoder(HeedRNNStack):
         self.out_proj = nn.Linear(joined, config.embedding_size, bias=False)
         self.post_init()
 
-    @takes_cache_by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -350,6 +349,7 @@ class HeedRNNDecoder(HeedRNNStack):
                 length, the source is missing, the cache is another model's, or attention is asked for where there is
                 none.
         """
+        cache = given_cache(cache, kwargs)
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
         records_attention = self.config.output_attentions if output_attentions is None else output_attentions
@@ -357,7 +357,7 @@ class HeedRNNDecoder(HeedRNNStack):
             raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
         if cache is not None and not isinstance(cache, RecurrentCache):
             kind = type(cache).__name__
-            raise ValueError(f"`cache` must be a RecurrentCache, but is a {kind} instead.")
+            raise ValueError(f"`{CACHE}` must be a RecurrentCache, but is a {kind} instead.")
         if records_attention and self.cross_attn is None:
             raise ValueError(
                 "`output_attentions` must be False where the config's `attention` is none, but is True instead."
@@ -380,7 +380,7 @@ class HeedRNNDecoder(HeedRNNStack):
         records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs,
-            **{CACHE: kept if use_cache else None},
+            **by_name(kept if use_cache else None),
             hidden_states=(embeddings, *seen) if records else None,
             cross_attentions=(weights,) if records_attention and weights is not None else None,
         )
@@ -490,7 +490,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         """Tell `generate()` that keys and values are not what this model keeps: it makes its own cache."""
         return False
 
-    @takes_cache_by_either_name
+    @with_known_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
@@ -500,6 +500,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return what one step of `generate()` hands to `forward`."""
+        cache = given_cache(cache, kwargs)
         newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
         own = {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache}

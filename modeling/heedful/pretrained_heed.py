@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
 from .fast_paths_heed import runs_plainly
-from .versions_heed import CACHE_NAMES
+from .versions_heed import CACHE_NAMES, check_peft
 
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
@@ -130,6 +130,16 @@ class HeedBaseModel(PreTrainedModel):
         """Keep the report of the model's own weights: after an adapter transformers returns the adapter's alone."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
         self._own_report = loading_info.to_dict()
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Load an adapter of peft, as transformers does; an `ImportError` says which versions go together."""
+        check_peft()
+        return super().load_adapter(*args, **kwargs)
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add an adapter of peft, as transformers does; an `ImportError` says which versions go together."""
+        check_peft()
+        super().add_adapter(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.

@@ -5,11 +5,13 @@ which takes the old name in calls until 5.40 and has it in outputs until 6.0. He
 either name from everybody, in every version, and hands on the one that the installed version knows (`CACHE`).
 """
 
-import functools
 import inspect
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
+import transformers
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 # The newest transformers with which this code was tested.
@@ -25,36 +27,59 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
     Raises:
         ValueError: If two caches are given, one by each name.
     """
-    (other,) = (known for known in CACHE_NAMES if known != name)
+    other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments
-    cache, own = arguments.pop(other), arguments.get(name)
-    if cache is not None and own is not None and own is not cache:
-        raise ValueError("`cache` and `past_key_values` must be one, for they are names of the same, but are two.")
-    arguments[name] = cache if own is None else own
+    given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
+    if len(given) == 2 and given[0] is not given[1]:
+        raise ValueError(
+            "`cache` and `past_key_values` must be one cache, which has two names, but are two. (A peft that is too "
+            "old for transformers gives its prefix so: `pip install 'heedful[adapters]'` brings two that go together.)"
+        )
+    arguments[name] = given[0] if given else None
     return arguments
 
 
-def takes_cache_by_either_name(method: Callable) -> Callable:
-    """Let a method whose parameter is `cache` take `past_key_values` too.
+def by_name(cache: Any) -> dict[str, Any]:
+    """Return a cache as a keyword argument of the installed version's functions, models and outputs."""
+    return {CACHE: cache}
 
-    Its signature is that of a peer's under the installed version. It is kept, so that it need not be found out again:
-    `generate()` asks for it at each token, and to read it off a decorated function takes as long as an attention or a
-    recurrent cell of a small model.
+
+def given_cache(cache: Any, others: Any) -> Any:
+    """Return the cache of a call, which may be among its other arguments by its old name; it is taken out of them."""
+    if "past_key_values" not in others:
+        return cache
+    names = {"cache": cache, "past_key_values": others.pop("past_key_values")}
+    return rename_cache(names, "cache")["cache"]
+
+
+def with_known_signature(method: Callable) -> Callable:
+    """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
+
+    It is kept, so that it need not be found out again: `generate()` asks for it at each token, and to read it off a
+    decorated function takes as long as an attention or a recurrent cell of a small model.
     """
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if "past_key_values" in kwargs:
-            rename_cache(kwargs, "cache")
-        return method(*args, **kwargs)
-
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return call
+    method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return method
 
 
 def cache_of(outputs: Any) -> Any:
     """Return the cache in what a model or `generate()` returned; `None` where there is none, or tokens alone."""
     return getattr(outputs, CACHE, None)
+
+
+def check_peft() -> None:
+    """Raise an `ImportError` that says which versions go together, where transformers refuses the peft installed."""
+    from transformers.integrations.peft import MIN_PEFT_VERSION
+    from transformers.utils.peft_utils import check_peft_version
+
+    try:
+        check_peft_version(MIN_PEFT_VERSION)
+    except ValueError as error:
+        found = "no peft" if find_spec("peft") is None else f"peft {version('peft')}"
+        raise ImportError(
+            f"transformers {transformers.__version__} goes with peft {MIN_PEFT_VERSION} or newer, but {found} is "
+            "installed: `pip install 'heedful[adapters]'` brings the newest two that go together."
+        ) from error

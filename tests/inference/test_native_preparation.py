@@ -20,6 +20,7 @@ from transformers import (
 from heedful import HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.network import NativeNetwork
+from helpers import needs_peft_of_transformers
 
 
 @pytest.fixture
@@ -269,6 +270,7 @@ def test_models_of_other_types_go_on_with_what_was_encoded(dtype):
         assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
 
 
+@needs_peft_of_transformers
 def test_a_prefix_of_peft_is_not_left_out(model):
     peft = pytest.importorskip("peft")
     settings = {"num_virtual_tokens": 3, "token_dim": 16, "num_attention_heads": 4, "num_layers": 2}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from heedful import BeamSearch
 from heedful.inference.strategies.beams import coverage_penalty, length_penalty
 from heedful.inference.strategies.steps import average
-from heedful.versions_heed import cache_of
+from heedful.versions_heed import CACHE, cache_of
 from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, padded, sentences, tiny_model
 from plain_strategies import KINDS, PlainBeamSearch, ask, assert_same, gnmt, model_of, without
 
@@ -345,7 +345,7 @@ def test_more_hypotheses_than_there_are_is_an_error():
 def test_a_filled_cache_is_refused():
     model, ids = tiny_model(), torch.tensor([[20, 21]])
     cache = cache_of(model(ids, decoder_input_ids=torch.tensor([[START, 30]]), use_cache=True))
-    with pytest.raises(ValueError, match="`past_key_values` must be empty"):
+    with pytest.raises(ValueError, match=f"`{CACHE}` must be empty"):
         model.generate(
             ids, decoder_input_ids=torch.tensor([[START, 30, 31]]), past_key_values=cache, custom_generate=BeamSearch()
         )

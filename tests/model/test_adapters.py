@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 import warnings
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from helpers import (
     assert_near,
     each_once,
     matrices_of,
+    needs_peft_of_transformers,
     padded,
     sentences,
     slow_but,
@@ -277,6 +279,7 @@ def test_several_adapters_are_switched_and_disabled():
     assert torch.equal(logits_of(model), first)
 
 
+@needs_peft_of_transformers
 def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
@@ -296,6 +299,23 @@ def test_transformers_own_roads_to_an_adapter_lead_to_the_same_model(tmp_path):
     assert torch.equal(logits_of(loaded), base)
 
 
+@pytest.mark.skipif(not needs_peft_of_transformers.args[0], reason="only where they do not go together")
+def test_virtual_tokens_beside_a_cache_that_peft_does_not_know_are_refused():
+    model = adapted(PROMPTS["prefix"]).eval()
+    with pytest.raises(ValueError, match=r"are two\. \(A peft that is too old .* 'heedful\[adapters\]'"):
+        model.generate(input_ids=SOURCE, attention_mask=MASK, max_new_tokens=6)
+
+
+def test_versions_that_do_not_go_together_are_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", "99.1")
+    model = tiny_model()
+    message = rf"^transformers {version('transformers')} goes with peft 99\.1 or newer, but peft {version('peft')} is"
+    for road in (lambda: model.add_adapter(ADAPTERS["attention"]), lambda: model.load_adapter(tmp_path)):
+        with pytest.raises(ImportError, match=rf"{message} installed: `pip install 'heedful\[adapters\]'` brings"):
+            road()
+
+
+@needs_peft_of_transformers
 @pytest.mark.parametrize(
     ("file", "lost", "message"),
     [
@@ -332,7 +352,12 @@ def test_an_adapted_model_generates_what_the_merged_one_does(settings):
 
 @pytest.mark.parametrize(
     ("variant", "name"),
-    each_once(["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"], PROMPTS, ["default"]),
+    [
+        pytest.param(*case, marks=[needs_peft_of_transformers] if case[1] == "prefix" else [])
+        for case in each_once(
+            ["default", "rotary", "learned", "t5", "shaw", "separate_vocabularies"], PROMPTS, ["default"]
+        )
+    ],
 )
 def test_virtual_tokens_are_seen_in_generating_as_in_training_and_do_not_mind_padding(name, variant):
     model = adapted(PROMPTS[name], **VARIANTS[variant]).eval()
@@ -391,7 +416,7 @@ def folders(tmp_path_factory):
 TURNED = ["It rains.", "Yes."]
 
 
-@pytest.mark.parametrize("name", ["adapter", "merged"])
+@pytest.mark.parametrize("name", [pytest.param("adapter", marks=needs_peft_of_transformers), "merged"])
 def test_the_translator_and_the_pipeline_take_an_adapters_folder_as_they_take_a_models(folders, name):
     translator = Translator.from_pretrained(folders / name)
     assert type(translator.model) is HeedForConditionalGeneration

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.cells_heed import RecurrentCache
-from heedful.versions_heed import cache_of
+from heedful.versions_heed import CACHE, cache_of
 from helpers import (
     ATTENTIONS,
     ENDS,
@@ -221,7 +221,7 @@ def test_a_cache_of_another_kind_and_going_back_are_refused():
     from transformers import DynamicCache
 
     model, source = tiny_rnn(), torch.tensor([[5, 6]])
-    with pytest.raises(ValueError, match="`past_key_values` must be a RecurrentCache, but is a DynamicCache"):
+    with pytest.raises(ValueError, match=f"`{CACHE}` must be a RecurrentCache, but is a DynamicCache"):
         model(source, decoder_input_ids=source, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cannot be cropped"):
         RecurrentCache().crop(3)

@@ -16,7 +16,7 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
-from heedful.versions_heed import CACHE, cache_of
+from heedful.versions_heed import by_name, cache_of
 
 IGNORED_LABEL = -100
 Rows = Sequence[Sequence[int]]
@@ -203,7 +203,7 @@ def _logits_by_cache(model: Any, inputs: dict[str, torch.Tensor], targets: torch
     settings = {"attention_mask": inputs["attention_mask"], "use_cache": True}
     cache, steps = None, []
     for token in targets.split(1, dim=1):
-        outputs = model(encoder_outputs=encoder_outputs, decoder_input_ids=token, **{CACHE: cache}, **settings)
+        outputs = model(encoder_outputs=encoder_outputs, decoder_input_ids=token, **by_name(cache), **settings)
         cache = cache_of(outputs)
         steps.append(outputs.logits)
     return torch.cat(steps, dim=1)

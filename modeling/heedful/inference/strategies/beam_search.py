@@ -39,7 +39,7 @@ from heedful.inference.strategies.steps import (
     require,
     source_attention,
 )
-from heedful.versions_heed import CACHE
+from heedful.versions_heed import CACHE, by_name
 
 # Settings that may stand in the strategy or in generate()'s config, and what they are where neither has them.
 SHARED = {
@@ -341,7 +341,7 @@ class _Search:
             sequences=tokens,
             sequences_scores=best.scores.flatten(),
             beam_indices=beam_indices,
-            **{CACHE: self.voters.members[0].model_kwargs.get(CACHE)},
+            **by_name(self.voters.members[0].model_kwargs.get(CACHE)),
             **self.records.fields(encoded, self.batch),
         )
 

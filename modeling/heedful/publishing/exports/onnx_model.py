@@ -21,7 +21,7 @@ from transformers.utils import can_return_tuple
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
-from heedful.versions_heed import CACHE, takes_cache_by_either_name
+from heedful.versions_heed import by_name, given_cache, with_known_signature
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -95,7 +95,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         """Return the encoder, as `generate()` asks for it."""
         return self.encoder
 
-    @takes_cache_by_either_name
+    @with_known_signature
     @can_return_tuple
     def forward(
         self,
@@ -125,6 +125,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         Raises:
             ValueError: If something is asked for that the exported files do not compute.
         """
+        cache = given_cache(cache, kwargs)
         _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
@@ -136,12 +137,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
             if cache is not None:
                 fill_cache(cache, present)
-            return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
+            return Seq2SeqLMOutput(logits=logits, **by_name(cache))
         past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, inputs | past)
         for layer, own in enumerate(cache.self_attention_cache.layers):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
-        return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
+        return Seq2SeqLMOutput(logits=logits, **by_name(cache))
 
 
 class OnnxEncoder(nn.Module):

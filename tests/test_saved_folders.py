@@ -5,6 +5,7 @@ had two names for a cache. Their code is left out; what it computed is in `expec
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,26 @@ def test_a_folder_that_is_loaded_and_saved_again_generates_the_same_where_heedfu
         values[name] = [str(tmp_path / name), EXPECTED[name]]
         pieces[name] = f"folder, expected = {name}\n{ALONE}"
     assert fresh_process(pieces, values, tmp_path / "work", WITHOUT_HEEDFUL) == {}
+
+
+def test_verify_says_in_a_line_that_code_is_old_and_how_to_renew_it_which_does(tmp_path, heedful_command):
+    folder = tmp_path / "model"
+    AutoModelForSeq2SeqLM.from_pretrained(FOLDERS["transformer"]).save_pretrained(folder)
+    path = folder / "versions_heed.py"
+    path.write_text(
+        re.sub("^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', path.read_text(), flags=re.M)
+    )
+    code, output, _ = heedful_command("verify", folder)
+    (line,) = (line for line in output.splitlines() if line.startswith("code in the folder"))
+    told = re.search(
+        r"it is older than the installed Heedful's and knows transformers up to 5\.18\.2; .* run in Python: (.*)", line
+    )
+    assert code == 1
+    exec(told[1])
+    assert "code in the folder        pass" in heedful_command("verify", folder)[1]
+    path.unlink()
+    (folder / "generation_heed.py").write_text("# as it was before there was that file\n")
+    assert "knows transformers up to 5.23;" in heedful_command("verify", folder)[1]
 
 
 @pytest.mark.parametrize("name", FOLDERS)

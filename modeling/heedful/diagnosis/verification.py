@@ -8,6 +8,7 @@ holds the sentences, random ones by default.
 import inspect
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
 from heedful.symbols_heed import symbols_of
+from heedful.versions_heed import NEWEST_TRANSFORMERS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "source.spm", "vocab.json", "vocab.txt")
 BEAMS = 4
@@ -299,9 +301,12 @@ model = AutoModelForSeq2SeqLM.from_pretrained(
 ).eval()
 if not type(model).__module__.startswith("transformers_modules."):
     raise ImportError(f"{type(model).__name__} comes from {type(model).__module__}, not from the folder")
+inputs = load_file(work + "/inputs.safetensors")
 with torch.no_grad():
-    logits = model(**load_file(work + "/inputs.safetensors"), use_cache=False).logits
-save_file({"logits": logits.contiguous()}, work + "/logits.safetensors")
+    logits = model(**inputs, use_cache=False).logits
+del inputs["decoder_input_ids"]
+tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8)
+save_file({"logits": logits.contiguous(), "tokens": tokens}, work + "/found.safetensors")
 """
 
 
@@ -309,15 +314,18 @@ save_file({"logits": logits.contiguous()}, work + "/logits.safetensors")
 def check_remote_code(
     folder: str | Path, model: Any, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that the code in a model's folder gives the logits of `model`, its own, where Heedful is not installed.
+    """Check that a folder's code gives logits and greedy tokens of `model`, its own, where Heedful is not installed.
 
     A new process, in which `import heedful` fails, loads the folder with `trust_remote_code=True`. Unless the argument
-    of that name is true, only code that is the installed package's to the byte is run.
+    of that name is true, only code that is the installed package's to the byte is run, and older code fails.
     """
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
         raise SkippedError("the folder carries no code")
     if not trust_remote_code and not _code_is_ours(folder):
+        age = _age_of_code(folder, model)
+        if age is not None:
+            return 1, 0, age
         raise SkippedError("it is not the installed package's, and would run only with --trust-remote-code")
     from safetensors.torch import load_file, save_file
 
@@ -334,10 +342,32 @@ def check_remote_code(
         if process.returncode != 0:
             lines = [line for line in process.stderr.splitlines() if line.strip()]
             raise ImportError(f"the new process failed: {lines[-1].strip() if lines else process.returncode}")
-        theirs = load_file(f"{work}/logits.safetensors")["logits"]
-    rows = [row[: len(target)] for row, target in zip(theirs, sample.targets, strict=True)]
+        theirs = load_file(f"{work}/found.safetensors")
+    rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
     distance = difference(rows, logits_of(model, sample))
-    return distance, tolerance_of(model), "logits here and in a new process that cannot import heedful"
+    del inputs["decoder_input_ids"]
+    tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
+    if not torch.equal(tokens, theirs["tokens"]):
+        told = f"logits {distance:.1e}, and other greedy tokens in a new process that cannot import heedful"
+        is_judged = model.dtype in (torch.float32, torch.float64)
+        return max(distance, 1.0) if is_judged else distance, tolerance_of(model), told
+    told = "logits and greedy tokens here and in a new process that cannot import heedful"
+    return distance, tolerance_of(model), told
+
+
+def _age_of_code(folder: Path, model: Any) -> str | None:
+    """Say that a folder's code is older than the installed Heedful's, and how to renew it; `None` if it is not."""
+    path = folder / "versions_heed.py"
+    found = re.search(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', path.read_text("utf-8"), re.M) if path.is_file() else None
+    known = found[1] if found else "5.23"  # the last before there was such a line
+    ages = [tuple(map(int, each.split("."))) for each in (known, NEWEST_TRANSFORMERS)]
+    if model.config.model_type not in HEED_TYPES or ages[0] >= ages[1]:
+        return None
+    load = f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    return (
+        f"it is older than the installed Heedful's and knows transformers up to {known}; to renew it, run in Python: "
+        f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
+    )
 
 
 def _code_is_ours(folder: Path) -> bool:

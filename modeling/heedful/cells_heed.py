@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .configuration_heed_rnn import HeedRNNConfig
 from .fast_paths_heed import is_traced, is_transformed
@@ -234,13 +234,9 @@ def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
 # What is kept between steps
 
 
-class RecurrentCache(Cache):
-    """What `generate()` keeps between steps: the decoder's state, what it attended to, and the projected source.
+class RecurrentMemory(CacheLayerMixin):
+    """The decoder's state, what it attended to, and the projected source, as the one layer of a `RecurrentCache`."""
 
-    Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
-    """
-
-    is_compileable = False
     states: list[State]  # of each layer, from the lowest; empty before the first token
     # What is read beside the next token, with input feeding: (B, embedding_size), or without attention the encoder's
     # last state, (B, hidden_size).
@@ -248,30 +244,33 @@ class RecurrentCache(Cache):
     keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
 
     def __init__(self):
-        super().__init__(layers=[])
+        super().__init__()
         self.reset()
-
-    def __len__(self) -> int:
-        """Return the number of layers that have a state."""
-        return len(self.states)
-
-    @property
-    def self_attention_cache(self) -> "RecurrentCache":
-        """The part that differs between hypotheses of one sentence: all of it."""
-        return self
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that were read."""
-        return self._length
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """Return -1: any number of tokens may be read."""
-        return -1
 
     def keep(self, states: list[State], fed: torch.Tensor | None, length: int) -> None:
         """Take over the states behind `length` more tokens."""
         self.states, self.fed = states, fed
         self._length += length
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens that were read."""
+        return self._length
+
+    def get_max_length(self) -> int:
+        """Return -1: any number of tokens may be read."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of tokens that a mask covers, and where it begins."""
+        return self._length + query_length, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do as `update` does."""
+        self.update(key_states, value_states)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Refuse keys and values of attention, by a `ValueError`."""
+        raise ValueError("A recurrent cache must be given states by its model, but is given keys and values instead.")
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.states = [tuple(change(part) for part in state) for state in self.states]
@@ -290,10 +289,31 @@ class RecurrentCache(Cache):
         """Repeat each row."""
         self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
-    def crop(self, max_length: int) -> None:
+    def crop(self, tokens_to_remove: int) -> None:
         """Refuse to go back to an earlier token, by a `ValueError`."""
         raise ValueError("A recurrent state cannot be cropped: the states before the last token are not kept.")
 
     def reset(self) -> None:
         """Forget everything."""
         self.states, self.fed, self.keys, self._length = [], None, None, 0
+
+
+class RecurrentCache(Cache):
+    """What `generate()` keeps between steps.
+
+    Its size does not depend on the number of tokens so far, and it cannot go back to an earlier one.
+    """
+
+    layers: Any  # one `RecurrentMemory`, which `generate()` reorders, repeats and resets
+
+    def __init__(self):
+        super().__init__(layers=[RecurrentMemory()])
+
+    def __len__(self) -> int:
+        """Return the number of layers that have a state."""
+        return len(self.layers[0].states)
+
+    @property
+    def self_attention_cache(self) -> "RecurrentCache":
+        """The part that differs between hypotheses of one sentence: all of it."""
+        return self

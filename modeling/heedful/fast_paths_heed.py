@@ -86,12 +86,10 @@ class OneDnnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Transform `(…, in_features)`."""
+        """Transform `(rows, in_features)`."""
         ctx.save_for_backward(states, weight)
         ctx.has_bias = bias is not None
-        output = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-        # What oneDNN returns is a view, and a view that a function returns may not be changed in place.
-        return output if output.dim() == 2 else torch.ops.aten._unsafe_view(output, output.shape)
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -101,11 +99,10 @@ class OneDnnProduct(torch.autograd.Function):
         product = OneDnnProduct.apply if runs_plainly() else F.linear
         if ctx.needs_input_grad[0]:
             of_states = product(gradient, weight.t(), None)
-        rows = gradient.reshape(-1, gradient.shape[-1])
         if ctx.needs_input_grad[1]:
-            of_weight = product(rows.t(), states.flatten(0, -2).t(), None)
+            of_weight = product(gradient.t(), states.t(), None)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0)
+            of_bias = gradient.sum(0)
         return of_states, of_weight, of_bias
 
 
@@ -139,7 +136,8 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    return OneDnnProduct.apply(states, weight, bias)
+    # Of rows: what oneDNN returns of other shapes is a view, which may not be changed in place behind a function.
+    return OneDnnProduct.apply(states.reshape(-1, states.shape[-1]), weight, bias).view(*states.shape[:-1], -1)
 
 
 def project(states: torch.Tensor, projection: Any) -> torch.Tensor:

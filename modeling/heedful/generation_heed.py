@@ -107,9 +107,9 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
 def give_each_row_its_source(cache: Any) -> None:
     """Repeat keys and values of the source in a cache that `generate()` returns, for the hypotheses that share them.
 
-    Other code expects as many rows of them as of the target's. A cache of the user's own may be filled once more.
+    Other code expects as many rows of them as of the target's.
     """
-    if not isinstance(cache, EncoderDecoderCache) or getattr(cache, "_is_user_defined", False):
+    if not isinstance(cache, EncoderDecoderCache):
         return
     layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
     for own, source in layers:
@@ -148,7 +148,10 @@ class HeedGenerationMixin(GenerationMixin):
         check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
         warn_of_unread_settings(config, kwargs.get("custom_generate"))
-        if isinstance(kwargs.get(CACHE), Cache) and not callable(kwargs.get("custom_generate")):
+        given: Any = kwargs.get(CACHE)
+        if isinstance(given, Cache):
+            given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
+        if isinstance(given, Cache) and not callable(kwargs.get("custom_generate")):
             prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
@@ -157,7 +160,8 @@ class HeedGenerationMixin(GenerationMixin):
             found: Any = GenerationMixin.generate(self, *args, **kwargs)
         if is_unseen:
             return found.clone()  # which autograd can read
-        give_each_row_its_source(cache_of(found))
+        if given is None:  # a user's own may be filled once more
+            give_each_row_its_source(cache_of(found))
         return found
 
     def compute_transition_scores(

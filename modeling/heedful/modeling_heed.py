@@ -224,6 +224,7 @@ class HeedStack(HeedPreTrainedModel):
         self.layers = nn.ModuleList([self.layer_class(config) for _ in range(1 if config.share_layers else depth)])
         self.rounds = depth if config.share_layers else 1  # how often the states go through all of them
         self.post_init()
+        self._leave_out_of_tensor_parallelism()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -234,9 +235,8 @@ class HeedStack(HeedPreTrainedModel):
             depth = next(number for number, layer in numbered if any(part is module for part in layer.modules()))
             init.xavier_uniform_(module.weight, gain=depth**-0.5)
 
-    def post_init(self) -> None:
-        """Finish as transformers does; the plan of tensor parallelism names what there is."""
-        super().post_init()
+    def _leave_out_of_tensor_parallelism(self) -> None:
+        """Let the plan of tensor parallelism name what there is."""
         left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
         if self.config.position_encoding in RELATIVE_ENCODINGS:
             left_out.append("self_attn")  # what the heads share would get a share of its gradient

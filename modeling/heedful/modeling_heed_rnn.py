@@ -18,7 +18,17 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import can_return_tuple
 
-from .cells_heed import Cell, LSTMCell, RecurrentCache, State, keep_at_padding, make_cell, may_fuse, padding_free
+from .cells_heed import (
+    Cell,
+    LSTMCell,
+    RecurrentCache,
+    RecurrentMemory,
+    State,
+    keep_at_padding,
+    make_cell,
+    may_fuse,
+    padding_free,
+)
 from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
@@ -364,19 +374,20 @@ class HeedRNNDecoder(HeedRNNStack):
             )
         use_cache = self.config.use_cache if use_cache is None else use_cache
         kept = RecurrentCache() if cache is None else cache
-        self._check_mask(attention_mask, kept.get_seq_length() + length)
+        memory = kept.layers[0]
+        self._check_mask(attention_mask, memory.get_seq_length() + length)
         self._check_mask(encoder_attention_mask, encoder_hidden_states.shape[1])
         tokens = padding_free(None if attention_mask is None else attention_mask[:, -length:])
-        states = kept.states or self.bridge(encoder_final_state, encoder_hidden_states)
-        fed = kept.fed
+        states = memory.states or self.bridge(encoder_final_state, encoder_hidden_states)
+        fed = memory.fed
         if self.feeds_last_state and fed is None:
             fed = self.bridge.layers_of(encoder_final_state)[:, -1, 0]  # (B, H)
-        look = self._look_at(encoder_hidden_states, encoder_attention_mask, kept, fed)
+        look = self._look_at(encoder_hidden_states, encoder_attention_mask, memory, fed)
         is_step_by_step = self.config.input_feeding and self.cross_attn is not None
         run = self._feed_step_by_step if is_step_by_step else self._run_layers
         states, fed, outputs, weights, seen = run(embeddings, tokens, states, fed, look)
         if use_cache or cache is not None:
-            kept.keep(states, fed, length)
+            memory.keep(states, fed, length)
         records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs,
@@ -386,17 +397,17 @@ class HeedRNNDecoder(HeedRNNStack):
         )
 
     def _look_at(
-        self, source: torch.Tensor, mask: torch.Tensor | None, cache: RecurrentCache, fed: torch.Tensor | None
+        self, source: torch.Tensor, mask: torch.Tensor | None, memory: RecurrentMemory, fed: torch.Tensor | None
     ) -> Look:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""
         if self.cross_attn is None:
             return lambda states: (self.dropout(torch.tanh(self.out_proj(join_to_each(states, fed)))), None)
-        if cache.keys is None:
-            cache.keys = self.cross_attn.project_source(source)
+        if memory.keys is None:
+            memory.keys = self.cross_attn.project_source(source)
         tokens = padding_free(mask)
 
         def look(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            context, weights = self.cross_attn(states, cache.keys, source, tokens)
+            context, weights = self.cross_attn(states, memory.keys, source, tokens)
             return self.dropout(torch.tanh(self.out_proj(torch.cat([states.to(context.dtype), context], -1)))), weights
 
         return look

@@ -252,9 +252,6 @@ class HeedTranslationPipeline(ChunkPipeline):
     _load_processor = False
     _load_image_processor = False
     _load_feature_extractor = False
-    _load_video_processor = False
-    # Generation settings are handed to `generate()` as they are given, alike in all versions of transformers.
-    _pipeline_calls_generate = False
 
     def __init__(self, model: Any, tokenizer: Any = None, target_tokenizer: Any = None, **kwargs: Any):
         if tokenizer is None:
@@ -571,7 +568,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
     if given is not None:
         return _load_tokenizer(AutoTokenizer, given) if isinstance(given, str | Path) else given
-    name = getattr(model.config, "_name_or_path", None) or tokenizer.name_or_path
+    name = model.config.name_or_path or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
     options: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}

@@ -256,7 +256,7 @@ class HeedBaseModel(PreTrainedModel):
                 f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
                 "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
             )
-        if any(module.weight.is_meta and hasattr(module, "_hf_hook") for module in modules):
+        if getattr(self, "hf_device_map", None) and any(module.weight.is_meta for module in modules):
             raise ValueError(
                 "The embeddings must be in memory to be resized, but are offloaded: load the model without "
                 "`device_map`, resize it and save it."
@@ -370,7 +370,7 @@ def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: b
     The report is what `from_pretrained(output_loading_info=True)` tells of the model's own weights, `source` its
     folder or repository, or an adapter's. If `may_differ`, weights of other shapes are left as they were drawn.
     """
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if getattr(model, "peft_config", None):
         source = next(iter(model.peft_config.values())).base_model_name_or_path or source
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base = type(model).__name__, model.base_model
@@ -404,6 +404,6 @@ def check_weights(model: Any, report: dict[str, Any], source: Any, may_differ: b
 
 def check_adapter(model: PreTrainedModel, report: dict[str, Any]) -> None:
     """Raise if a model was loaded with an adapter whose file lacks some of its weights."""
-    lacking = sorted(report["missing_keys"]) if getattr(model, "_hf_peft_config_loaded", False) else []
+    lacking = sorted(report["missing_keys"]) if getattr(model, "peft_config", None) else []
     if lacking:
         raise ValueError(f"The adapter must have all its weights, but lacks {first_three(lacking)}.")

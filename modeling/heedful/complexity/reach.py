@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from heedful.complexity.counts import path_length
 from heedful.complexity.layers import RecurrentLayer, make_layer
@@ -79,16 +78,20 @@ def cells_between_ends(length: int, settings: ComplexitySettings) -> int:
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
 
     def first_reaches_last(cut: int | None) -> bool:
-        memory = None
+        memory: Any = None
         for position in range(length):
             if position == cut:
-                memory = tree_map(torch.Tensor.detach, memory)
+                memory = _detached(memory)
             output, memory = layer.step(inputs[:, position : position + 1], memory)
         return bool(reached(output, inputs)[0, 0])
 
     if not first_reaches_last(None):
         raise RuntimeError("The first input of a recurrent layer must reach its last output, but does not.")
     return 1 + sum(not first_reaches_last(cut) for cut in range(1, length))
+
+
+def _detached(memory: Any) -> Any:
+    return tuple(map(_detached, memory)) if isinstance(memory, tuple) else memory.detach()
 
 
 def measure_reach(settings: ComplexitySettings) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import DistributedType
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from heedful.training.processes.devices import memory_of_machine
 from heedful.training.recipe import OptimizationRecipe
@@ -34,13 +33,14 @@ class HeldBytes(TorchDispatchMode):
     def __torch_dispatch__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count what is new among its results: views and what is changed in place are not."""
         result = function(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
         for storage in _storages(result):
-            if storage._cdata not in given and storage._cdata not in self._held:
-                self._held.add(storage._cdata)
-                self.now += storage.nbytes()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if size and address not in given and address not in self._held:
+                self._held.add(address)
+                self.now += size
                 self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._let_go, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._let_go, address, size)
         return result
 
     def _let_go(self, address: int, size: int) -> None:
@@ -49,7 +49,10 @@ class HeldBytes(TorchDispatchMode):
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [each.untyped_storage() for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+    if isinstance(tree, torch.Tensor):
+        return [tree.untyped_storage()]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [storage for part in parts for storage in _storages(part)]
 
 
 def count_parameters(model: "PreTrainedModel") -> dict[str, int]:

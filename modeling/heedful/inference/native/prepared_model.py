@@ -115,8 +115,7 @@ class PreparedModel:
             and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))
             # Prefix tuning of peft sets its own.
             and "prepare_inputs_for_generation" not in self.model.__dict__
-            # A cache that the user passed in must be filled; transformers marks it so.
-            and not (cache is not None and getattr(cache, "_is_user_defined", False))
+            and not getattr(cache, "is_the_users", False)
         )
         decoder = self._current_decoder() if is_ours else None
         if decoder is None:

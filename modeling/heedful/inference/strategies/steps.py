@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from heedful.versions_heed import CACHE
+from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
@@ -135,9 +135,11 @@ class ModelSteps:
         )
         outputs = self.model(**inputs, return_dict=True)
         self._is_first = False
-        self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=True
-        )
+        if cache_of(outputs) is not None:
+            self.model_kwargs |= by_name(cache_of(outputs))
+        mask = self.model_kwargs.get("decoder_attention_mask")
+        if mask is not None:  # of the token that is going to be found
+            self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         return outputs
 
     def reorder(self, rows: torch.Tensor) -> None:

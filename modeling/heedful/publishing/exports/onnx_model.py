@@ -58,7 +58,7 @@ def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
 class OnnxModel(PreTrainedModel, HeedGenerationMixin):
     """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
 
-    It has no parameters, so nothing in it can be trained, resized or saved: onnxruntime holds the weights.
+    It has no weights, so nothing in it can be trained, resized or saved: onnxruntime holds them.
 
     Args:
         config: Configuration of the exported model.
@@ -67,13 +67,13 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
 
     config_class = HeedConfig
     main_input_name = "input_ids"
-    device = torch.device("cpu")  # where the sessions compute
-    dtype = torch.float32  # of the logits
 
     def __init__(self, config: HeedConfig, sessions: Sequence[Any]):
         super().__init__(config)
         self.encoder = OnnxEncoder(sessions[0])
         self.first_step, self.next_step = sessions[1:]
+        # Empty: it says that the sessions compute on the CPU, and logits in float32.
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> Self:  # type: ignore[override]
@@ -90,10 +90,6 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), sessions)
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
-
-    def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Return the encoder, as `generate()` asks for it."""
-        return self.encoder
 
     @with_known_signature
     @can_return_tuple

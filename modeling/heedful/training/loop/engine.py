@@ -99,7 +99,8 @@ class Engine:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]:
             handle.wait()
-        torch._foreach_div_(gradients, torch.distributed.get_world_size())
+        for gradient in gradients:
+            gradient.div_(torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> float:
         """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""

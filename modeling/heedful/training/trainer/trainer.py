@@ -4,7 +4,7 @@ import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderShard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
@@ -20,7 +20,9 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     HubStrategy,
+    RemoveColumnsCollator,
     rotate_checkpoints,
+    seed_worker,
     unwrap_peft_model,
 )
 from transformers.utils import logging
@@ -110,6 +112,8 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
         if given.get("data_collator") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
             given["data_collator"] = DataCollatorForSeq2Seq(tokenizer)
+        if given.get("model_init") is not None:
+            given["model_init"] = self._completing(given["model_init"])
         own_generation = deepcopy(getattr(model, "generation_config", None))
         super().__init__(**given)
         if self.args.device.type == "cpu":
@@ -133,11 +137,16 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         """The model itself, without what Accelerate and peft wrap around it."""
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
-    def call_model_init(self, trial: Any = None) -> Any:
-        """Make the model anew, with the smoothing and the generation settings of the arguments."""
-        model: Any = super().call_model_init(trial)
-        self._complete(model, model.generation_config)
-        return model
+    def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `model_init` with the smoothing and the generation settings of the arguments."""
+
+        @wraps(make)
+        def make_and_complete(*trial: Any) -> Any:
+            model = make(*trial)
+            self._complete(model, model.generation_config)
+            return model
+
+        return make_and_complete
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
         """Give a model the arguments' smoothing and their `generation_config`, its gaps filled from the model's own.
@@ -162,7 +171,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         """Warn if the model has two tokenizers and only one of them would be saved with it."""
         config = unwrap_peft_model(self.model).config
         has_two = getattr(config, "decoder_vocab_size", None) not in (None, config.vocab_size)
-        has_two |= (Path(config._name_or_path or "") / TARGET_FOLDER).is_dir()
+        has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         if has_two and tokenizer and not isinstance(tokenizer, TokenizerPair):
             logger.warning(
@@ -399,15 +408,21 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
         batches = micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
 
-        def sampler(_: Dataset) -> Epoch:
-            return Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
-
+        epoch = Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
+        seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
         # Accelerate gives each process one micro-batch in turn.
-        return self._get_dataloader(batches, "Training", batch_size=1, sampler_fn=sampler, is_training=True)
+        return self.accelerator.prepare(DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading()))
 
-    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        collate = super()._get_collator_with_removed_columns(data_collator, description)
-        return partial(collate_micro_batch, collate)
+    def _loading(self) -> dict[str, Any]:
+        """Return how a `DataLoader` collates the rows of a micro-batch, by how many workers and so on."""
+        collate, args = self.data_collator, self.args
+        if args.remove_unused_columns:
+            taken = inspect.signature(unwrap_peft_model(self.model).forward).parameters
+            columns = [*taken, "labels", "label", "label_ids"]
+            collate = RemoveColumnsCollator(collate, columns, logger, description="training")
+        names = ("num_workers", "pin_memory", "persistent_workers", "multiprocessing_context", "prefetch_factor")
+        settings = {name: getattr(args, f"dataloader_{name}") for name in names}
+        return {"collate_fn": partial(collate_micro_batch, collate), **settings}
 
     def _loader_of_stream(self, rows: Any) -> DataLoader:
         """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
@@ -421,12 +436,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         batches = DataLoader(
             rows,
             batch_size=args.per_device_train_batch_size,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
-            num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory,
-            persistent_workers=args.dataloader_persistent_workers,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
-            prefetch_factor=args.dataloader_prefetch_factor,
+            **self._loading(),
         )
         processes, process = args.world_size // copies, args.process_index // copies
         parts = args.gradient_accumulation_steps * processes
@@ -483,18 +493,14 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Return the batches of an evaluation dataset; if one is given, its own even if workers persist."""
-        if eval_dataset is None or isinstance(eval_dataset, str):
-            return super().get_eval_dataloader(eval_dataset)
-        return self.get_test_dataloader(eval_dataset)
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            return self.get_test_dataloader(eval_dataset)
+        self.eval_dataset = _listed(self.eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)
 
-    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
-        if not kwargs.get("is_training", False) and not is_list(dataset):
-            # All predictions are held in memory anyway, and only a known number of pairs can be divided evenly.
-            dataset = list(dataset)
-        return super()._get_dataloader(dataset, *args, **kwargs)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
-        return SequentialSampler(eval_dataset)
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """Return the batches of a dataset that is given."""
+        return super().get_test_dataloader(_listed(test_dataset))
 
     def evaluation_loop(
         self,
@@ -550,8 +556,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         """Return loss, predictions and labels of one batch; generated tokens and labels are padded with -100."""
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
-        inputs, loss = self._prepare_inputs(inputs), None
-        labels = inputs.get("labels")
+        labels, loss = inputs.get("labels"), None
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
             given = inputs.get("decoder_input_ids")
@@ -578,6 +583,13 @@ def _counts_labels(model: Any) -> bool:
 def _checked_path(path: str) -> str:
     check_checkpoint(Path(path))
     return path
+
+
+def _listed(rows: Any) -> Any:
+    """Return rows of a known number: all predictions are held in memory anyway, and only these are divided evenly."""
+    if isinstance(rows, dict):
+        return {name: _listed(each) for name, each in rows.items()}
+    return rows if rows is None or is_list(rows) else list(rows)
 
 
 def _same(batch: Inputs) -> Inputs:

@@ -1,14 +1,17 @@
-"""List what Heedful touches of the libraries below it that they may change without notice: docs/versions.md.
+"""List what Heedful touches of the libraries below it that may change without notice, for docs/versions.md.
 
     python scripts/touched.py            # count
-    python scripts/touched.py --write    # bring the table up to date: new rows have a ? to be filled in
+    python scripts/touched.py --write    # bring the table up to date; what a new row lacks is a ?
 
-A row is a private name that Heedful reads, calls or declares, a method or property that it overrides, or a setting of a
-library that it changes. What a library asks its users to write (abstract methods, `forward` of a module, public fields
-of a class) is none. Names are read off the tree; whose they are, for those that only an object has, is in the table.
+A row is a private name that Heedful reads, calls, sets or declares, a method or property that it overrides, or a
+setting of a library that it changes. What a library asks its users to write (abstract methods, a module's `forward`,
+public fields of a class) is none. Names and files are read off the tree. Whose a name is that only an object has, why
+Heedful needs it, and what happens without it, is written in the table.
 """
 
+import argparse
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -16,13 +19,20 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import heedful
 
-LIBRARIES = ("transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch", "peft")
+# fmt: off
+LIBRARIES = (
+    "transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch", "peft", "evaluate",
+    "sacrebleu",
+)
+# fmt: on
+OF_PYTHON = ("_asdict", "_replace", "_exit")  # of named tuples and `os`
 PACKAGE = Path(heedful.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "versions.md"
-ROW = re.compile(r"^\| `(\S+)` \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\S+)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 
 def is_private(name: str) -> bool:
@@ -31,11 +41,11 @@ def is_private(name: str) -> bool:
 
 
 def is_of_library(module: str | None) -> bool:
-    """Tell whether a module belongs to one of the libraries."""
-    return bool(module) and module.split(".")[0] in LIBRARIES
+    """Tell whether a dotted name begins with one of the libraries."""
+    return module is not None and module.split(".")[0] in LIBRARIES
 
 
-def own_names(trees: list[ast.AST]) -> set[str]:
+def own_names(trees: list[ast.Module]) -> set[str]:
     """Return the names that our own code defines, or sets on its own objects."""
     found = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
@@ -44,13 +54,13 @@ def own_names(trees: list[ast.AST]) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") else set()
+            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
     return found
 
 
-def strings_as_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node asks an object for by a string."""
-    given: list[ast.AST] = []
+def names_asked_for(node: ast.AST) -> Iterator[str]:
+    """Yield the names by which a node asks an object for something, if they are strings."""
+    given: list[ast.expr] = []
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
         given = node.args[1:2]
     elif isinstance(node, ast.Subscript):
@@ -60,19 +70,19 @@ def strings_as_names(node: ast.AST) -> Iterator[str]:
     yield from (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
-def private_names(tree: ast.AST, own: set[str]) -> Iterator[str]:
-    """Yield what a file reads, calls, sets or imports that is private: dotted where the tree tells whose it is."""
+def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
+    """Yield what a file touches that is private or a library's setting: dotted where the tree tells whose it is."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and is_of_library(node.module):
-            for name in (alias.name for alias in node.names):
-                if any(map(is_private, [name, *node.module.split(".")])):
-                    yield f"{node.module}.{name}"
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
-            yield node.attr
-        elif isinstance(node, ast.Assign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (text for text in map(ast.unparse, targets) if text.startswith("torch."))
-        yield from (name for name in strings_as_names(node) if is_private(name) and name not in own)
+            names = [alias.name for alias in node.names]
+            in_private = any(map(is_private, str(node.module).split(".")))
+            yield from (f"{node.module}.{name}" for name in names if in_private or is_private(name))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in (*own, *OF_PYTHON):
+            whose = ast.unparse(node.value)
+            yield f"{whose}.{node.attr}" if is_of_library(whose) else node.attr
+        elif isinstance(node, ast.Assign):
+            yield from (text for text in map(ast.unparse, node.targets) if is_of_library(text) and "." in text)
+        yield from (name for name in names_asked_for(node) if is_private(name) and name not in own)
 
 
 def asks_to_be_written(base: type, name: str) -> bool:
@@ -80,60 +90,119 @@ def asks_to_be_written(base: type, name: str) -> bool:
     known = inspect.getattr_static(base, name)
     code = getattr(getattr(known, "__func__", known), "__code__", None)
     if code is None and not isinstance(known, property):
-        return not name.startswith("_")  # a field
-    is_abstract = getattr(known, "__isabstractmethod__", False) or known is inspect.getattr_static(base, "forward", 0)
-    return is_abstract or (code is not None and "NotImplementedError" in code.co_names and len(code.co_code) < 60)
+        return not is_private(name)  # a field
+    is_empty = code is not None and "NotImplementedError" in code.co_names and len(code.co_code) < 60
+    return name == "forward" or is_empty or getattr(known, "__isabstractmethod__", False)
 
 
-def overrides(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Yield what the classes of a file override of the libraries' classes, and what they declare for these to find."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    module = None
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        module = module or importlib.import_module(".".join(part for part in parts if part != "__init__"))
-        kind = getattr(module, node.name)
-        bases = [base for base in kind.__mro__[1:] if is_of_library(base.__module__)]
-        names = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
-        stored = (inner for inner in ast.walk(node) if isinstance(getattr(inner, "ctx", None), ast.Store))
-        for inner in stored:
-            is_field = isinstance(inner, ast.Name) and any(
-                inner in ast.walk(part) for part in node.body if isinstance(part, ast.Assign | ast.AnnAssign)
-            )
-            is_own = isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self"
-            names |= {inner.id} if is_field else {inner.attr} if is_own else set()
-        for name in sorted(names):
+def declared(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's methods and fields, and of those that its methods set."""
+    names = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    for part in node.body:
+        names |= {ast.unparse(part.target)} if isinstance(part, ast.AnnAssign) else set()
+        names |= {ast.unparse(target) for target in part.targets} if isinstance(part, ast.Assign) else set()
+    stored = (inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
+    own = (inner for inner in stored if isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self")
+    return names | {inner.attr for inner in own}
+
+
+@functools.cache
+def words_of(module: str) -> set[str]:
+    """Return all words of a module's source."""
+    return set(re.findall(r"\w+", inspect.getsource(sys.modules[module])))
+
+
+def bases_of(kind: type) -> list[type]:
+    """Return the libraries' classes that a class of ours hides methods of, by itself or as a part of a subclass."""
+    subclasses = [each for subclass in kind.__subclasses__() for each in (subclass, *subclass.__subclasses__())]
+    found = dict.fromkeys(base for each in (kind, *subclasses) for base in each.__mro__)
+    return [base for base in found if base is not kind and is_of_library(base.__module__)]
+
+
+def overrides(path: Path, tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a file's classes override of the libraries' classes, or declare for these to find, and by what."""
+    for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        kind = getattr(importlib.import_module(module_of(path)), node.name)
+        bases = bases_of(kind)
+        for name in sorted(name for name in declared(node) if not name.startswith("__")):
             base = next((base for base in bases if name in vars(base)), None)
-            if name.startswith("__") or (base is None and not is_private(name)):
-                continue
-            if base is None:  # a library may still look for it
+            if base is None and is_private(name):  # a library may still look for it
                 base = next((each for each in bases if name in words_of(each.__module__)), None)
-            elif asks_to_be_written(base, name):
+            elif base is not None and asks_to_be_written(base, name):
                 continue
             if base is not None:
-                yield f"{base.__module__}.{base.__qualname__}.{name}"
+                yield f"{base.__module__}.{base.__qualname__}.{name}", getattr(kind, name, None)
 
 
-def words_of(module: str, known: dict[str, set[str]] = {}) -> set[str]:  # noqa: B006 - a cache
-    """Return all words of a module's source."""
-    if module not in known:
-        known[module] = set(re.findall(r"\w+", inspect.getsource(sys.modules[module])))
-    return known[module]
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
 
 
-def touched() -> dict[str, set[str]]:
-    """Return all names with the files of the package that touch them; dotted only where the tree tells whose it is."""
+def touched() -> tuple[dict[str, set[str]], dict[str, list[Any]]]:
+    """Return the files that touch each name, which is dotted where the tree tells whose it is, and our overrides."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-    own, found = own_names([*trees.values()]), defaultdict(set)
+    own, files, ours = own_names([*trees.values()]), defaultdict(set), defaultdict(list)
+    for path in trees:  # subclasses are known when all modules are imported
+        if path.name != "__main__.py":
+            importlib.import_module(module_of(path))
     for path, tree in trees.items():
-        for name in (*private_names(tree, own), *overrides(path, tree)):
-            found[name].add(str(path.relative_to(PACKAGE)))
+        for name, override in overrides(path, tree):
+            ours[name].append(override)
+            files[name].add(str(path.relative_to(PACKAGE)))
+        for name in private_names(tree, own):
+            files[name].add(str(path.relative_to(PACKAGE)))
+    for name in list(files):  # a part of another, or the same without whose it is
+        longer = [other for other in files if other.startswith(f"{name}.") or other.endswith(f".{name}")]
+        for other in longer:
+            files[other] |= files[name]
+        if longer:
+            del files[name]
+    return files, ours
+
+
+def rows(page: str) -> dict[str, tuple[str, ...]]:
+    """Return the table of a page: where, why and what happens without it, by name."""
+    return {name: tuple(rest) for name, *rest in ROW.findall(page)}
+
+
+def resolve(name: str) -> Any:
+    """Return what a dotted name of a library is; of an attribute that only objects have, its class or module.
+
+    Raises:
+        LookupError: If the installed version has it no more.
+    """
+    parts, found = name.split("."), None
+    for end in range(1, len(parts) + 1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            break
+    for place, part in enumerate(parts[end - (found.__name__ != name) :], end - 1):
+        if not hasattr(found, part):
+            if place == len(parts) - 1 and re.search(rf"\b{part}\b", inspect.getsource(found)):
+                return found
+            raise LookupError(f"{name} is gone: {'.'.join(parts[:place])} has no {part}")
+        found = getattr(found, part)
     return found
 
 
+def table(page: str) -> str:
+    """Return a page with its table brought up to date."""
+    known, lines = rows(page), ["| name | where | why | without it |", "|---|---|---|---|"]
+    by_last = {name.rpartition(".")[2]: name for name in known}
+    found = {(name if "." in name else by_last.get(name, f"?.{name}")): where for name, where in touched()[0].items()}
+    for name, where in sorted(found.items()):
+        _, *told = known.get(name, ("?", "?", "?"))
+        lines.append(f"| `{name}` | {', '.join(sorted(where))} | {told[0]} | {told[1]} |")
+    begin, end = page.index("| name | where |"), page.rindex("|\n") + 2
+    return page[:begin] + "\n".join(lines) + "\n" + page[end:]
+
+
 if __name__ == "__main__":
-    found = touched()
-    for name, files in sorted(found.items()):
-        print(name, *sorted(files))
-    print(len(found))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="bring the table of docs/versions.md up to date")
+    if parser.parse_args().write:
+        PAGE.write_text(table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(len(touched()[0]), "names")

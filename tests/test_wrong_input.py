@@ -202,11 +202,11 @@ def test_a_stack_alone_is_not_made_up_from_a_whole_models_folder(whole):
 def test_a_token_of_the_hub_is_never_written_nor_copied(whole, tmp_path):
     model = HeedForConditionalGeneration.from_pretrained(whole, token="hf_secret")
     model.save_pretrained(tmp_path)
-    assert model._hub_token.value == "hf_secret"
+    assert model.hub_access.token == "hf_secret"
     assert "hf_secret" not in repr(vars(model)) + repr(model.config)
     assert not [path for path in tmp_path.rglob("*") if b"hf_secret" in path.read_bytes()]
     assert b"hf_secret" not in pickle.dumps(model)
-    assert pickle.loads(pickle.dumps(model))._hub_token.value is None
+    assert pickle.loads(pickle.dumps(model)).hub_access.token is None
 
 
 # Numbers that are none

@@ -139,14 +139,6 @@ class OutputLayer(nn.Module):
         if self.config.shares_target_and_output_embeddings:
             self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
 
-    def get_output_embeddings(self) -> nn.Module:
-        """Return the pre-softmax linear layer."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the pre-softmax linear layer."""
-        self.lm_head = new_embeddings
-
     @with_known_signature
     @can_return_tuple
     def forward(

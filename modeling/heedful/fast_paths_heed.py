@@ -16,7 +16,6 @@ Letters in shape comments: N tokens of a batch without its padding, D = d_model.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -147,15 +146,7 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
         return projection(states)
     if runs_plainly() and is_plain(projection):
         return linear(states, projection.weight, projection.bias)
-    if "_old_forward" in projection.__dict__ and type(projection) is nn.Linear:
-        # What Accelerate's hooks call. Weights that are loaded when needed must give the same to the last bit.
-        projection.__dict__["_old_forward"] = partial(_product_of, projection)
     return projection(states)
-
-
-def _product_of(projection: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-    product = linear if runs_plainly() else F.linear
-    return product(states, projection.weight, projection.bias)
 
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:

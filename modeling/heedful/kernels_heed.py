@@ -45,6 +45,17 @@ def check_kernel(config: HeedConfig, name: str | None) -> None:
         raise ValueError(f"`attn_implementation` must be {', '.join(choices)} where {reason}, but is {name} instead.")
 
 
+def check_kernel_name(config: HeedConfig, name: str | None) -> None:
+    """Do so, and for a name that no attention function has: transformers looks at some names only."""
+    check_kernel(config, name)
+    known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
+    if name is not None and name not in known and ("/" not in name or name.startswith("paged|")):
+        raise ValueError(
+            f'Specified `attn_implementation="{name}"` is not supported: `attn_implementation` must be one of '
+            f"{', '.join(known)}, or a kernel of the Hub (`owner/name`), but is {name} instead."
+        )
+
+
 def check_flex_attention(query: torch.Tensor, dropout: float) -> None:
     """Raise a `ValueError` where flex_attention cannot do what is asked of it."""
     if dropout > 0:
@@ -75,19 +86,8 @@ class KernelChoice(PreTrainedModel):
         is_restricted = config.encoder_neighbourhood or config.decoder_neighbourhood
         if is_restricted or has_uneven_heads(config) or config.position_encoding == "t5":
             self._supports_flash_attn = False
+        check_kernel_name(config, config._attn_implementation)
         super().__init__(config)
-
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        """Refuse what transformers would let pass: it looks at some names only, and does not know the config."""
-        check_kernel(self.config, attn_implementation)
-        known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
-        name = attn_implementation or "eager"
-        if name not in known and ("/" not in name or name.startswith("paged|")):
-            raise ValueError(
-                f'Specified `attn_implementation="{name}"` is not supported: `attn_implementation` must be one of '
-                f"{', '.join(known)}, or a kernel of the Hub (`owner/name`), but is {name} instead."
-            )
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Choose the attention function, as transformers does; encoder and decoder share one config, and so one name.
@@ -96,6 +96,7 @@ class KernelChoice(PreTrainedModel):
             ValueError: If it is unknown, would compute something else, or is given for a part of the model.
         """
         check_one_kernel(attn_implementation)
+        check_kernel_name(self.config, attn_implementation if isinstance(attn_implementation, str) else None)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:

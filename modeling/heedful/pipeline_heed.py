@@ -571,9 +571,10 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     name = model.config.name_or_path or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
-    options: dict[str, Any] = {"subfolder": TARGET_FOLDER, "revision": getattr(model.config, "_commit_hash", None)}
     # `pipeline(token=…)` hands it to the model, and to no pipeline.
-    options["token"] = getattr(getattr(model, "_hub_token", None), "value", None)
+    access = getattr(model, "hub_access", None)
+    options: dict[str, Any] = {key: getattr(access, key, None) for key in ("revision", "token")}
+    options["subfolder"] = TARGET_FOLDER
     settings = get_tokenizer_config(name, **options)
     if not settings:
         if TARGET_FOLDER in tokenizer.init_kwargs:

@@ -18,20 +18,31 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
 from .fast_paths_heed import runs_plainly
-from .versions_heed import CACHE_NAMES, check_peft
+from .versions_heed import check_peft
 
+# Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
+PUSH_SETTINGS = (
+    "repo_id",
+    "commit_message",
+    "commit_description",
+    "private",
+    "token",
+    "revision",
+    "create_pr",
+    "tags",
+)
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
 
 
-class HubToken:
-    """Opens a private repository for what is loaded after the model; it is never shown, copied or saved."""
+class HubAccess:
+    """Where and how to find what is loaded after the model; the token is never shown, copied or saved."""
 
-    def __init__(self, value: str | bool | None = None):
-        self.value = value
+    def __init__(self, revision: str | None = None, token: str | bool | None = None):
+        self.revision, self.token = revision, token
 
-    def __reduce__(self) -> tuple[type["HubToken"], tuple[()]]:
-        return HubToken, ()
+    def __reduce__(self) -> tuple[type["HubAccess"], tuple[str | None]]:
+        return HubAccess, (self.revision,)
 
 
 class HeedBaseModel(PreTrainedModel):
@@ -39,7 +50,6 @@ class HeedBaseModel(PreTrainedModel):
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    _skip_keys_device_placement = [*CACHE_NAMES]
     # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
     # Which side a stack is of; a whole model has both.
@@ -121,9 +131,8 @@ class HeedBaseModel(PreTrainedModel):
         check_device_map(model)
         align_weights(model)
         check_quantization(model)
-        # With these a pipeline finds the target's tokenizer.
-        model.config._commit_hash = getattr(model.config, "_commit_hash", None) or kwargs.get("revision")
-        model._hub_token = HubToken(kwargs.get("token"))
+        # With it a pipeline finds the target's tokenizer.
+        model.hub_access = HubAccess(kwargs.get("revision"), kwargs.get("token"))
         return (model, report) if kwargs.get("output_loading_info") else model
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
@@ -153,21 +162,21 @@ class HeedBaseModel(PreTrainedModel):
                 "the model as it was, and load it with `quantization_config=TorchAoConfig(...)`."
             )
         self._keep_sharing()
-        if self._auto_class is not None:
+        if any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
             # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
             from .pipeline_heed import pipelines_of_folder
 
             offered = getattr(self.config, "custom_pipelines", None) or {}
             self.config.custom_pipelines = pipelines_of_folder(next(iter(offered), None))
+        # transformers would upload before the weights are signed.
+        pushes = kwargs.pop("push_to_hub", False)
+        settings = {name: kwargs.pop(name) for name in PUSH_SETTINGS if pushes and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", args[0] if args else True):
             _sign_weights(Path(save_directory))
-
-    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        # `save_pretrained(push_to_hub=True)` uploads before it returns.
-        _sign_weights(Path(working_dir))
-        return super()._upload_modified_files(working_dir, *args, **kwargs)
+            if pushes:
+                self.push_to_hub(settings.pop("repo_id", Path(save_directory).name), **settings)
 
     def quantized_weights(self) -> list[str]:
         """Return the names of the weights that torchao holds in fewer bits, in tensors of its own classes."""
@@ -261,11 +270,8 @@ class HeedBaseModel(PreTrainedModel):
                 "The embeddings must be in memory to be resized, but are offloaded: load the model without "
                 "`device_map`, resize it and save it."
             )
-        if head is not None:
-            # First: tied weights change with the embeddings, in place, and a bias would be left behind.
-            self._resize_head(head, size, mean_resizing)
-        for stack in stacks:
-            self._get_resized_embeddings(stack.embed_tokens, size, mean_resizing=mean_resizing)
+        for module in modules:
+            _resize_rows(module, size, mean_resizing)
         for name in ("share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"):
             setattr(self.config, name, getattr(config, name))
         self.vocab_size = self.config.vocab_size  # transformers keeps it here too
@@ -284,19 +290,23 @@ class HeedBaseModel(PreTrainedModel):
         config.validate_architecture()
         return config
 
-    @torch.no_grad()
-    def _resize_head(self, head: nn.Linear, size: int, mean_resizing: bool) -> None:
-        """Give the pre-softmax layer and its bias as many rows; it stays the same module, with what hangs on it."""
-        old_size = head.weight.shape[0]
-        resized = self._get_resized_lm_head(head, size, mean_resizing=mean_resizing)
-        if resized is head:
-            return
-        if size > old_size and not mean_resizing:
-            resized.weight[old_size:].normal_(std=head.weight.shape[1] ** -0.5)  # as in `_init_weights`
-        head.out_features = size
-        head.weight = nn.Parameter(resized.weight, requires_grad=head.weight.requires_grad)
-        if head.bias is not None:
-            head.bias = nn.Parameter(resized.bias, requires_grad=head.bias.requires_grad)
+
+@torch.no_grad()
+def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
+    """Give embeddings, or a pre-softmax layer and its bias, as many rows; the module stays, with what hangs on it.
+
+    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, "Initializing New Word Embeddings
+    for Pretrained Language Models", 2021), where no new token is more probable than an old one.
+    """
+    for name, old in list(module.named_parameters(recurse=False)):
+        new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
+        if mean_resizing:
+            spread = old.float().std(0, correction=0) * 1e-4
+            new.copy_(torch.randn(new.shape, device=new.device) * spread + old.float().mean(0))
+        else:
+            new.normal_(std=old.shape[-1] ** -0.5) if old.dim() > 1 else new.zero_()
+        setattr(module, name, nn.Parameter(torch.cat([old[:size], new]), requires_grad=old.requires_grad))
+    setattr(module, "num_embeddings" if isinstance(module, nn.Embedding) else "out_features", size)
 
 
 def _sign_weights(folder: Path) -> None:

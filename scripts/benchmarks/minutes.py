@@ -34,7 +34,7 @@ from heedful.publishing.conversion.model_conversion import COPIED_FIELDS
 from heedful.training.loop.validation import score_pairs
 from heedful.training.preparation import Corpus
 from heedful.training.processes.devices import make_accelerator
-from heedful.training.publication import set_decoding
+from heedful.training.publication import with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
@@ -116,7 +116,7 @@ def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
     _, ends = marian_trained(recipe, corpus, config, math.inf, 2 * SORTED, rate)
     steps = int(seconds * SORTED / (ends[-1] - ends[-1 - SORTED]))
     marian, ends = marian_trained(recipe, corpus, config, seconds, steps, rate)
-    set_decoding(marian.generation_config, recipe.decoding)
+    marian.generation_config = with_decoding(marian.generation_config, recipe.decoding)
     found = translation_scores(marian, recipe, corpus)
     runs = {
         "heed": (heed.parameters, seconds, heed.progress.update, heed.metrics),

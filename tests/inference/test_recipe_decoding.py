@@ -1,6 +1,5 @@
 """The decoding of section 6.1 by a model's own generation config: GNMT's penalty, a limit by the source's length."""
 
-import copy
 import warnings
 
 import pytest
@@ -10,7 +9,7 @@ from transformers import GenerationConfig
 from heedful import BeamSearch, HeedConfig
 from heedful.inference.engines import pad_sources
 from heedful.inference.translation import Translator
-from heedful.training.publication import set_decoding
+from heedful.training.publication import with_decoding
 from heedful.training.recipe import DecodingRecipe
 
 PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", tokens_beyond_source=50)
@@ -19,8 +18,7 @@ PAPER = DecodingRecipe(num_beams=4, length_penalty=0.6, length_penalty_form="gnm
 @pytest.fixture
 def paper(model, tokenizers, monkeypatch):
     """The model with the paper's decoding, as a published folder has it."""
-    config = copy.deepcopy(model.generation_config)
-    set_decoding(config, PAPER)
+    config = with_decoding(model.generation_config, PAPER)
     monkeypatch.setattr(model, "generation_config", config)
     return Translator(model, tokenizers)
 
@@ -102,10 +100,10 @@ def test_a_form_given_twice_must_be_the_same(paper):
 
 def test_settings_of_an_earlier_model_go_with_the_next_recipe(tmp_path):
     config = GenerationConfig.from_model_config(HeedConfig())
-    set_decoding(config, PAPER)
+    config = with_decoding(config, PAPER)
     config.save_pretrained(tmp_path)
     config = GenerationConfig.from_pretrained(tmp_path)
     assert (config.length_penalty_form, config.tokens_beyond_source, config.length_penalty) == ("gnmt", 50, 0.6)
-    set_decoding(config, DecodingRecipe())
+    config = with_decoding(config, DecodingRecipe())
     assert "length_penalty_form" not in config.to_dict()
     assert "tokens_beyond_source" not in config.to_dict()

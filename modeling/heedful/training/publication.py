@@ -65,7 +65,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
-    set_decoding(model.generation_config, recipe.decoding)
+    model.generation_config = with_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.longest_source)
     model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*language_codes(recipe)) else TEXT_TASK)
     if accelerator.is_main_process:
@@ -82,26 +82,20 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     return model
 
 
-def set_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> None:
-    """Write how the published model generates into its generation config, in place of earlier settings.
+def with_decoding(config: "GenerationConfig", decoding: DecodingRecipe) -> "GenerationConfig":
+    """Return a generation config in which the published model generates so, in place of earlier settings.
 
     `Translator` and `BeamSearch` read all of it. transformers' own search ignores `length_penalty_form` and
     `tokens_beyond_source`, which are written only where they change something.
     """
-    config.update(
-        num_beams=decoding.num_beams,
-        length_penalty=decoding.length_penalty,
-        max_length=decoding.max_length,
-        early_stopping=False,
-    )
-    # transformers ignores settings that it does not know in a config that counts as made from the model's.
-    config._from_model_config = False
-    for name, idle in SEARCH_SETTINGS.items():
-        value = getattr(decoding, name)
-        if value not in idle:
-            setattr(config, name, value)
-        elif hasattr(config, name):  # of the model that the run started from
-            delattr(config, name)
+    before = config.to_dict().items()
+    settings = {name: value for name, value in before if name[0] != "_" and name not in SEARCH_SETTINGS}
+    settings |= {"num_beams": decoding.num_beams, "length_penalty": decoding.length_penalty}
+    settings |= {"max_length": decoding.max_length, "early_stopping": False}
+    own = {name: getattr(decoding, name) for name in SEARCH_SETTINGS}
+    settings |= {name: value for name, value in own.items() if value not in SEARCH_SETTINGS[name]}
+    # A new one: of one that counts as made from the model's config, transformers ignores what it does not know.
+    return type(config).from_dict(settings)
 
 
 def score_published(recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:

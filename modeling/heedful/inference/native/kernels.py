@@ -107,6 +107,12 @@ def can_multiply(inputs: int, is_int8: bool) -> bool:
     return found is not None and (not is_int8 or (found.has_bytes and inputs % BYTES_AT_ONCE == 0))
 
 
+def has_vnni() -> bool:
+    """Return whether the processor multiplies bytes in one instruction, as far as this torch can tell."""
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(found.get("avx512_vnni"))
+
+
 @functools.cache
 def library() -> Any:
     """Return the compiled kernels, or `None`: with one warning where they cannot be compiled or loaded."""
@@ -114,7 +120,7 @@ def library() -> Any:
     if capability not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[capability]
-    if capability == "AVX512" and torch.cpu._is_vnni_supported():
+    if capability == "AVX512" and has_vnni():
         flags.append("-mavx512vnni")
     try:
         loaded: Any = ctypes.CDLL(str(_compiled(flags)))

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from heedful.inference.native.kernels import INT8_LIMIT, CompiledProduct, can_multiply
+from heedful.inference.native.kernels import INT8_LIMIT, CompiledProduct, can_multiply, has_vnni
 
 Precision = Literal["float32", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
@@ -94,5 +94,5 @@ def _int8_product(weight: torch.Tensor, bias: torch.Tensor | None, relu: bool) -
     operators = torch.ops.quantized
     multiply = operators.linear_relu_dynamic.default if relu else operators.linear_dynamic.default
     # Without the instructions for it FBGEMM adds pairs of products up in 16 bits, for which inputs of 8 are too large.
-    reduce_range = engine == "fbgemm" and not torch.cpu._is_vnni_supported()
+    reduce_range = engine == "fbgemm" and not has_vnni()
     return lambda states: multiply(states, packed, reduce_range)

@@ -128,9 +128,9 @@ def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
     """Return plain fast tokenizers that give the same ids, or None where they do not."""
     source = target = _plain_fast(tokenizer, config.vocab_size, bos)
     if getattr(tokenizer, "src_lang", None) is not None:
-        tokenizer._switch_to_target_mode()
+        tokenizer.set_tgt_lang_special_tokens(tokenizer.tgt_lang)
         target = _plain_fast(tokenizer, config.vocab_size, bos)
-        tokenizer._switch_to_input_mode()
+        tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
     pair = TokenizerPair(source, target)
     texts = _comparison_texts(tokenizer)
     is_same = pair.encode_source(texts) == tokenizer(texts)["input_ids"]

@@ -4,7 +4,6 @@ Before the folder appears, a process that cannot import Heedful has loaded it, a
 sentences, the same logits, and the same translations, greedily and with beams.
 """
 
-import copy
 import json
 import re
 import shutil
@@ -162,11 +161,9 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 def _generation_config(own: GenerationConfig) -> GenerationConfig:
     """Return a generation config without what only our own search reads."""
-    settings = copy.deepcopy(own)
-    for name in (*SEARCH_SETTINGS, LONGEST_SOURCE):
-        settings.__dict__.pop(name, None)
-    settings._from_model_config = False
-    return settings
+    unread = (*SEARCH_SETTINGS, LONGEST_SOURCE)
+    known = {name: value for name, value in own.to_dict().items() if name[0] != "_" and name not in unread}
+    return GenerationConfig.from_dict(known)
 
 
 def _searches(own: GenerationConfig) -> dict[str, GenerationConfig]:

@@ -6,6 +6,7 @@ of them its rank by environment variables.
 
 import logging
 import os
+import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -38,8 +39,8 @@ PATIENCE = timedelta(hours=3)
 
 def has_bfloat16() -> bool:
     """Return whether the processor computes with bfloat16; others convert every number on its own."""
-    operators = torch.ops.mkldnn
-    return not hasattr(operators, "_is_mkldnn_bf16_supported") or operators._is_mkldnn_bf16_supported()
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return not is_x86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def make_accelerator(

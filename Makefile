@@ -1,8 +1,9 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
 # (the slow tests too, before a release), make site (the documentation as a site, in site/), make check (linters and
-# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest (the tests with the oldest libraries,
-# in .venv-oldest), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
+# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest and make newest (the tests with the
+# oldest libraries, in .venv-oldest, and with today's newest, in .venv-newest), make clean. VENV=.venv-oldest runs any of
+# them with the oldest libraries.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test test-all oldest conformance browser bench site check format clean
+.PHONY: quickstart test test-all oldest oldest-fast newest conformance browser bench site check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -28,6 +29,17 @@ test-all: $(DEVELOPED)
 # The newest environment too: what one of them saves is read in the other.
 oldest: .venv-oldest/developed .venv/developed
 	.venv-oldest/bin/python $(PYTEST)
+
+# A quarter of the time, and what depends on transformers the most.
+oldest-fast: .venv-oldest/developed
+	.venv-oldest/bin/python $(PYTEST) tests/model tests/model_rnn tests/inference tests/pipeline tests/*versions.py \
+	  tests/test_saved_folders.py tests/test_touched.py
+
+# As a stranger installs it today: from the index, without constraints.
+newest:
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev]"
+	.venv-newest/bin/python scripts/newest.py
 
 conformance: $(DEVELOPED)
 	$(BIN)/python scripts/conformance/run.py
@@ -61,7 +73,7 @@ format: $(DEVELOPED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest .node build dist runs site modeling/*.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .node build dist runs site modeling/*.egg-info
 
 # What is pinned first is what holds, so that the oldest environment differs from the newest in constraints-oldest.txt alone.
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt constraints.txt

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from heedful.versions_heed import NEWEST_TRANSFORMERS
 from helpers import assert_near
 
 ROOT = Path(__file__).resolve().parents[1]
 # The environments that `make oldest`, `make test` and `make newest` make.
-ENVIRONMENTS = {name: ROOT / f".venv{name}" / "bin" / "python" for name in ("-oldest", "", "-newest")}
+PLACES = {"oldest": ".venv-oldest", "pinned": ".venv", "newest": ".venv-newest"}
+ENVIRONMENTS = {name: ROOT / place / "bin" / "python" for name, place in PLACES.items()}
+PINS = {"oldest": "constraints-oldest.txt", "pinned": "constraints.txt"}
 
 
 def pins(name: str) -> dict[str, str]:
@@ -46,8 +49,8 @@ def test_a_folder_means_the_same_to_all_versions_with_heedful_and_without(writer
     assert len({token for row in written["joint"]["beams"] for token in row}) > 5
     for reader, action in itertools.product(here, ("read", "alone")):
         found = run(here[reader], action, tmp_path)
-        if reader in ("-oldest", ""):
-            assert found["transformers"] == pins(f"constraints{reader}.txt")["transformers"]
+        if reader in PINS:
+            assert found["transformers"] == pins(PINS[reader])["transformers"]
         for name in found.keys() - {"transformers"}:
             assert_near(torch.tensor(found[name].pop("logits")), torch.tensor(written[name]["logits"]), 1e-6)
             assert found[name] == {what: written[name][what] for what in found[name]}, (reader, action, name)
@@ -60,6 +63,10 @@ def test_the_oldest_pins_are_older_and_are_the_declared_floor():
         assert tuple(map(int, oldest[name].split("."))) < tuple(map(int, newest[name].split("."))), name
     floor = re.search(r'"transformers>=([\d.]+)', (ROOT / "pyproject.toml").read_text())[1]
     assert re.fullmatch(rf"{re.escape(floor)}\.\d+", oldest["transformers"])
+
+
+def test_the_code_that_travels_says_up_to_which_version_it_was_tested():
+    assert pins("constraints.txt")["transformers"] == NEWEST_TRANSFORMERS
 
 
 def test_the_guide_to_versions_names_what_is_pinned():

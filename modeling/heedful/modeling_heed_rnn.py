@@ -90,6 +90,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     }
     supports_gradient_checkpointing = False
     _no_split_modules = ["HeedRNNEncoderLayer"]
+    _is_stateful = True  # a state cannot be taken back by a token, as assisted decoding needs it
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = {"oldest": ".venv-oldest", "pinned": ".venv", "newest": ".venv-newest"}
 BESIDE = ("torch", "accelerate", "tokenizers", "datasets", "huggingface_hub", "peft")
 README_RUN = (
-    "train quickstart output=run data.train=builtin:train:2000 optimization.max_updates=30 optimization.warmup_updates=5",
+    "train quickstart output=run data.train=builtin:train:2000 optimization.max_updates=30 validation.every_updates=9",
     "evaluate run/model --data builtin:compositional:20 --source ko --target en",
     "translate run/model '누가 사탕을 맛보고 있었어요?' --num-beams 4 --n-best 2 --scores",
 )

@@ -23,13 +23,8 @@ from typing import Any
 
 import heedful
 
-# fmt: off
-LIBRARIES = (
-    "transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch", "peft", "evaluate",
-    "sacrebleu",
-)
-# fmt: on
-OF_PYTHON = ("_asdict", "_replace", "_exit")  # of named tuples and `os`
+LIBRARIES = ("transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch")
+ELSEWHERE = ("_asdict", "_replace", "_exit", "_extract_corpus_statistics")  # of named tuples, `os` and sacrebleu
 PACKAGE = Path(heedful.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "versions.md"
 ROW = re.compile(r"^\| `(\S+)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)
@@ -77,7 +72,7 @@ def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
             names = [alias.name for alias in node.names]
             in_private = any(map(is_private, str(node.module).split(".")))
             yield from (f"{node.module}.{name}" for name in names if in_private or is_private(name))
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in (*own, *OF_PYTHON):
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in (*own, *ELSEWHERE):
             whose = ast.unparse(node.value)
             yield f"{whose}.{node.attr}" if is_of_library(whose) else node.attr
         elif isinstance(node, ast.Assign):

@@ -96,8 +96,8 @@ class KernelChoice(PreTrainedModel):
             ValueError: If it is unknown, would compute something else, or is given for a part of the model.
         """
         check_one_kernel(attn_implementation)
-        is_dict = isinstance(attn_implementation, dict)
-        check_kernel_name(self.config, attn_implementation.get("") if is_dict else attn_implementation)
+        given = attn_implementation
+        check_kernel_name(self.config, given.get("") if isinstance(given, dict) else given)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:

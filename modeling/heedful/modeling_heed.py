@@ -184,6 +184,7 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
     }
     supports_gradient_checkpointing = True
     _no_split_modules = ["HeedEncoderLayer", "HeedDecoderLayer"]
+    _can_compile_fullgraph = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

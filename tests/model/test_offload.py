@@ -41,8 +41,8 @@ def assert_same(model, original):
     logits, tokens = results_of(model)
     expected_logits, expected_tokens = results_of(original)
     assert torch.equal(tokens, expected_tokens)
-    # Products of weights that are loaded when needed are MKL's, not oneDNN's, which add in another order; so do torch's
-    # fused cells where their weights do not lie side by side.
+    # Products of weights that are loaded when needed are MKL's, not oneDNN's, which add in another order.
+    # So do torch's fused cells where their weights do not lie side by side.
     assert_near(logits, expected_logits, 1e-6)
 
 

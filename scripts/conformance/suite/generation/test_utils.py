@@ -19,6 +19,8 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, S
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
 
+from heedful.versions_heed import CACHE, cache_of
+
 NEW_TOKENS = 3
 RECORDED = {
     "output_scores": True,
@@ -64,7 +66,7 @@ REFUSED = {
     "beams": ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "trust_remote_code"),
     "groups": ({"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 1.0}, "trust_remote_code"),
-    "cache": ({"past_key_values": ((torch.zeros(1),),)}, "past_key_values|tuple"),
+    "cache": ({CACHE: ((torch.zeros(1),),)}, "cache|tuple"),
 }
 
 
@@ -141,15 +143,15 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
             read = 1 if cache_length is not None else step + 1
             assert {tuple(s.shape) for s in found.decoder_hidden_states[step]} == {(rows, read, width)}
             if self.has_attentions:
-                keys = cache_length if self._is_static(found.past_key_values) else step + 1
+                keys = cache_length if self._is_static(cache_of(found)) else step + 1
                 own = {tuple(weights.shape) for weights in found.decoder_attentions[step]}
                 assert own == {(rows, heads, read, keys)}
                 across = {tuple(weights.shape) for weights in found.cross_attentions[step]}
                 assert across == {(rows, heads, read, length)}
         if cache_length is None:
-            assert found.past_key_values is None
+            assert cache_of(found) is None
         else:
-            self._check_past_key_values_for_generate(rows, found.past_key_values, cache_length, config)
+            self._check_past_key_values_for_generate(rows, cache_of(found), cache_length, config)
 
     @staticmethod
     def _is_static(cache):
@@ -247,7 +249,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
         """One pass over the whole target keeps what `generate()` would keep."""
         for model_class in self.all_generative_model_classes:
             config, batch = self.model_tester.prepare_config_and_inputs_for_common()
-            cache = model_class(config).eval()(**batch, use_cache=True).past_key_values
+            cache = cache_of(model_class(config).eval()(**batch, use_cache=True))
             rows, length = batch["decoder_input_ids"].shape
             assert cache.get_seq_length() == length
             self._check_past_key_values_for_generate(rows, cache, length, config)
@@ -262,12 +264,12 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
                 batch["decoder_attention_mask"] = torch.ones(2, 3, dtype=torch.long)
             whole = self._generate(model, batch, max_new_tokens=4)
             part = self._generate(model, batch, max_new_tokens=3)
-            batch |= {"decoder_input_ids": part.sequences, "past_key_values": part.past_key_values}
+            batch |= {"decoder_input_ids": part.sequences, CACHE: cache_of(part)}
             batch["decoder_attention_mask"] = torch.ones_like(part.sequences)
             rest = self._generate(model, batch, max_new_tokens=1)
             assert rest.sequences.tolist() == whole.sequences.tolist()
             torch.testing.assert_close(rest.logits[-1], whole.logits[-1], rtol=1e-5, atol=1e-5)
-            self._check_caches_are_equal(whole.past_key_values, rest.past_key_values)
+            self._check_caches_are_equal(cache_of(whole), cache_of(rest))
 
     @parameterized.expand(named(CERTAIN))
     def test_a_static_cache_and_one_of_the_users_own(self, form):
@@ -279,14 +281,14 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
             plain = self._generate(model, batch, **FORMS[form])
             static = self._generate(model, batch, **FORMS[form], cache_implementation="static")
             self._assert_same(plain, static)
-            assert self._is_static(static.past_key_values)
+            assert self._is_static(cache_of(static))
             self._check_outputs(static, model, 2, 2 * FORMS[form].get("num_beams", 1), NEW_TOKENS)
             own = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-            self._assert_same(plain, self._generate(model, batch, **FORMS[form], past_key_values=own))
+            self._assert_same(plain, self._generate(model, batch, **FORMS[form], **{CACHE: own}))
             assert own.get_seq_length() == NEW_TOKENS
             fresh = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
             with pytest.raises(ValueError, match="cache_implementation"):
-                self._generate(model, batch, past_key_values=fresh, cache_implementation="static")
+                self._generate(model, batch, **{CACHE: fresh}, cache_implementation="static")
             with pytest.raises(ValueError, match="quantized"):
                 self._generate(model, batch, cache_implementation="quantized")
 

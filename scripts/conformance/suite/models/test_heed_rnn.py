@@ -34,11 +34,11 @@ class HeedRNNTest(EncoderDecoderTests, unittest.TestCase):
         """Check a recurrent cache: a state of each layer, however long the target is."""
         assert past_key_values.get_seq_length() == seq_length
         assert len(past_key_values) == config.decoder_layers
-        for part in (part for state in past_key_values.states for part in state):
+        for part in (part for state in past_key_values.layers[0].states for part in state):
             assert tuple(part.shape) == (batch_size, config.hidden_size)
 
     def _check_caches_are_equal(self, cache1, cache2):
         """Compare all that is kept."""
         assert cache1.get_seq_length() == cache2.get_seq_length()
         for kept in ("states", "fed", "keys"):
-            torch.testing.assert_close(getattr(cache1, kept), getattr(cache2, kept))
+            torch.testing.assert_close(getattr(cache1.layers[0], kept), getattr(cache2.layers[0], kept))

@@ -190,6 +190,8 @@ class HeedAttention(nn.Module):
         """Project keys and values of the source, or take from the cache what an earlier step projected."""
         if cache is not None and cache.is_updated.get(layer_idx):
             layer: Any = cache.cross_attention_cache.layers[layer_idx]
+            if layer.keys.device != states.device:  # an offloaded cache
+                return layer.keys.to(states.device), layer.values.to(states.device)
             return layer.keys, layer.values
         key, value = project_together(states, self.k_proj, self.v_proj)
         key, value = self.split_heads(key, self.d_k, tokens), self.split_heads(value, self.d_v, tokens)

@@ -21,16 +21,7 @@ from .fast_paths_heed import runs_plainly
 from .versions_heed import check_peft
 
 # Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
-PUSH_SETTINGS = (
-    "repo_id",
-    "commit_message",
-    "commit_description",
-    "private",
-    "token",
-    "revision",
-    "create_pr",
-    "tags",
-)
+PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
 
@@ -169,8 +160,8 @@ class HeedBaseModel(PreTrainedModel):
 
             offered = getattr(self.config, "custom_pipelines", None) or {}
             self.config.custom_pipelines = pipelines_of_folder(next(iter(offered), None))
-        # transformers would upload before the weights are signed.
-        pushes = kwargs.pop("push_to_hub", False)
+        # transformers would upload before the weights are signed, as it does with a variant of them.
+        pushes = not kwargs.get("variant") and kwargs.pop("push_to_hub", False)
         settings = {name: kwargs.pop(name) for name in PUSH_SETTINGS if pushes and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", args[0] if args else True):
@@ -265,10 +256,11 @@ class HeedBaseModel(PreTrainedModel):
                 f"`{type(self).__name__}` must not be resized within a model, whose other parts would keep their "
                 "size: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of the whole model."
             )
-        if getattr(self, "hf_device_map", None) and any(module.weight.is_meta for module in modules):
+        has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
+        if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
             raise ValueError(
-                "The embeddings must be in memory to be resized, but are offloaded: load the model without "
-                "`device_map`, resize it and save it."
+                "The embeddings must be in memory to be resized, but are offloaded or spread over processes: load the "
+                "model without `device_map` and ZeRO-3, resize it and save it."
             )
         for module in modules:
             _resize_rows(module, size, mean_resizing)
@@ -293,19 +285,19 @@ class HeedBaseModel(PreTrainedModel):
 
 @torch.no_grad()
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
-    """Give embeddings, or a pre-softmax layer and its bias, as many rows; the module stays, with what hangs on it.
+    """Give embeddings, or a pre-softmax layer and its bias, as many rows; module and parameters stay.
 
     New rows are as those of a new model, or beside the mean of the old ones (Hewitt, "Initializing New Word Embeddings
     for Pretrained Language Models", 2021), where no new token is more probable than an old one.
     """
-    for name, old in list(module.named_parameters(recurse=False)):
+    for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
         if mean_resizing:
             spread = old.float().std(0, correction=0) * 1e-4
             new.copy_(torch.randn(new.shape, device=new.device) * spread + old.float().mean(0))
         else:
             new.normal_(std=old.shape[-1] ** -0.5) if old.dim() > 1 else new.zero_()
-        setattr(module, name, nn.Parameter(torch.cat([old[:size], new]), requires_grad=old.requires_grad))
+        old.data, old.grad = torch.cat([old[:size], new]), None
     setattr(module, "num_embeddings" if isinstance(module, nn.Embedding) else "out_features", size)
 
 

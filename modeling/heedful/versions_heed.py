@@ -2,15 +2,18 @@
 
 The keys and values of earlier steps are called `past_key_values` up to transformers 5.23 and `cache` from 5.24 on,
 which takes the old name in calls until 5.40 and has it in outputs until 6.0. Heed's own code says `cache`. It takes
-either name from everybody, in every version, and hands on the one that the installed version knows (`CACHE`).
+either name from everybody, in every version, and hands on the one that the installed version knows (`CACHE`). Who uses
+a name that is old there gets the warning that transformers' own models give.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 import transformers
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
@@ -30,6 +33,11 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
     other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments
+    if other != CACHE and other == "past_key_values" and not torch.compiler.is_compiling():
+        # As transformers' own models say, though Heed's go on to take it.
+        warnings.warn(
+            "`past_key_values` is deprecated in transformers: use `cache` instead.", FutureWarning, stacklevel=4
+        )
     given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
     if len(given) == 2 and given[0] is not given[1]:
         raise ValueError(

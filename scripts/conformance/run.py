@@ -140,7 +140,19 @@ def run_tests(fetched: Path, folder: Path, models: list[str], expression: str) -
         **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
-    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-q", "--tb=short", "-W", "ignore"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pytest.ini",
+        "-q",
+        "--tb=short",
+        "-W",
+        "ignore",
+        "-W",
+        "always::FutureWarning",
+    ]
     command += ["-p", "no:cacheprovider", "--timeout=600", "--outcomes", str(outcomes), "-k", expression]
     command += [f"tests/models/test_{model}.py" for model in models]
     log = CACHE / f"pytest-{fetched.name}.log"

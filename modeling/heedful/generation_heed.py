@@ -151,8 +151,8 @@ class HeedGenerationMixin(GenerationMixin):
         given: Any = kwargs.get(CACHE)
         if isinstance(given, Cache):
             given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
-        if isinstance(given, Cache) and not callable(kwargs.get("custom_generate")):
-            prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
+            if not callable(kwargs.get("custom_generate")):
+                prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         is_unseen = leaves_only_tokens(self, *args, **kwargs)

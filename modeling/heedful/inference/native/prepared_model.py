@@ -115,6 +115,7 @@ class PreparedModel:
             and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))
             # Prefix tuning of peft sets its own.
             and "prepare_inputs_for_generation" not in self.model.__dict__
+            # A cache that the user passed in must be filled; `HeedGenerationMixin.generate` marks it so.
             and not getattr(cache, "is_the_users", False)
         )
         decoder = self._current_decoder() if is_ours else None

@@ -4,34 +4,45 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
+from stat import S_IMODE
 from typing import Any
 
-# What a file or folder is called while it is being written.
-PARTIAL = ".partial"
+# What a private folder is called in which something is written: by whose side, and random letters.
+PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write a file or a folder to, which takes its place when all is written.
+    """Yield a path to write a file or a folder to, which takes the place of `path` when all is written.
 
-    If writing fails or is interrupted, what was at `path` stays, and the partial file or folder is removed. What a
-    killed process left is overwritten. The name of the partial one ends in `.partial`.
+    It lies in a private folder in the folder of `path`, so that two processes that write one file do not meet. If
+    writing fails or is interrupted, what was at `path` stays, and nothing else is left; only a killed process leaves
+    its private folder (`leftovers`). A file keeps its mode, and a link what it leads to.
     """
-    partial = path.with_name(path.name + PARTIAL)
-    remove(partial)
+    path = path.resolve() if path.is_symlink() else path
+    folder = Path(tempfile.mkdtemp(".partial", f".{path.name[:60]}.", path.parent))
     try:
+        partial = folder / path.name
         yield partial
         if partial.is_dir():
             remove(path)
+        elif path.exists():
+            partial.chmod(S_IMODE(path.stat().st_mode))
         partial.replace(path)
         flush(path.parent)
-    except BaseException:
-        remove(partial)
-        raise
+    finally:
+        remove(folder)
+
+
+def leftovers(folder: Path) -> dict[Path, str]:
+    """Return the private folders of `written_whole` in a folder, each with the beginning of what was written in it."""
+    marks = {path: PARTIAL.fullmatch(path.name) for path in folder.iterdir()} if folder.is_dir() else {}
+    return {path: mark[1] for path, mark in marks.items() if mark and path.is_dir() and not path.is_symlink()}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,8 +81,9 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
         raise ValueError(f"`{name}` must end in one of {', '.join(suffixes)}, but is {path} instead.")
     if path.exists() and not path.is_file():
         raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {path.parent} does not exist.")
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"`{name}` must lie in an existing folder, but {folder} does not exist.")
     return path
 
 

@@ -67,7 +67,7 @@ def folder(saved, tmp_path):
 
 
 def test_checkpoints_are_listed_oldest_first(folder):
-    (folder / "update-00000030.partial").mkdir()
+    (folder / ".update-00000030.abcdefgh.partial").mkdir()
     (folder / "notes").mkdir()
     assert list_checkpoints(folder) == [(update, checkpoint_path(folder, update)) for update in (3, 7, 20)]
     assert list_checkpoints(folder / "nowhere") == []
@@ -154,7 +154,7 @@ def test_the_newest_of_whole_checkpoints_is_the_one_of_the_last_update(folder):
 
 
 def test_a_half_written_checkpoint_is_never_used(folder):
-    checkpoint_path(folder, 20).rename(folder / "update-00000020.partial")
+    checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
 
 
@@ -173,7 +173,7 @@ def test_a_run_killed_while_it_saves_leaves_no_checkpoint_of_that_update(tokeniz
 
 
 def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder):
-    (folder / "update-00000008.partial" / "training_state").mkdir(parents=True)
+    (folder / ".update-00000008.abcdefgh.partial" / "training_state").mkdir(parents=True)
     (folder / "update-00000020.damaged").mkdir()
     clear_leftovers(folder, 7)
     names = ["update-00000003", "update-00000007", "update-00000020.damaged"]
@@ -185,13 +185,15 @@ def test_what_a_killed_run_left_is_deleted_and_what_is_damaged_put_aside(folder)
 def test_odd_files_among_the_checkpoints_are_left_alone_or_put_aside(folder):
     (folder / "update-00000012").write_text("")
     (folder / "update-00000001").write_text("")
-    (folder / "update-00000013.partial").write_text("")
+    (folder / ".update-00000013.abcdefgh.partial").write_text("mine")
     (folder / "x.partial").write_text("mine")
     (folder / "y.partial").symlink_to(folder)
-    (folder / "update-00000014.partial").symlink_to(folder.parent)
+    (folder / ".update-00000014.abcdefgh.partial").symlink_to(folder.parent)
+    (folder / "update-00000015.partial").mkdir()
     clear_leftovers(folder, 7)
     names = {"x.partial", "y.partial", "update-00000012.damaged", "update-00000001", "update-00000020.damaged"}
-    names |= {"update-00000003", "update-00000007"}
+    names |= {"update-00000003", "update-00000007", "update-00000015.partial"}
+    names |= {f".update-000000{number}.abcdefgh.partial" for number in (13, 14)}
     assert {path.name for path in folder.iterdir()} == names
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
     prune_checkpoints(folder, {7})

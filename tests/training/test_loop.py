@@ -128,7 +128,7 @@ def test_a_damaged_newest_checkpoint_is_replaced_by_the_resumed_run(make_loop, t
     content = bytearray((damaged / "model.safetensors").read_bytes())
     content[-5] ^= 0x40
     (damaged / "model.safetensors").write_bytes(content)
-    half_written = folder / "checkpoints" / "update-00000007.partial"
+    half_written = folder / "checkpoints" / ".update-00000007.abcdefgh.partial"
     half_written.mkdir()
     loop = make_loop({"checkpoints.every_updates": 3, "resume": True})
     assert loop.progress.update == 3

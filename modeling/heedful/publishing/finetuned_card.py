@@ -96,9 +96,7 @@ def write_finetuned_card(
         facts.base_model if HUB_ID.fullmatch(facts.base_model) and not Path(facts.base_model).exists() else None
     )
     metadata = card_metadata(facts, on_the_hub)
-    path.write_text(
-        render("finetuned_card_template.md", metadata, facts=facts, on_the_hub=on_the_hub), encoding="utf-8"
-    )
+    write_text(path, render("finetuned_card_template.md", metadata, facts=facts, on_the_hub=on_the_hub))
     settings = read_object(folder / "config.json")
     if "custom_pipelines" in settings:
         settings["custom_pipelines"] = pipelines_of_folder(TASK if facts.is_translation else TEXT_TASK)

@@ -11,7 +11,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_inside, read_object
+from heedful.files import check_inside, read_object, write_text
 from heedful.inference.loading import CODE_REFERENCE, first_line, load_model
 from heedful.publishing.model_card import with_repository
 
@@ -66,7 +66,7 @@ def push(
     with _network_errors_told(repository):
         name = api.create_repo(repository, private=private, exist_ok=True).repo_id
         card = (folder / "README.md").read_text(encoding="utf-8")
-        (folder / "README.md").write_text(with_repository(card, name), encoding="utf-8")
+        write_text(folder / "README.md", with_repository(card, name))
         if revision is not None:
             api.create_branch(name, branch=revision, exist_ok=True)
         commit = api.upload_folder(

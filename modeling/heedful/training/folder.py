@@ -13,7 +13,7 @@ from typing import Any
 
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
-from heedful.files import listed, remove
+from heedful.files import leftovers, listed, remove
 from heedful.training.checkpoints.checkpoints import STATE_FOLDER, load_progress, newest_whole_checkpoint
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
@@ -22,10 +22,9 @@ logger = logging.getLogger(__name__)
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
 # What a run may leave that ended before its first update.
-LEFTOVERS = {"tokenizer", "tokenizer.partial", "recipe.yaml.partial"}
+UNFINISHED = {"tokenizer"}
 # What a run writes into its folder; `overwrite` deletes these, but for what others have put into them.
-RUN_FILES = (*sorted(LEFTOVERS), "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model.partial", "model")
-RUN_FILES += ("transformers.partial", "transformers")
+RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model", "transformers")
 TOKENIZER_FILES = (
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -42,7 +41,7 @@ OWN_FILES = (
         for name in (*CHECKED_FILES["weights"], "config.json", "generation_config.json", "metrics.json")
     ),
     *("model/README.md", "model/learning_curve.png", "model/*_heed*.py", "checkpoints/update-*/*", "trackers/*"),
-    *("model.partial/*", "tokenizer.partial/*", "transformers.partial/*"),
+    ".*.partial/*",
     *(
         f"transformers/{name}"
         for name in (*TOKENIZER_FILES, *CHECKED_FILES["weights"], "*config.json", "README.md", "*.png")
@@ -114,7 +113,18 @@ def _holds_leftovers(folder: Path) -> bool:
     """Return whether a folder holds nothing, or only what a run leaves that ends before its first update."""
     tokenizer = folder / "tokenizer"
     is_trained = not tokenizer.exists() or (tokenizer / "recipe.yaml").is_file()
-    return {path.name for path in folder.iterdir()} <= LEFTOVERS and is_trained and not foreign_files(folder)
+    other = {path.name for path in folder.iterdir()} - UNFINISHED - {path.name for path in _killed_writers(folder)}
+    return not other and is_trained and not foreign_files(folder)
+
+
+def _killed_writers(folder: Path) -> list[Path]:
+    """List what killed runs left in a run's folder while they wrote one of its files."""
+    return [path for path, name in leftovers(folder).items() if name in RUN_FILES]
+
+
+def _run_files(folder: Path) -> list[Path]:
+    """List what a run has written into its folder."""
+    return [path for path in map(folder.joinpath, RUN_FILES) if path.exists()] + _killed_writers(folder)
 
 
 def _is_run(folder: Path) -> bool:
@@ -130,8 +140,8 @@ def _is_run(folder: Path) -> bool:
 def foreign_files(folder: Path) -> list[Path]:
     """List the files, relative to a run's folder, that lie in folders of the run and that no run writes."""
     found = []
-    for name in RUN_FILES:
-        for path in (folder / name).rglob("*"):
+    for written in _run_files(folder):
+        for path in written.rglob("*"):
             file = path.relative_to(folder)
             # An empty folder is nobody's loss.
             if (path.is_symlink() or not path.is_dir()) and not any(fnmatch(str(file), own) for own in OWN_FILES):
@@ -216,9 +226,8 @@ def earlier_run_backed_up(folder: Path) -> Iterator[None]:
             f"{backup} holds a run that an interrupted overwrite=true has left: move it away or delete it."
         )
     backup.mkdir(parents=True)
-    for name in RUN_FILES:
-        if (folder / name).exists():
-            (folder / name).rename(backup / name)
+    for path in _run_files(folder):
+        path.rename(backup / path.name)
     try:
         yield
     except BaseException:
@@ -232,5 +241,5 @@ def earlier_run_backed_up(folder: Path) -> Iterator[None]:
 
 
 def _delete_run(folder: Path) -> None:
-    for name in RUN_FILES:
-        remove(folder / name)
+    for path in _run_files(folder):
+        remove(path)

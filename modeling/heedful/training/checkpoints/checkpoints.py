@@ -81,6 +81,7 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
 def written_folder(path: Path) -> Iterator[Path]:
     """Yield a folder to write into, which becomes `path` when all is written; else nothing of it is left."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
             yield partial
     except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception

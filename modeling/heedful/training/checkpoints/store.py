@@ -6,7 +6,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import PARTIAL, remove
+from heedful.files import leftovers, remove
 from heedful.training.checkpoints.checkpoints import (
     PREFIX,
     TrainingState,
@@ -140,8 +140,9 @@ class CheckpointStore:
 
 def clear_leftovers(folder: Path, update: int) -> None:
     """Delete half-written checkpoints, and rename those after an update, which are damaged, to `….damaged`."""
-    for path in folder.glob(f"{PREFIX}*{PARTIAL}"):
-        remove(path)
+    for path, name in leftovers(folder).items():
+        if name.startswith(PREFIX):
+            remove(path)
     for saved, path in list_checkpoints(folder):
         if saved > update:
             renamed = path.with_name(path.name + ".damaged")

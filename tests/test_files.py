@@ -1,0 +1,104 @@
+"""Files and folders appear whole or not at all, and nothing else in their folder is touched."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from heedful.files import check_writable, leftovers, new_folder, write_text, written_whole
+
+
+def test_what_has_the_old_name_of_a_partial_file_stays(tmp_path):
+    (tmp_path / "out.txt.partial").mkdir()
+    (tmp_path / "out.txt.partial" / "thesis").write_text("precious")
+    write_text(tmp_path / "out.txt", "text")
+    assert (tmp_path / "out.txt.partial" / "thesis").read_text() == "precious"
+    assert (tmp_path / "out.txt").read_text() == "text"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_that_write_one_file_leave_the_whole_text_of_the_last(tmp_path):
+    path, has_begun, may_end = tmp_path / "out.txt", threading.Event(), threading.Event()
+
+    def write_slowly():
+        with written_whole(path) as partial, partial.open("w") as file:
+            file.write("first half")
+            file.flush()
+            has_begun.set()
+            may_end.wait(10)
+            file.write(", second half")
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    has_begun.wait(10)
+    write_text(path, "of another process")
+    assert path.read_text() == "of another process"
+    may_end.set()
+    writer.join()
+    assert path.read_text() == "first half, second half"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "secret.txt"
+    path.touch()
+    path.chmod(mode)
+    write_text(path, "text")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_new_file_and_a_new_folder_have_the_modes_that_the_process_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "new.txt", "text")
+        with new_folder(tmp_path / "new"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.txt").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, exists):
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real.txt", tmp_path / "link.txt"
+    if exists:
+        target.write_text("before")
+    link.symlink_to(target)
+    write_text(check_writable(link), "text")
+    assert link.is_symlink()
+    assert target.read_text() == "text"
+
+
+def test_a_link_that_leads_into_no_folder_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere" / "real.txt")
+    with pytest.raises(FileNotFoundError, match="`-o` must lie in an existing folder, but .*nowhere does not exist"):
+        check_writable(tmp_path / "link.txt", name="-o")
+
+
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("before")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path):
+    child = os.fork()
+    if not child:
+        with written_whole(tmp_path / "out.txt") as partial:
+            partial.write_text("half")
+            os._exit(1)
+    os.waitpid(child, 0)
+    (tmp_path / ".out.txt.abcdefgh.partial").write_text("a file of somebody else's")
+    ((left, name),) = leftovers(tmp_path).items()
+    assert name == "out.txt"
+    assert (left / name).read_text() == "half"
+    assert leftovers(Path(tmp_path / "nowhere")) == {}

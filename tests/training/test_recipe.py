@@ -139,12 +139,42 @@ def test_overrides_are_yaml_and_the_last_one_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("output", "runs/try #2"),
+        ("output", "#1"),
+        ("card.limits", "Not for C #1 uses: never"),
+        ("decoding.ignore", "[0-9]"),
+        ("data.source", "no"),
+        ("name", "2026"),
+        ("name", "{x"),
+    ],
+)
+def test_the_text_of_an_override_is_the_text_that_was_typed(tmp_path, key, text):
+    section, _, name = key.rpartition(".")
+    recipe = read_recipe(written(tmp_path), [f"{key}={text}"])
+    assert getattr(getattr(recipe, section) if section else recipe, name) == text
+
+
+def test_aliases_may_repeat_little_but_not_without_end(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "card: {limits: &text few, license: *text}\n")
+    assert read_recipe(path).card.license == "few"
+    rows = [f"&a{level} [{', '.join([f'*a{level - 1}' if level else 'x'] * 9)}]" for level in range(10)]
+    path.write_text(f"name: [{', '.join(rows)}]\n")
+    with pytest.raises(ValueError, match="at most 100,000 values, but its aliases repeat more"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("seed", "An override must be written key=value, but is 'seed' instead"),
         ("=5", "An override must be written key=value, but is '=5' instead"),
         ("name.first=x", "`name` in the override 'name.first=x' must be a section, but is 'small' instead"),
-        ("seed=[1", r"The value of the override 'seed=\[1' must be YAML, but is not"),
+        ("seed=[1", r"`seed` must be a whole number, but is '\[1' instead"),
+        ("seed=5 #6", "`seed` must be a whole number, but is '5 #6' instead"),
+        ("model.options.x=[1", r"The value of an override must be YAML, but '\[1' is not"),
         ("sed=3", "`sed` is not a key of a recipe; did you mean `seed`"),
     ],
 )

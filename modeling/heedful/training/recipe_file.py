@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sized
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from heedful.data.epochs.mixture import Part, read_parts
+from heedful.files import shortened
 from heedful.training.recipe import DataRecipe, Recipe
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3
 CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 MODEL_TYPES = ("heed", "heed_rnn")
+MOST_NODES = 100_000
 IN_WORDS = {
     str: "text",
     int: "a whole number",
@@ -52,10 +55,23 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read_yaml(text: str) -> Any:
+    """Read YAML of at most `MOST_NODES` values, those counted that aliases repeat."""
     try:
+        node = yaml.compose(text, _Loader)
+        if node is not None and _size(node, {}) > MOST_NODES:
+            raise ValueError(f"A recipe must have at most {MOST_NODES:,} values, but its aliases repeat more.")
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply.") from error
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Count a node and all below it; one that is there several times is gone through once."""
+    if node not in known:
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        below = () if isinstance(node, yaml.ScalarNode) else parts
+        known[node] = 1 + sum(_size(part, known) for part in below)
+    return known[node]
 
 
 def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
@@ -272,10 +288,28 @@ def _override(tree: dict[str, Any], override: str) -> None:
         tree = tree[section]
         if not isinstance(tree, dict):
             raise ValueError(f"`{section}` in the override {override!r} must be a section, but is {tree!r} instead.")
+    tree[last] = _value(text, _hint_of(key))
+
+
+def _value(text: str, hint: Any) -> Any:
+    """Read the value of an override: YAML, but the text itself for a key that takes one and for what YAML would cut."""
     try:
-        tree[last] = _read_yaml(text)
+        value, node = _read_yaml(text), yaml.compose(text, _Loader)
+        is_cut = bool(text.strip()) if node is None else bool(text[node.end_mark.index :].strip())
     except yaml.YAMLError as error:
-        raise ValueError(f"The value of the override {override!r} must be YAML, but is not.") from error
+        if hint is None:
+            raise ValueError(f"The value of an override must be YAML, but {shortened(text)} is not.") from error
+        value, is_cut = None, True
+    is_text = hint is not None and _fits(hint, text) and not _fits(hint, value)
+    return text.strip() if is_cut or is_text else value
+
+
+def _hint_of(key: str) -> Any:
+    """Return the type of a key of a recipe; None where it has none."""
+    hint: Any = Recipe
+    for name in key.split("."):
+        hint = get_type_hints(hint).get(name) if isinstance(hint, type) and is_dataclass(hint) else None
+    return hint
 
 
 def _section(kind: type, tree: Any, prefix: str) -> Any:

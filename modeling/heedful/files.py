@@ -111,6 +111,11 @@ def read_lines(path: str | Path, name: str) -> list[str]:
         raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {error}.") from error
 
 
+def one_line(text: str) -> str:
+    """Return a text with a space for each line break, as a file with one text a line holds it."""
+    return re.sub(r"\r\n|[\r\n]", " ", text)
+
+
 def filled_template(template: Path, parts: Mapping[str, str]) -> str:
     """Return a template with each `{{name}}` in it replaced by the part of that name."""
     # In one pass, because the inserted text may contain such marks itself.

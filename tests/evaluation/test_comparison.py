@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from sacrebleu.significance import PairedTest
 from heedful import HeedConfig, HeedForConditionalGeneration, Translator, compare_translations
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
-from heedful.evaluation.metrics import score_translations
+from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.inference.translation import Translation
 
 WORDS = ["the", "cat", "a", "dog", "sees", "runs", "in", "park", "and", "she", "reads", "no", "books", "today"]
 QUICK = ComparisonSettings(resamples=100, trials=200, seed=7)
@@ -249,6 +251,25 @@ def test_the_command_compares_models_files_and_seeds_and_writes_all_of_it(compar
     assert output == comparison_table(expected) + "\n"
     assert "± " in output
     assert json.loads(compare(*arguments, "--json")[1]) == found
+
+
+def test_a_file_of_evaluates_predictions_has_the_scores_of_its_model(compare, place, heedful_command, monkeypatch):
+    """Targets with line breaks, and predictions in NFD: `evaluate` and `compare` see the same texts."""
+    rows = [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["target"] = row["target"].replace(" ", "\n", 1) + " é"
+    (place / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    right = [[Translation(text=unicodedata.normalize("NFD", row["target"]))] for row in rows]
+    monkeypatch.setattr(Translator, "translate", lambda self, texts, **_: right[: len(texts)])
+    code, output, errors = heedful_command(
+        "evaluate", "model", "--data", "test.jsonl", "--bootstrap", 0, "--json", "--predictions", "p.txt"
+    )
+    assert code == 0, errors
+    scores = json.loads(output)
+    assert scores["exact_match"] == 100.0
+    compared = json.loads(compare("p.txt", "model", "--json")[1])["systems"]
+    for system in ("p.txt", "model"):
+        assert {name: compared[system][name]["score"] for name in METRICS} == {name: scores[name] for name in METRICS}
 
 
 def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeypatch):

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from heedful.evaluation.metrics import METRICS, score_translations, wilson_interval
+from heedful.evaluation import metrics
+from heedful.evaluation.metrics import (
+    METRICS,
+    affordable_metrics,
+    score_translations,
+    scores_table,
+    wilson_interval,
+)
 
 PREDICTIONS = [
     "The cat sat on the mat.",
@@ -182,3 +189,37 @@ def test_the_function_does_without_the_evaluate_library():
         " assert 'evaluate' not in sys.modules and 'datasets' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_score_sees_a_space_for_a_line_break_and_texts_in_nfc():
+    spread = ["one\r\ntwo\nthree", "e\u0301te\u0301 \u1112\u1161\u11ab", "p\n\nq"]
+    plain = ["one two three", "\u00e9t\u00e9 \ud55c", "p  q"]
+    scores = score_translations(spread, plain)
+    assert scores == score_translations(plain, spread) == score_translations(plain, plain)
+    assert scores["exact_match"] == 100.0
+    assert scores["character_error_rate"] == 0.0
+    assert score_translations(spread, plain, ignore="q")["exact_match"] == 100.0
+
+
+def test_ter_is_left_out_where_it_takes_long_unless_it_is_asked_for(caplog):
+    caplog.set_level("INFO", "heedful")
+    texts, others = [" ".join(map(str, range(250)))] * 40, [" ".join(map(str, range(250, 0, -1)))] * 40
+    accepted = [[text] for text in texts]
+    assert "ter" not in affordable_metrics(None, others, accepted)
+    assert "TER is left out, which may take 2 min 30 s here: `--ter` computes it." in caplog.text
+    assert affordable_metrics(True, others, accepted) == METRICS
+    assert affordable_metrics(None, texts, accepted) == METRICS  # alike, so it takes no time
+    assert affordable_metrics(None, PREDICTIONS * 500, [[text] for text in REFERENCES] * 500) == METRICS
+    assert "ter" not in affordable_metrics(False, PREDICTIONS, [[text] for text in REFERENCES])
+
+
+def test_the_table_has_the_scores_that_were_computed():
+    scores = score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"))
+    assert [line.split()[0] for line in scores_table(scores).split("\n")[1:]] == ["BLEU", "exact"]
+
+
+def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
+    counted = []
+    monkeypatch.setattr(metrics.tqdm, "update", lambda self, *_: counted.append(self.total))
+    score_translations(PREDICTIONS, REFERENCES, metrics=("ter",))
+    assert counted == [len(PREDICTIONS)] * len(PREDICTIONS)

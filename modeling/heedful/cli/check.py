@@ -84,6 +84,7 @@ def compare(
     lowercase: options.Lowercase = False,
     references: options.References = None,
     ignore: options.Ignore = None,
+    ter: options.Ter = None,
     resamples: Annotated[int, Option(help="Of the paired bootstrap.")] = 1000,
     trials: Annotated[int, Option(help="Of the approximate randomization.")] = 10_000,
     seed: Annotated[int, Option(help="Of both tests.")] = 12345,
@@ -97,7 +98,7 @@ def compare(
     from heedful.evaluation import comparison, metrics
 
     options.check_output(output, "--output", [*data, *chain.from_iterable(system.split(",") for system in systems)])
-    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore)
+    settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
@@ -123,7 +124,7 @@ def compare(
     folders = {place: model_folder(place) for place in places if place not in files}
     for place, folder in folders.items():
         translator = Translator.from_pretrained(folder, device)
-        texts[place] = [best.text.replace("\n", " ") for best, *_ in translator.translate(sources, **search)]
+        texts[place] = [best.text for best, *_ in translator.translate(sources, **search)]
     translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
     result = comparison.compare_translations(translated, accepted, sources, settings)
     if output is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import check_at_least, check_is_new, check_matplotlib, check_writable, write_text
+from heedful.files import check_at_least, check_is_new, check_matplotlib, check_writable, one_line, write_text
 from heedful.training.processes.launcher import world_size
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def translate(
         for translations in found:
             for translation in translations:
                 score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
-                print(score + translation.text.replace("\n", " "), file=stream, flush=is_dialogue)
+                print(score + one_line(translation.text), file=stream, flush=is_dialogue)
 
 
 def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[str]:
@@ -119,6 +119,7 @@ def evaluate(
     lowercase: options.Lowercase = False,
     references: options.References = None,
     ignore: options.Ignore = None,
+    ter: options.Ter = None,
     bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
     confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
     token_budget: options.TokenBudget = 8192,
@@ -154,11 +155,12 @@ def evaluate(
     if texts is None:
         return
     if predictions is not None:
-        write_text(predictions, "".join(text.replace("\n", " ") + "\n" for text in texts))
+        write_text(predictions, "".join(one_line(text) + "\n" for text in texts))
+    scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
     lines = [metrics.scores_table(scores)]
     if confusions:
-        texts = metrics.without_ignored(ignore, texts)
+        texts = metrics.comparable(texts, ignore)
         scores["confusions"] = commonest_confusions(texts, left, sources, confusions, lowercase)
         lines.append(confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ import numpy as np
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.evaluation.metrics import (
     IGNORED,
-    METRICS,
     SMALLEST_BOOTSTRAP,
     TITLE_WIDTH,
     TITLES,
+    affordable_metrics,
     check_equally_many,
+    comparable,
     nested,
     references_left,
     sacrebleu_metric,
     score_translations,
     streams,
-    without_ignored,
 )
 from heedful.files import check_at_least
 
@@ -46,6 +46,7 @@ class ComparisonSettings:
     seed: int = 12345  # of both; sacrebleu takes 0 for "none"
     examples: int = 3  # sentences shown in which a system wins, and in which it loses
     ignore: str | None = None  # a regular expression of what no score sees
+    ter: bool | None = None  # whether TER is computed; None where it takes two minutes at most
 
     def __post_init__(self):
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
@@ -87,12 +88,13 @@ def compare_translations(
     settings = settings or ComparisonSettings()
     accepted = references_left(settings.ignore, nested(references))
     _check_systems(systems, accepted, sources)
-    systems = {name: [without_ignored(settings.ignore, texts) for texts in seeds] for name, seeds in systems.items()}
+    systems = {name: [comparable(texts, settings.ignore) for texts in seeds] for name, seeds in systems.items()}
     # As many columns for each: fewer seeds are repeated, which leaves their mean as it is.
     width = math.lcm(*map(len, systems.values()))
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
     signatures, chrf = {}, {}
-    for metric in METRICS:
+    every = [texts for seeds in systems.values() for texts in seeds]
+    for metric in affordable_metrics(settings.ter, list(chain(*every)), accepted * len(every)):
         measure = _Metric(metric, accepted, settings)
         counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
         wide = [np.stack(list(islice(cycle(seeds), width)), axis=1) for seeds in counts.values()]
@@ -128,7 +130,8 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     lines = [HEADING.format(count=comparison["count"], **comparison["settings"])]
     if comparison["settings"]["ignore"] is not None:
         lines.append(IGNORED.format(comparison["settings"]["ignore"]))
-    for metric, title in TITLES.items():
+    computed = next(iter(systems.values()))
+    for metric, title in ((metric, title) for metric, title in TITLES.items() if metric in computed):
         for name, found in systems.items():
             values = found[metric]
             spread = f" ± {values['deviation']:.2f}" if "deviation" in values else ""

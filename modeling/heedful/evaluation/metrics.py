@@ -6,16 +6,22 @@ with the same signature can be compared. The class for users of `evaluate` is in
 """
 
 import json
+import logging
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
+from heedful.files import duration, one_line
+
+logger = logging.getLogger(__name__)
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "exact_match": "exact match"}
 TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
@@ -25,6 +31,8 @@ IGNORED = "What matches {} is taken out of predictions and references before the
 
 # A 95 % interval leaves out one fortieth of the resamples at each end, so there must be at least 40 of them.
 SMALLEST_BOOTSTRAP = 40
+# Seconds of TER that nobody need ask for, and what a pair of so many words takes at most, as measured.
+LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
 TOKENIZER_EXTRAS = {
     "ja-mecab": "MeCab's Japanese packages: pip install 'sacrebleu[ja]'",
@@ -45,7 +53,8 @@ def score_translations(
     """Score detokenized translations, or other texts that a model made.
 
     BLEU, chrF (chrF2) and TER are sacrebleu's with its defaults, each with its signature. TER always ignores case.
-    Exact match is the percentage of predictions that equal a reference, apart from spaces around them.
+    Exact match is the percentage of predictions that equal a reference, apart from spaces around them. All scores see
+    texts in Unicode's form NFC, and a space for a line break.
 
     The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
     percent, a token being what stands between spaces: of words it is what speech recognition calls WER, of phonemes
@@ -66,7 +75,7 @@ def score_translations(
         lowercase: Ignore case in all scores.
         bootstrap: Number of bootstrap resamples (1000 is usual); 0 for no intervals.
         metrics: Which of "bleu", "chrf", "ter", "exact_match", "token_error_rate" and "character_error_rate" to
-            compute; TER is slow on long corpora.
+            compute; `affordable_metrics` leaves TER out where it takes long.
         ignore: A regular expression of what is taken out of predictions and references before they are scored, such
             as "[0-9]" for phonemes without their stress. Spaces that it leaves doubled become one.
 
@@ -83,7 +92,7 @@ def score_translations(
     _check_sentences(predictions, alternatives)
     check_scoring(bootstrap, ignore)
     _check_metrics(tokenize, metrics)
-    predictions, alternatives = without_ignored(ignore, predictions), references_left(ignore, alternatives)
+    predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
     scores: dict[str, Any] = {}
     for name in ("bleu", "chrf", "ter"):
         if name in metrics:
@@ -107,12 +116,34 @@ def score_translations(
     return scores | {"count": len(predictions)} | ({} if ignore is None else {"ignore": ignore})
 
 
+def affordable_metrics(
+    ter: bool | None, predictions: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
+    """Return the metrics to compute: with TER, without it, or, for None, with it where it takes two minutes at most.
+
+    sacrebleu's TER looks for shifts of words, which takes time that grows with the length to the power of 3.5 up to 80
+    words, and evenly with what is longer. Texts that are alike take no time.
+    """
+    without = tuple(name for name in METRICS if name != "ter")
+    if ter is not None:
+        return METRICS if ter else without
+    seconds = 0.0
+    for prediction, alternatives in zip(predictions, references, strict=True):
+        for reference in alternatives:
+            share = (prediction != reference) * max(len(prediction.split()), len(reference.split())) / TER_WORDS
+            seconds += TER_SECONDS * (share if share > 1 else share**3.5)
+    if seconds <= LONGEST_TER:
+        return METRICS
+    logger.info("TER is left out, which may take %s here: `--ter` computes it.", duration(seconds))
+    return without
+
+
 def scores_table(scores: Mapping[str, Any]) -> str:
-    """Write what `score_translations` returned of all metrics for people to read."""
+    """Write what `score_translations` returned for people to read."""
     lines = [f"{scores['count']} pairs"]
     if "ignore" in scores:
         lines.append(IGNORED.format(scores["ignore"]))
-    for name, title in TITLES.items():
+    for name, title in ((name, title) for name, title in TITLES.items() if name in scores):
         interval = scores.get(f"{name}_interval")
         spread = f"  (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
         unit = " %" if name in PERCENTAGES else ""
@@ -144,14 +175,18 @@ def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None
         raise ValueError(f"`{section}ignore` {must}, but is {ignore!r} instead: {error}.") from error
 
 
-def without_ignored(ignore: str | None, texts: Sequence[str]) -> list[str]:
-    """Take out of texts what a regular expression matches; then one space is between tokens, and none around them."""
-    return list(texts) if ignore is None else [" ".join(re.sub(ignore, "", text).split()) for text in texts]
+def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
+    """Return texts as every score sees them, predictions and references alike: in NFC, and on one line.
+
+    What the regular expression `ignore` matches is taken out; then one space is between tokens, and none around them.
+    """
+    plain = [unicodedata.normalize("NFC", one_line(text)) for text in texts]
+    return plain if ignore is None else [" ".join(re.sub(ignore, "", text).split()) for text in plain]
 
 
 def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:
-    """Take what is ignored out of all references; a `ValueError`, as `check_scoring`'s, tells if nothing is left."""
-    left = [without_ignored(ignore, texts) for texts in references]
+    """Return comparable references; a `ValueError`, as `check_scoring`'s, tells if `ignore` leaves nothing of them."""
+    left = [comparable(texts, ignore) for texts in references]
     if ignore is not None and any(map(any, references)) and not any(map(any, left)):
         must = "must leave something of the references"
         raise ValueError(f"`{section}ignore` {must}, but {ignore!r} takes out all of them.")
@@ -215,7 +250,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     if name == "chrf":
         return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if name == "ter":
-        return TER()
+        return _ter_with_bar(TER)()
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
     try:
@@ -242,6 +277,21 @@ def _chrf_of_plain_numbers(chrf: Any) -> Any:
             return score
 
     return PlainCHRF
+
+
+def _ter_with_bar(ter: Any) -> Any:
+    """Return a TER that shows at a terminal how many sentences are done, once it takes longer than two seconds."""
+
+    class TERWithBar(ter):
+        def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: Any) -> Any:
+            with tqdm(total=len(hypotheses), desc="TER", leave=False, disable=None, delay=2) as self.bar:
+                return super()._extract_corpus_statistics(hypotheses, references)
+
+        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict) -> list[float]:
+            self.bar.update()
+            return super()._compute_segment_statistics(hypothesis, ref_kwargs)
+
+    return TERWithBar
 
 
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.micro_batches import collate
 from heedful.data.sources import references_of
 from heedful.evaluation.error_rates import ERROR_RATES
-from heedful.evaluation.metrics import score_translations
+from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.inference.translation import Translator
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
@@ -107,4 +107,6 @@ def score_pairs(
     `scoring` are settings of `score_translations`, `settings` those of `Translator.translate`.
     """
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
-    return score_translations(predictions, references_of(pairs), **scoring)
+    accepted = references_of(pairs)
+    metrics = affordable_metrics(None, predictions, accepted)
+    return score_translations(predictions, accepted, **{"metrics": metrics, **scoring})

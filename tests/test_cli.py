@@ -204,7 +204,10 @@ def test_many_bad_lines_are_counted_and_another_encoding_is_named(model, heedful
     assert "6 more lines are not UTF-8" in str(told[3].message)
     code, output, errors = heedful("translate", model, stdin=SENTENCES[0].encode("utf-16"))
     assert (code, output) == (2, "")
-    assert "Standard input must be UTF-8, but begins as UTF-16 does." in errors
+    assert "Standard input must be UTF-8, but line 1 is not: it looks like UTF-16; `iconv -f UTF-16 -t UTF-8" in errors
+    code, output, errors = heedful("translate", model, stdin="네.\n질문 하나\n".encode("cp949"))
+    assert (code, output) == (2, "")
+    assert "but line 2 is not: it looks like CP949; `iconv -f CP949 -t UTF-8" in errors
 
 
 def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(model, heedful):

@@ -1,5 +1,7 @@
 """Files and folders appear whole or not at all, and nothing else in their folder is touched."""
 
+import gzip
+import json
 import os
 import stat
 import threading
@@ -7,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from heedful.files import check_writable, leftovers, new_folder, write_text, written_whole
+from heedful.data.sources import read_pairs
+from heedful.files import check_writable, leftovers, new_folder, read_lines, write_text, written_whole
 
 
 def test_what_has_the_old_name_of_a_partial_file_stays(tmp_path):
@@ -102,3 +105,29 @@ def test_what_a_killed_writer_leaves_is_known_by_its_name(tmp_path):
     assert name == "out.txt"
     assert (left / name).read_text() == "half"
     assert leftovers(Path(tmp_path / "nowhere")) == {}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "cp949"])
+def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path, encoding):
+    (tmp_path / "table.csv").write_bytes("질문,답변\n언제 와요?,내일 와요.\n".encode(encoding))
+    told = f"it looks like {encoding.upper()}; `iconv -f {encoding.upper()} -t UTF-8 OLD > NEW`"
+    with pytest.raises(ValueError, match=told):
+        read_lines(tmp_path / "table.csv", "texts")
+    with pytest.raises(ValueError, match=f"table.csv must be UTF-8 text, but line 1 is not: {told}"):
+        list(read_pairs(str(tmp_path / "table.csv"), "질문", "답변"))
+
+
+def test_a_broken_byte_in_utf8_is_no_other_encoding(tmp_path):
+    (tmp_path / "text.txt").write_bytes("한국어".encode() + b"\xc7\xd1\n")
+    with pytest.raises(ValueError, match="invalid continuation byte"):
+        read_lines(tmp_path / "text.txt", "texts")
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("heedful.data.sources._lines.__defaults__", (1000,))
+    with gzip.open(tmp_path / "pairs.tsv.gz", "wb") as file:
+        file.write(b"a\tb\n" + b"x" * 10_000)
+    with pytest.raises(ValueError, match=r"lines of at most 1,000 bytes, but line 2 is longer"):
+        list(read_pairs(str(tmp_path / "pairs.tsv.gz"), "1", "2"))
+    (tmp_path / "rows.json").write_text(json.dumps([{"a": "x" * 600, "b": "y"}] * 3))
+    assert len(read_pairs(str(tmp_path / "rows.json"), "a", "b")) == 3

@@ -6,6 +6,7 @@ Each case changes a sound folder. Code that ran would leave a file behind; what 
 import ast
 import io
 import json
+import math
 import pickle
 import re
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, pipeline
 
 from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
@@ -201,7 +202,7 @@ REFUSED = {
     "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
     "checksums, of others": (
         lambda p: change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
-        r"must be those that were saved there, but ../outside/model.safetensors, model.safetensors changed",
+        r"must be the one that was saved there, but ../outside/model.safetensors, model.safetensors changed",
     ),
 }
 
@@ -298,6 +299,63 @@ def test_an_adapter_is_no_pickle_that_runs(place):
         load_model(folder)
 
 
+@pytest.fixture
+def adapter(place):
+    """The folder of an adapter on `outside`."""
+    import peft
+
+    adapted = peft.get_peft_model(load_model(place / "outside"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.constant_(weight, 0.5)
+    adapted.peft_config["default"].base_model_name_or_path = str(place / "outside")
+    adapted.save_pretrained(place / "adapter")
+    return place / "adapter"
+
+
+def test_an_adapter_is_judged_as_a_model_is(adapter):
+    path = adapter / "adapter_model.safetensors"
+    weights = load_file(path)
+    assert load_model(adapter)
+    save_file({name: weight * math.nan for name, weight in weights.items()}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter must be finite numbers, but are not in .*q_proj"):
+        load_model(adapter)
+    save_file({name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter lack .*q_proj\.lora_A.* and \d+ more"):
+        load_model(adapter)
+    save_file(weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter have, unknown to the model, .*model\.x\.lora_A"):
+        load_model(adapter)
+
+
+def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
+    shutil.copytree(adapter, place / "other")
+    for folder, base in (("adapter", "adapter"), ("adapter", "other"), ("other", "adapter")):
+        change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
+        if folder == base or folder == "other":
+            with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
+                load_model(adapter)
+
+
+@pytest.mark.parametrize(("field", "size"), [("num_labels", 100_000_000), ("encoder_layers", 1_000_000_000)])
+def test_sizes_without_bounds_are_refused_before_memory_is_taken(place, field, size):
+    change(place / "model" / "config.json", **{field: size})
+    with pytest.raises(ValueError, match=f"`{field}` of .* must be at most 10,000, but is {size:,} instead"):
+        load_model(place / "model")
+
+
+def test_another_vocabulary_beside_an_exported_model_is_told(place):
+    folder = place / "model"
+    (folder / WEIGHTS).rename(folder / "model.bin")
+    change(folder / "heed.json", format_version=1)
+    (folder / "shared_vocabulary.json").write_text('["<pad>", "a", "b"]')
+    for part in ("weights", "engine"):
+        write_checksums(folder, part)
+    (folder / "shared_vocabulary.json").write_text('["<pad>", "b", "a"]')
+    with pytest.raises(ValueError, match=r"model in .*, but shared_vocabulary\.json changed since"):
+        ExportedModel(folder, torch.device("cpu"))
+
+
 def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():
     package = Path(options.__file__).parents[1]
     files = [*package.rglob("*.py"), *(package.parents[1] / "scripts").rglob("*.py")]
@@ -363,8 +421,8 @@ def test_a_recipe_is_data(place, tag):
     with pytest.raises(ValueError, match="must be YAML, but is not"):
         cli.app(["train", str(place / "recipe.yaml")], standalone_mode=False)
     (place / "recipe.yaml").write_text("name: a\n")
-    with pytest.raises(ValueError, match="must be YAML, but is not"):
-        cli.app(["train", str(place / "recipe.yaml"), f"name={tag}"], standalone_mode=False)
+    with pytest.raises(ValueError, match="`data` must be a section with keys, but is '!!python"):
+        cli.app(["train", str(place / "recipe.yaml"), f"data={tag}"], standalone_mode=False)
 
 
 RECIPE = """
@@ -410,7 +468,7 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
         (folder / "heed.json").write_text(json.dumps({"format_version": 1}))
         write_checksums(folder, "weights")
     flip(folder / name)
-    message = f"weights in .* must be those that were saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
+    message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
     with pytest.raises(ValueError, match=message):
         ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
     assert name in check_files(folder).told

@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 CHECKSUMS_FILE = "heed_checksums.json"
 TARGET_FOLDER = "target_tokenizer"
-Part = Literal["weights", "tokenizer"]
+Part = Literal["weights", "tokenizer", "engine"]
 # Of the tokenizer only what decides about ids: its settings change with every library that saves them.
 FILES: dict[Part, tuple[str, ...]] = {
     "weights": ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*", "model.bin"),
     "tokenizer": ("tokenizer.json", "*.model", "*.spm", "vocab.*", "merges.txt", "added_tokens.json"),
+    "engine": ("*_vocabulary.json", "config.json"),  # what CTranslate2 reads beside the weights
 }
 
 
 def write_checksums(folder: str | Path, part: Part) -> None:
-    """Write the checksums of the weights or of the tokenizers that a folder holds, and leave those of the other."""
+    """Write the checksums of a part that a folder holds, and leave those of the others."""
     folder = Path(folder)
     try:
         known = _read(folder)

@@ -6,12 +6,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
 from stat import S_IMODE
 from typing import Any
 
+LONGEST_LINE = 2**26  # bytes of a text file
 # What a private folder is called in which something is written: by whose side, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
@@ -108,12 +109,26 @@ def read_lines(path: str | Path, name: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {error}.") from error
+        told = why_not_utf8(Path(path).read_bytes(), error)
+        raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {told}.") from error
+
+
+def why_not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
+    """Say why bytes are no UTF-8, and how to make it of the encodings that spreadsheets write in Korea."""
+    found = None
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        found = "UTF-16"
+    elif content.decode("utf-8", "ignore").isascii():
+        with suppress(UnicodeDecodeError):
+            found = "CP949" if re.search("[가-힣]{2}", content.decode("cp949")) else None
+    if found is None:
+        return str(error)
+    return f"it looks like {found}; `iconv -f {found} -t UTF-8 OLD > NEW`, or \"CSV UTF-8\" in a spreadsheet, makes UTF-8"
 
 
 def one_line(text: str) -> str:
     """Return a text with a space for each line break, as a file with one text a line holds it."""
-    return re.sub(r"\r\n|[\r\n]", " ", text)
+    return text.replace("\n", " ")
 
 
 def filled_template(template: Path, parts: Mapping[str, str]) -> str:

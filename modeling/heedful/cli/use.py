@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import check_at_least, check_is_new, check_matplotlib, check_writable, one_line, write_text
+from heedful.files import LONGEST_LINE, check_at_least, check_is_new, check_matplotlib, check_writable, one_line, why_not_utf8, write_text
 from heedful.training.processes.launcher import world_size
 
 if TYPE_CHECKING:
@@ -90,12 +90,14 @@ def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Ite
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open
     try:
         with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
-            for number, line in enumerate(stream, start=1):
-                if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise ValueError(f"{path or 'Standard input'} must be UTF-8, but begins as UTF-16 does.")
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(f"A line must have at most {LONGEST_LINE:,} bytes, but line {number} is longer.")
                 try:
                     yield line.decode("utf-8")
                 except UnicodeDecodeError as error:
+                    if (told := why_not_utf8(line, error)) != str(error):
+                        raise ValueError(f"{path or 'Standard input'} must be UTF-8, but line {number} is not: {told}.")
                     broken += 1
                     if broken <= 3:
                         told = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"

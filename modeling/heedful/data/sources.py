@@ -18,12 +18,15 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from heedful.files import LONGEST_LINE, why_not_utf8
+
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
 
 Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
 
 ROWS_PER_CHUNK = 10_000
+LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
@@ -268,18 +271,22 @@ def _text_file(location: str) -> str:
     return str(path)
 
 
-def _lines(file: str) -> Iterator[tuple[int, str]]:
+def _lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
     r"""Yield the number and the text of each line of a text file, with the characters that end the line.
 
     Only \n ends a line. Python's `splitlines` also splits at \x0b, \u2028 and others, which occur inside sentences.
     """
-    number = 0
+    number, line = 0, b""
     try:
-        with gzip.open(file, "rb") if file.endswith(".gz") else Path(file).open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+        with gzip.open(file, "rb") if file.lower().endswith(".gz") else Path(file).open("rb") as stream:
+            # `readline` with a limit: a small compressed file may hold one line that fills the memory.
+            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
+                if len(line) > longest:
+                    raise ValueError(f"{file} must have lines of at most {longest:,} bytes, but line {number} is longer.")
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {error}.") from error
+        told = why_not_utf8(line, error)
+        raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {told}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error
 
@@ -318,12 +325,12 @@ def _file_rows(files: tuple[str, ...], columns: tuple[str, str]) -> Iterator[Row
 
 def _json_file_rows(file: str) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of an array; of anything else, those of JSON Lines, as `datasets` does."""
-    lines = _lines(file)
+    lines = _lines(file, LARGEST_JSON)
     beginning = next((line for _, line in lines if line.strip()), "")
     if not beginning.lstrip().startswith("["):
         yield from _json_rows(file)
         return
-    text = "".join(line for _, line in _lines(file))
+    text = "".join(line for _, line in _lines(file, LARGEST_JSON))
     try:
         rows = json.loads(text)
         if "\\ud" in text or "\\uD" in text:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_FILE = "adapter_config.json"
+MOST_PARTS = 10_000  # layers or labels that a config may ask for
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
@@ -109,7 +111,6 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     from transformers import AutoModelForSeq2SeqLM
 
     import heedful  # noqa: F401
-    from heedful.generation_heed import weights_that_are_no_numbers
 
     try:
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -124,9 +125,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     except Exception as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {why_not_loaded(error)}") from error
     check_report(folder, report)
-    broken = list(weights_that_are_no_numbers(model))
-    if broken:
-        raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
+    _check_numbers(folder, model)
     check_unchanged(folder, changed.result())  # last, because the errors above say more
     return model.eval()
 
@@ -137,16 +136,24 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
             raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report.get("mismatched_keys", ())]
     if shapes:
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
+
+
+def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
+    from heedful.generation_heed import weights_that_are_no_numbers
+
+    broken = list(weights_that_are_no_numbers(model))
+    if broken:
+        raise ValueError(f"The weights in {folder} must be finite numbers, but are not in {listed(broken)}.")
 
 
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
         raise ValueError(
-            f"The weights in {folder} must be those that were saved there, but {listed(changed)} changed since, by a "
+            f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since, by a "
             f"fault or by somebody. If it is meant, delete {CHECKSUMS_FILE}, which remembers them."
         )
 
@@ -177,11 +184,25 @@ def _merged(folder: Path) -> "PreTrainedModel":
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
     peft = import_extra("peft", "adapters")
     check_inside(folder)
+    base, seen = adapted_model(folder), {folder.resolve()}
+    while is_adapter(base):  # trained on an adapter
+        if base.resolve() in seen:
+            raise ValueError(
+                f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model, but leads to an adapter "
+                f"that leads back to itself: {base}."
+            )
+        seen.add(base.resolve())
+        base = adapted_model(base)
     model = load_model(adapted_model(folder))
     try:
         settings = peft.PeftConfig.from_pretrained(str(folder))
-        is_part_of_the_weights = not settings.is_prompt_learning
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder)) if is_part_of_the_weights else None
+        adapted: Any = None
+        if not settings.is_prompt_learning:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+                adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            wanted = peft.get_peft_model_state_dict(adapted).keys()
+            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
     # As in `load_model`, broken files raise all kinds of errors.
     except Exception as error:
         raise ValueError(f"The adapter in {folder} cannot be loaded: {why_not_loaded(error)}") from error
@@ -190,7 +211,11 @@ def _merged(folder: Path) -> "PreTrainedModel":
             f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's, but is "
             f"{settings.peft_type.value} instead: load it with `PeftModel.from_pretrained` and call its `generate()`."
         )
-    return adapted.merge_and_unload().eval()
+    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
+    check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
+    merged = adapted.merge_and_unload().eval()
+    _check_numbers(folder, merged)
+    return merged
 
 
 def first_line(error: BaseException) -> str:
@@ -232,6 +257,10 @@ def _check_files(folder: Path) -> None:
     config = read_object(path)
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
+    for name, value in config.items():  # what transformers makes a list or modules of, before it reads a weight
+        is_size = name == "num_labels" or name.endswith("layers")
+        if is_size and isinstance(value, int | float) and value > MOST_PARTS:
+            raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
     read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         names = ", ".join(WEIGHT_FILES)

@@ -75,7 +75,8 @@ class ExportedModel:
         self.device = device
         check_inside(self.folder)
         metadata = _read_metadata(self.folder)
-        check_unchanged(self.folder, changed_files(self.folder, "weights"))
+        for part in ("weights", "engine"):
+            check_unchanged(self.folder, changed_files(self.folder, part))
         try:
             self.config: Any = HeedConfig(**metadata["config"])
             self.generation_config = GenerationConfig.from_dict(metadata["generation_config"])

@@ -59,6 +59,7 @@ def export_ctranslate2(
         save_model(loaded, tokenizers, folder, quantization)
         _write_metadata(folder, loaded, quantization)
         write_checksums(folder, "weights")
+        write_checksums(folder, "engine")
         searches, limit = _searches(loaded), positions_of_table(loaded.config)
         exported = CTranslate2Engine(ExportedModel(folder, resolved), TokenizerPair.from_pretrained(folder))
         engines = (comparison.UnscoredEngine(loaded.to(resolved)), exported)

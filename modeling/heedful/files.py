@@ -118,9 +118,10 @@ def why_not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
     found = None
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         found = "UTF-16"
-    elif content.decode("utf-8", "ignore").isascii():
-        with suppress(UnicodeDecodeError):
-            found = "CP949" if re.search("[가-힣]{2}", content.decode("cp949")) else None
+    with suppress(UnicodeDecodeError):
+        korean = len(re.findall("[가-힣]", content.decode("cp949")))
+        if korean > 1 + 3 * len(re.findall("[^\0-\x7f]", content.decode("utf-8", "ignore"))):
+            found = "CP949"
     if found is None:
         return str(error)
     return f"it looks like {found}; `iconv -f {found} -t UTF-8 OLD > NEW`, or \"CSV UTF-8\" in a spreadsheet, makes UTF-8"

@@ -7,9 +7,11 @@ import ast
 import io
 import json
 import math
+import os
 import pickle
 import re
 import shutil
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -588,6 +590,36 @@ def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "`\\u001b[31mname` is not a key of a recipe" in told
     assert "\x1b" not in told
+
+
+def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
+    def command():
+        sys.stderr.write(warnings.formatwarning("a file called \x1b]0;TITLE\x07", UserWarning, "file.py", 1))
+        raise ValueError("x" * 500_000)
+
+    with pytest.raises(SystemExit):
+        cli.run(command)
+    told = capsys.readouterr().err
+    assert "warning: a file called \\u001b]0;TITLE\\u0007" in told
+    assert "\x1b" not in told
+    assert "x… (500,000 characters)" in told
+    assert len(told) < 3000
+
+
+@pytest.mark.parametrize(("encoding", "arrow"), [("cp1252", "\\u2192"), ("cp949", "→"), ("utf-8", "→")])
+def test_an_output_of_few_characters_loses_no_figure(encoding, arrow):
+    code = """
+from heedful.cli import main, options
+def command():
+    options.print_result({}, "a → b 12.5", False)
+    options.print_result({"text": "→😀", "bleu": 12.5}, "", True)
+main.run(command)
+"""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    first, rest = output.decode(encoding).split("\n", 1)
+    assert first == f"a {arrow} b 12.5"
+    assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
 
 
 def test_hostile_numbers_and_names_of_data_are_refused(tmp_path):

@@ -120,11 +120,13 @@ def why_not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
         found = "UTF-16"
     with suppress(UnicodeDecodeError):
         korean = len(re.findall("[가-힣]", content.decode("cp949")))
-        if korean > 1 + 3 * len(re.findall("[^\0-\x7f]", content.decode("utf-8", "ignore"))):
+        if korean > 2 * len(re.findall("[^\0-\x7f]", content.decode("utf-8", "ignore"))) and korean > 1:
             found = "CP949"
     if found is None:
         return str(error)
-    return f"it looks like {found}; `iconv -f {found} -t UTF-8 OLD > NEW`, or \"CSV UTF-8\" in a spreadsheet, makes UTF-8"
+    return (
+        f'it looks like {found}; `iconv -f {found} -t UTF-8 OLD > NEW`, or "CSV UTF-8" in a spreadsheet, makes UTF-8'
+    )
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 from typer import Exit, Option, Typer
@@ -102,6 +103,7 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
+LONGEST_MESSAGE = 2000  # characters
 # What warns of its own insides: what it was not built with here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # The distributions whose modules have another name.
@@ -117,6 +119,9 @@ def main() -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # one that is not UTF-8 must not cost the figures of an hour's work
+            stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()
     handler.setFormatter(options.VisibleFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -145,7 +150,10 @@ def run(command: Callable[[], object]) -> None:
             raise
         missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
         command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
-        print(options.visible(f"heedful: {error}{command_for}"), file=sys.stderr)
+        told = str(error)
+        if len(told) > LONGEST_MESSAGE:  # it quotes data
+            told = f"{told[:LONGEST_MESSAGE]}… ({len(told):,} characters)"
+        print(options.visible(f"heedful: {told}{command_for}"), file=sys.stderr)
         sys.exit(code)
 
 

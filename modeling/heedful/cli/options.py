@@ -145,7 +145,7 @@ class VisibleFormatter(logging.Formatter):
 def plain_warnings() -> Iterator[None]:
     """Show of warnings what they say, without the line of code that warned."""
     written = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {visible(str(message))}\n"
     try:
         yield
     finally:
@@ -164,6 +164,12 @@ def quieten() -> None:
 def writing(path: Path | None) -> Iterator[TextIO]:
     """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
     if path is None:
+        if not writes_unicode():
+            warnings.warn(
+                f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number. "
+                "`-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.",
+                stacklevel=2,
+            )
         yield sys.stdout
         return
     new = [folder for folder in path.absolute().parents if not folder.exists()]
@@ -194,4 +200,9 @@ def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
     """Print a result for a program, as JSON, or for a person."""
-    print(json.dumps(values, indent=2, ensure_ascii=False) if as_json else text)
+    print(json.dumps(values, indent=2, ensure_ascii=not writes_unicode()) if as_json else text)
+
+
+def writes_unicode() -> bool:
+    """Tell whether standard output takes every character."""
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
-from heedful.files import LONGEST_LINE, check_at_least, check_is_new, check_matplotlib, check_writable, one_line, why_not_utf8, write_text
+from heedful.files import (
+    LONGEST_LINE,
+    check_at_least,
+    check_is_new,
+    check_matplotlib,
+    check_writable,
+    one_line,
+    why_not_utf8,
+    write_text,
+)
 from heedful.training.processes.launcher import world_size
 
 if TYPE_CHECKING:
@@ -97,7 +106,8 @@ def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Ite
                     yield line.decode("utf-8")
                 except UnicodeDecodeError as error:
                     if (told := why_not_utf8(line, error)) != str(error):
-                        raise ValueError(f"{path or 'Standard input'} must be UTF-8, but line {number} is not: {told}.")
+                        name = path or "Standard input"
+                        raise ValueError(f"{name} must be UTF-8, but line {number} is not: {told}.") from None
                     broken += 1
                     if broken <= 3:
                         told = f"byte {line[error.start]:#04x} at position {error.start}: the {left_out} is left out"
@@ -238,7 +248,9 @@ def score(
     with options.writing(output) as stream:
         for number, (pair, scores) in enumerate(found):
             values = _score_values(scores, tokens)
-            line = json.dumps(pair | values, ensure_ascii=False) if as_json else "\t".join(map(_cell, values.values()))
+            line = "\t".join(map(_cell, values.values()))
+            if as_json:
+                line = json.dumps(pair | values, ensure_ascii=output is None and not options.writes_unicode())
             if number == 0 and not as_json:
                 print(*values, sep="\t", file=stream)
             print(line, file=stream)
@@ -419,7 +431,8 @@ def attention(
     gold_alignments = request.gold_alignments()
     options.quieten()
     answer = request.answer(Translator.from_pretrained(model, device, revision), gold_alignments, to)
-    print(json.dumps(answer, ensure_ascii=False) if as_json else "\n".join(answer_lines(answer)))
+    written = json.dumps(answer, ensure_ascii=not options.writes_unicode()) if as_json else ""
+    print(written or "\n".join(answer_lines(answer)))
 
 
 def embeddings(

@@ -282,7 +282,9 @@ def _lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
             # `readline` with a limit: a small compressed file may hold one line that fills the memory.
             for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
                 if len(line) > longest:
-                    raise ValueError(f"{file} must have lines of at most {longest:,} bytes, but line {number} is longer.")
+                    raise ValueError(
+                        f"{file} must have lines of at most {longest:,} bytes, but line {number} has more."
+                    )
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         told = why_not_utf8(line, error)

@@ -136,7 +136,10 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
             raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in report.get("mismatched_keys", ())]
+    shapes = [
+        f"{name} {tuple(found)} instead of {tuple(wanted)}"
+        for name, found, wanted in report.get("mismatched_keys", ())
+    ]
     if shapes:
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 

@@ -292,7 +292,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str, hint: Any) -> Any:
-    """Read the value of an override: YAML, but the text itself for a key that takes one and for what YAML would cut."""
+    """Read the value of an override: YAML, but the text itself where the key takes one or YAML would cut it."""
     try:
         value, node = _read_yaml(text), yaml.compose(text, _Loader)
         is_cut = bool(text.strip()) if node is None else bool(text[node.end_mark.index :].strip())

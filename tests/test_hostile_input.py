@@ -606,6 +606,24 @@ def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
     assert len(told) < 3000
 
 
+def test_messages_begin_a_line_where_a_bar_stands():
+    code = """
+import logging, sys, warnings
+from tqdm import tqdm
+from heedful.cli import main
+def command():
+    with tqdm(range(3), file=sys.stderr, mininterval=0) as bar:
+        bar.update()
+        logging.getLogger("heedful").info("a line of the log")
+        bar.update()
+        warnings.warn("something", stacklevel=1)
+main.run(command)
+"""
+    written = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr.decode()
+    shown = [line.rpartition("\r")[2] for line in written.split("\n")]  # what a terminal still shows of each line
+    assert shown[:2] == ["a line of the log", "warning: something"]
+
+
 @pytest.mark.parametrize(("encoding", "arrow"), [("cp1252", "\\u2192"), ("cp949", "→"), ("utf-8", "→")])
 def test_an_output_of_few_characters_loses_no_figure(encoding, arrow):
     code = """

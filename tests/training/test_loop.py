@@ -202,6 +202,22 @@ def test_max_minutes_ends_the_run_at_the_first_update_past_them(make_loop):
     assert loop.run().update == 1
 
 
+@pytest.mark.parametrize("limit", [{"optimization.max_updates": 5}, {"optimization.max_minutes": 1e-6}], ids=str)
+def test_the_last_weights_are_validated_before_the_best_is_chosen(make_loop, monkeypatch, tmp_path, limit):
+    """Whatever ends the run, and again where it is resumed without anything left to train."""
+    changes = {"validation.every_updates": 4, "checkpoints.publish": "best", "optimization.max_updates": 50} | limit
+    monkeypatch.setattr("heedful.training.loop.validation.validation_loss", lambda *_: 1 / loop.progress.update)
+    loop = make_loop(changes)
+    progress = loop.run()
+    assert progress.best == [(1 / progress.update, progress.update)]
+    folder = tmp_path / "run" / "checkpoints"
+    settings = loop.recipe.checkpoints
+    assert published_checkpoints(folder, settings, progress) == [checkpoint_path(folder, progress.update)]
+    assert load_progress(checkpoint_path(folder, progress.update)).best != progress.best
+    loop = make_loop(changes | {"resume": True})
+    assert loop.run().best == progress.best
+
+
 def test_patience_ends_the_run_after_so_many_validations_without_improvement(make_loop, monkeypatch):
     loop = make_loop(
         {"optimization.max_updates": 50, "validation.every_updates": 2, "validation.patience": 2},

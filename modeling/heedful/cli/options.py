@@ -133,19 +133,26 @@ def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 
 
+def on_its_own_line(message: str) -> str:
+    """Return what a terminal can show of a message, after the bars there are cleared; they come back by themselves."""
+    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
+        bar.clear()
+    return visible(message)
+
+
 class VisibleFormatter(logging.Formatter):
     """Writes the control characters in a message, which may quote data, as escapes."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
-        return visible(super().format(record))
+        return on_its_own_line(super().format(record))
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Show of warnings what they say, without the line of code that warned."""
     written = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {visible(str(message))}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {on_its_own_line(str(message))}\n"
     try:
         yield
     finally:

@@ -35,6 +35,7 @@ from heedful.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
+CHOOSING = ("best", "average_best")  # what is published by its validation
 # fp16 begins with a scale that is too large and halves it until gradients fit: no sign of divergence.
 FP16_SKIPS = 30
 
@@ -81,10 +82,14 @@ class TrainingLoop:
         with bar, self.signals, lost_processes_reported(self.accelerator), self.heartbeat:
             self._train(bar)
             self.checkpoints.save(self.progress, must=True)
-            self.checkpoints.prune(self.progress)  # the last validation may have found a better one than those kept
             # This also makes every rank wait until the main one has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
+            if self.recipe.checkpoints.publish in CHOOSING and not self._is_due("validation"):
+                # The last weights may be the best, wherever the run ends. The saved progress does not know of it: a
+                # resumed run that goes further is the same as one that was never stopped.
+                self._validate()
+            self.checkpoints.prune(self.progress)  # the last validation may have found a better one than those kept
         return self.progress
 
     def _train(self, bar: tqdm) -> None:

@@ -15,6 +15,7 @@ from heedful.publishing.hub import read_card
 from heedful.publishing.model_card import (
     RunFacts,
     card_metadata,
+    code,
     render,
     render_model_card,
     with_repository,
@@ -203,6 +204,20 @@ def test_paths_of_the_training_machine_stay_there():
 
 def test_text_in_the_facts_is_never_taken_for_a_template():
     assert "{{ 7 * 7 }}" in render_model_card(changed(hardware="{{ 7 * 7 }}"))
+
+
+def test_names_of_others_are_text_on_one_line():
+    """A heading, a sentence, a list and a table hold a name as text: no further heading, link, tag or code."""
+    name = "a\n---\n# Fake\n<script>x</script> [free](https://x) | `c"
+    shown = r"a --- # Fake \<script>x\</script> [free]\(https://x) \| \`c"
+    facts = changed(name=name, datasets=[name], limits=[name], scores={name: {"count": 3, "bleu": 1.0}})
+    text = body_of(render_model_card(facts))
+    assert f"\n# {shown}\n" in text
+    assert f"\n- `{code(name)[1:-1]}`\n" in text
+    assert f"\n| {shown} | 3 |" in text
+    assert "\n---\n" not in text
+    assert "\n# Fake" not in text
+    assert code("`a` | b\n# c") == r"`'a' \| b # c`"
 
 
 @pytest.mark.parametrize(

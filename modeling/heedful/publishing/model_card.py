@@ -26,6 +26,7 @@ CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
+NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # what would end code, or the cell of a table that it is in
 BUILTIN = "builtin:"  # begins the location of a built-in corpus
 OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
@@ -99,7 +100,7 @@ class RunFacts(CardFacts):
     validation_loss: float  # of the published weights, in nats per target token
     example_source: str  # a sentence to try, preferably from a test set
     example_translation: str  # what the model makes of it
-    sides: tuple[str, str] = ("source", "target")  # what the data call them, for a task that is no translation
+    sides: tuple[str, str] = ("source", "target")  # in Markdown, of a task that is no translation
     example_language: str | None = None  # into which, where the model knows several and must be told
     intended_use: str = ""  # the template's general one if empty
     limits: Sequence[str] = ()  # put before the template's general ones
@@ -245,8 +246,14 @@ def _score(scores: Mapping[str, Any], metric: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Make a value fit for one cell of a Markdown table."""
-    return " ".join(without_folders(value).split()).replace("|", "\\|")
+    """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
+    line = re.sub(r"([\\`<|])", r"\\\1", " ".join(without_folders(value).split()))
+    return line.replace("](", "]\\(")
+
+
+def code(value: Any) -> str:
+    """Write a value between backticks, on one line."""
+    return f"`{' '.join(without_folders(value).split()).translate(NO_CODE)}`"
 
 
 def _quoted(text: str) -> str:
@@ -257,6 +264,7 @@ def _quoted(text: str) -> str:
 # What templates write as `{{ value | count }}`.
 FILTERS = {
     "cell": _cell,
+    "code": code,
     "count": "{:,}".format,
     "duration": duration,
     "keyword": _keyword,

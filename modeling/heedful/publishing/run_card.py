@@ -8,7 +8,7 @@ from typing import Any
 
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import BUILTIN, REQUIRED_VERSIONS, RunFacts, write_model_card
+from heedful.publishing.model_card import BUILTIN, REQUIRED_VERSIONS, RunFacts, code, write_model_card
 from heedful.training.publication import language_codes
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
@@ -100,7 +100,7 @@ def facts_of(result: RunResult) -> RunFacts:
 
 def _named(side: str, column: str) -> str:
     """Return what a side is called in a sentence: the number of a column says nothing."""
-    return side if column.isdigit() else f"`{column}`"
+    return side if column.isdigit() else code(column)
 
 
 def architecture_of(config) -> str:

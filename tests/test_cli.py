@@ -556,12 +556,12 @@ def test_truncated_weights_are_refused(refused, copy, length):
 
 
 def test_an_unknown_language_is_refused(refused, model):
-    assert "`target_language`" in refused("translate", model, "x", "--to", "xx")
+    assert "`--to`" in refused("translate", model, "x", "--to", "xx")
 
 
 def test_more_translations_than_beams_are_refused(refused, model):
     message = refused("translate", model, "x", "--n-best", 3, "--num-beams", 2)
-    assert "`num_return_sequences` must be at most `num_beams` (2), but is 3" in message
+    assert "`--n-best` must be at most `--num-beams` (2), but is 3" in message
 
 
 def test_a_layer_that_does_not_exist_is_refused(refused, model, tmp_path):

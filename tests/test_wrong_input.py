@@ -429,3 +429,21 @@ def test_a_file_with_two_matrices_where_the_config_has_one_is_refused(tmp_path, 
     change_config(tmp_path, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"must hold one matrix for .* which the config ties, but holds two"):
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+
+def test_errors_of_commands_name_what_was_typed(tmp_path, heedful_command, whole):
+    missing = tmp_path / "none.tsv"
+    for words, told in (
+        (["evaluate", whole, "--data", missing], "`--data` must be a file that exists"),
+        (["score", whole, missing], "`PAIRS` must be a file that exists"),
+        (["translate", whole, "네.", "-n", "3"], None),
+        (
+            ["translate", whole, "네.", "--n-best", "9", "--num-beams", "2"],
+            "`--n-best` must be at most `--num-beams` (2)",
+        ),
+        (["page", whole, "-o", tmp_path / "page.txt"], "`--output` must end in one of .html"),
+        (["export", "onnx", whole, tmp_path], f"`OUT` must be a folder that does not exist yet, but {tmp_path} does"),
+    ):
+        code, _, errors = heedful_command(*words)
+        assert code == 2, words
+        assert told is None or told in errors

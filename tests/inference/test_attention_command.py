@@ -150,9 +150,9 @@ PICTURE = ["-o", "map.png"]
 
 IGNORED = [
     ([SOURCE], "Something must be asked for"),
-    ([SOURCE, "-o", "map.jpg"], "`path` must end in one of .png, .svg, .pdf, .html, but is map.jpg"),
-    ([SOURCE, *PICTURE, "--layer", 7], "`layer` must be between -2 and 1, but is 7"),
-    ([SOURCE, *PICTURE, "--head", 4], "`head` must be between 0 and 3, but is 4"),
+    ([SOURCE, "-o", "map.jpg"], "`--output` must end in one of .png, .svg, .pdf, .html, but is map.jpg"),
+    ([SOURCE, *PICTURE, "--layer", 7], "`--layer` must be between -2 and 1, but is 7"),
+    ([SOURCE, *PICTURE, "--head", 4], "`--head` must be between 0 and 3, but is 4"),
     ([SOURCE, *PICTURE, "--grid", "--head", 1], "`--head` must not come with --grid"),
     ([SOURCE, *PICTURE, "--grid", "--rollout"], "`--rollout` must not come with --grid"),
     ([SOURCE, *PICTURE, "--rollout", "--head", 1], "`--head` must not come with --rollout"),

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from typer import Exit, Option, Typer
 
 from heedful.cli import options
 from heedful.cli.check import compare, complexity, doctor, plot, study, verify, version
-from heedful.cli.publish import card, convert, export, page, push
+from heedful.cli.publish import EXPORTS, card, convert, export, page, push
 from heedful.cli.start import init, pairs, recipes, tune
 from heedful.cli.use import attention, backtranslate, distill, embeddings, evaluate, score, translate
 from heedful.training.processes.launcher import rank
@@ -54,13 +54,16 @@ def train(
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays."""
+    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays.
+
+    Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
+    """
+    typed = options.typed_names(command)
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
-        if not sys.stdout.isatty():
-            return command(*args, **kwargs)
-        with redirect_stdout(options.TerminalOutput(sys.stdout)):
+        output = redirect_stdout(options.TerminalOutput(sys.stdout)) if sys.stdout.isatty() else nullcontext()
+        with output, options.errors_in_typed_names(typed):
             return command(*args, **kwargs)
 
     return run
@@ -78,6 +81,8 @@ CHECKS = (verify, compare, study, complexity)
 for command in (*START, *USE, *CHECKS, card, page, push, convert, version):
     takes_sentences = options.TakesSentences if command in (translate, attention, embeddings) else None
     app.command(cls=takes_sentences)(safe_at_terminals(command))
+for name, command in EXPORTS.items():
+    export.command(name)(safe_at_terminals(command))
 app.add_typer(export)
 
 

@@ -7,14 +7,16 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import signature
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO, TypeVar
 
 from typer import Argument, Option
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from heedful.files import check_writable, written_whole
 
@@ -109,6 +111,36 @@ class TerminalOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+# How the functions behind commands call what the commands call otherwise.
+OTHER_NAMES = {"location": ("data", "pairs"), "num_return_sequences": ("n_best",), "path": ("output",)}
+OTHER_NAMES["target_language"] = ("to",)
+
+
+def typed_names(command: Callable[..., Any]) -> dict[str, str]:
+    """Return what a user types for each parameter that an error of a command may name."""
+    typed = {}
+    for name, parameter in signature(command).parameters.items():
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            argument = (getattr(info, "metavar", None) or name.upper()).strip("[]…")
+            given = [each for each in (info.default, *(info.param_decls or ())) if str(each)[:2] == "--"]
+            option = given[0].partition("/")[0] if given else "--" + name.replace("_", "-")
+            typed[name] = option if isinstance(info, OptionInfo) else argument
+    others = {other: typed[name] for other, names in OTHER_NAMES.items() for name in names if name in typed}
+    return others | typed
+
+
+@contextmanager
+def errors_in_typed_names(typed: dict[str, str]) -> Iterator[None]:
+    """Put into an error what the user typed, in place of a parameter's name between backticks."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            text = re.sub(r"`(\w+)`", lambda found: f"`{typed.get(found[1], found[1])}`", error.args[0])
+            error.args = (text,)
+        raise
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:

@@ -95,7 +95,6 @@ def page(
     print(write_page(models, output, example))
 
 
-@export.command("onnx")
 def export_to_onnx(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -116,7 +115,6 @@ def export_to_onnx(
     print(f"{result.size / 1e6:,.1f} MB in {quantization}\nmodel: {result.folder}")
 
 
-@export.command("ctranslate2")
 def export_to_ctranslate2(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -139,7 +137,6 @@ def export_to_ctranslate2(
     print(f"{result.size / 1e6:,.1f} MB in {result.quantization}\nmodel: {result.folder}")
 
 
-@export.command("transformers")
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
@@ -161,7 +158,6 @@ def export_to_transformers(
     print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
 
 
-@export.command("web")
 def export_to_web(model: options.AnyModel, target: options.NewFolder, sentences: Sentences = None, count: Count = 500):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
     from heedful.publishing.exports.comparison import sentences_to_compare
@@ -177,3 +173,11 @@ def export_to_web(model: options.AnyModel, target: options.NewFolder, sentences:
 def _print_comparisons(comparisons) -> None:
     for search, comparison in comparisons.items():
         print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
+
+
+EXPORTS = {
+    "onnx": export_to_onnx,
+    "ctranslate2": export_to_ctranslate2,
+    "transformers": export_to_transformers,
+    "web": export_to_web,
+}

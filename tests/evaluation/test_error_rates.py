@@ -222,10 +222,10 @@ def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate
 def test_what_the_command_cannot_end_with_is_told_before_a_model_is_loaded(evaluate, monkeypatch):
     monkeypatch.setattr(Translator, "from_pretrained", lambda *_: pytest.fail("a model was loaded"))
     for arguments, message in (
-        (["--ignore", "("], "`ignore` must be a regular expression, but is '('"),
-        (["--ignore", "."], "`ignore` must leave something of the references"),
+        (["--ignore", "("], "`--ignore` must be a regular expression, but is '('"),
+        (["--ignore", "."], "`--ignore` must leave something of the references"),
         (["--references", "wrong"], "`wrong` must be a list of one text or more, but is missing instead in row 1 of"),
-        (["--confusions", -1], "`confusions` must be at least 0"),
+        (["--confusions", -1], "`--confusions` must be at least 0"),
     ):
         code, output, told = evaluate(*arguments)
         assert (code, output) == (2, ""), arguments

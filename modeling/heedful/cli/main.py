@@ -75,15 +75,20 @@ app = Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-START = (recipes, init, pairs, tune, train, plot, doctor)
-USE = (evaluate, translate, score, attention, embeddings, backtranslate, distill)
-CHECKS = (verify, compare, study, complexity)
-for command in (*START, *USE, *CHECKS, card, page, push, convert, version):
-    takes_sentences = options.TakesSentences if command in (translate, attention, embeddings) else None
-    app.command(cls=takes_sentences)(safe_at_terminals(command))
-for name, command in EXPORTS.items():
-    export.command(name)(safe_at_terminals(command))
-app.add_typer(export)
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Train": (recipes, init, pairs, doctor, train, tune, plot),
+    "Use": (evaluate, translate, score, attention, embeddings, backtranslate, distill),
+    "Check": (verify, compare, study, complexity),
+    "Publish": (card, page, push, convert),
+    "Help": (version,),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        takes_sentences = options.TakesSentences if command in (translate, attention, embeddings) else None
+        app.command(cls=takes_sentences, rich_help_panel=panel)(safe_at_terminals(command))
+for name, exporter in EXPORTS.items():
+    export.command(name)(safe_at_terminals(exporter))
+app.add_typer(export, rich_help_panel="Publish")
 
 
 def _print_version(wanted: bool) -> None:

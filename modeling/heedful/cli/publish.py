@@ -1,5 +1,6 @@
 """For those who publish: `heedful push`, `convert` and `export`."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -175,7 +176,7 @@ def _print_comparisons(comparisons) -> None:
         print(f"{search}: {len(comparison.differences)} of {comparison.sentences} sentences differ from generate()'s")
 
 
-EXPORTS = {
+EXPORTS: dict[str, Callable[..., None]] = {
     "onnx": export_to_onnx,
     "ctranslate2": export_to_ctranslate2,
     "transformers": export_to_transformers,

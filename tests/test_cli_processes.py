@@ -70,5 +70,5 @@ def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path)
 def test_two_processes_refuse_a_device_that_is_only_one(model, tmp_path):
     finished = evaluate(model, 2, tmp_path / "none", "--device", "cuda:1")
     assert finished.returncode != 0
-    assert "`device` must be cpu or cuda where several processes run" in finished.stderr
+    assert "`--device` must be cpu or cuda where several processes run" in finished.stderr
     assert shares(tmp_path / "none") == []

@@ -297,7 +297,7 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(compare, place, monkeyp
             "`right` must be a list .* missing instead in row 1 of test",
         ),
         (["model", "alike.txt", "--ignore", "."], "`--ignore` must leave something of the references"),
-        (["model", "alike.txt", "--seed", 0], "`seed` must be at least 1"),
+        (["model", "alike.txt", "--seed", 0], "`--seed` must be at least 1"),
         (["model", "alike.txt", "--target", "text"], "must have the language or column 'text'"),
         (["model", "alike.txt", "-o", "none/a.json"], "`--output` must lie in an existing folder"),
         (["model", "short.txt,alike.txt", "-o", "alike.txt"], "`--output` must be another file .* but alike.txt is"),

@@ -248,7 +248,7 @@ REFUSED = [
     (["--scores", "-o", "page.html"], "`--scores` must come with --grid"),
     (["--steps", "--rollout", "-o", "map.png"], "`--steps` must not come with --rollout"),
     (["--steps", "--json"], "`--steps` must not come with --json"),
-    (["--steps", "--head", "4"], "`head` must be between 0 and 3, but is 4"),
+    (["--steps", "--head", "4"], "`--head` must be between 0 and 3, but is 4"),
 ]
 
 

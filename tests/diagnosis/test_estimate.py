@@ -213,6 +213,12 @@ def test_a_stream_says_what_it_cannot_tell(tmp_path):
     assert "updates of the run   6 (`optimization.max_updates`)" in text
 
 
+def test_a_dry_run_warns_of_a_folder_that_training_would_refuse(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.warns(UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but .*run is a"):
+        dry_run(tiny_recipe(tmp_path / "run"))
+
+
 def test_a_dry_run_goes_on_from_a_model(corpus, tmp_path):
     make_model(tiny_recipe(tmp_path / "run").model, corpus.tokenizers).save_pretrained(tmp_path / "model")
     corpus.tokenizers.save_pretrained(tmp_path / "model")

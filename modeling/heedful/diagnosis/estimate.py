@@ -8,6 +8,7 @@ import gc
 import math
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from heedful.diagnosis.memory import (
 )
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
+from heedful.training.folder import check_output_folder
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -169,6 +171,10 @@ def dry_run(recipe: Recipe) -> DryRun:
         MemoryError: If a micro-batch does not fit into a GPU.
     """
     settings = recipe.optimization
+    try:
+        check_output_folder(recipe)
+    except ValueError as error:
+        warnings.warn(f"Training would refuse the recipe: {error}", stacklevel=2)
     accelerator = make_accelerator(settings)
     set_seed(recipe.seed)
     earlier = recipe.folder / "tokenizer"

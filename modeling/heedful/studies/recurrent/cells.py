@@ -51,7 +51,7 @@ def run(lab: Lab) -> Outcome:
     ]
     return Outcome(
         {"quality": quality, "gates": rows},
-        {"bleu": [bars({name.replace(" + ", "\n+ "): row[-1] for name, *row in quality}, "BLEU")], **drawn},
+        {"bleu": [bars({name: row[-1] for name, *row in quality}, "BLEU")], **drawn},
         _values(quality, rows),
         {"sources": len(sources), "closed": CLOSED, "open": OPEN, "sentence": sources[SENTENCE]},
     )

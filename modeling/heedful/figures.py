@@ -104,7 +104,7 @@ def bars(values: Mapping[str, float], x_label: str) -> Panel:
     def draw(axes: Any) -> None:
         drawn = axes.barh(list(values), list(values.values()), height=0.6)
         axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
-        axes.set(xlabel=x_label, ylim=(len(values) - 0.5, -0.5))
+        axes.set(xlabel=x_label, ylim=(len(values) - 0.5, -0.5), xmargin=0.15)
 
     return draw
 

@@ -20,6 +20,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", re.DOTALL)
 MARK = "--- next block"
 
+
 def blocks_of(name):
     return BLOCK.findall((GUIDES / name).read_text(encoding="utf-8"))
 

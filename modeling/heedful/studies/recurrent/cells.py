@@ -17,6 +17,7 @@ from heedful.studies.study import Lab, Study, description_of
 
 GATED = ("LSTM", "GRU", "LSTM + attention", "GRU + attention")
 ENCODER = "encoder.layers.0.first_cell"
+FEW, SEEDS = 1000, 3  # pairs that a model can learn by heart, and trainings on them
 MEASURED = 200  # test sources whose gates are recorded
 SENTENCE = 0  # the test source that is drawn
 CLOSED, OPEN = 0.1, 0.9
@@ -29,6 +30,20 @@ def encoder_gates(translator: Translator, source: str) -> Gates:
     (ids,) = translator.tokenizers.encode_source([source])
     gates = record_gates(translator.model, ids)[ENCODER]
     return {name: values for name, values in gates.items() if name != "candidate"}
+
+
+def on_few_pairs(lab: Lab) -> list[tuple[Any, ...]]:
+    """Train LSTM and GRU with attention on few pairs, GRUs as large as the LSTM and as wide, and score them on both."""
+    models, rows = recurrent_models(), []
+    data = {"data.train": f"builtin:train:{FEW}"}
+    data["data.test"] = {"test": "builtin:test:500", "train": "builtin:train:500"}
+    for name, size in (("LSTM", 123), ("GRU", 141), ("GRU", 123)):
+        changes = models[f"{name} + attention"] | data
+        changes["model.options"] = changes["model.options"] | {"hidden_size": size}
+        for seed in range(lab.seed, lab.seed + SEEDS):
+            one = replace(lab, seed=seed).train(f"{name}, {size} wide, {FEW} pairs, seed {seed}", changes)
+            rows.append((f"{name}, {size} wide", one.parameters, seed, one.loss, one.bleu(), one.bleu("train")))
+    return rows
 
 
 def run(lab: Lab) -> Outcome:

@@ -1,8 +1,6 @@
 """Small pictures: a figure is rows of two panels, each of which draws into its axes."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,13 @@ def save_figure(panels: Sequence[Panel], path: Path) -> None:
     """
     check_matplotlib()
     import matplotlib
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    rows, columns = math.ceil(len(panels) / 2), min(len(panels), 2)
+    rows, columns = (len(panels) + 1) // 2, min(len(panels), 2)
     figure = Figure(figsize=(WIDTH * (0.6 + 0.4 * columns), HEIGHT * rows), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for draw, axes in zip_longest(panels, grid, fillvalue=Axes.set_axis_off):
-        draw(axes)
-    legends = [legend for axes in grid if (legend := axes.get_legend())]
+    for number, draw in enumerate(panels, 1):
+        draw(figure.add_subplot(rows, columns, number))
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
     if len({str([text.get_text() for text in legend.get_texts()]) for legend in legends}) == 1:
         for legend in legends[1:]:
             legend.remove()

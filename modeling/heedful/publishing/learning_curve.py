@@ -103,7 +103,6 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
         for run, found in curves.items()
         for metric in group
     }
-    # What lies between the curves of both losses is no overfitting alone.
     title = "train/loss: as trained, with any\ndropout and label smoothing" if "train/loss" in group else ""
     kind = "loss" if group[0] in LOSSES else "error rate in %" if group[0] in RATES else "score"
     (label,) = group if len(group) == 1 else [kind]

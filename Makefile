@@ -1,4 +1,4 @@
-# make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests, in minutes.
+# make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
 # (the slow tests too, before a release), make site (the documentation as a site, in site/), make check (linters and
 # types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest and make newest (the tests with the

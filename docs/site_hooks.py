@@ -1,4 +1,4 @@
-"""What the site needs beyond its pages: navigation, links out of docs/, the reference, and chapters as notebooks."""
+"""What the site needs beyond its pages: navigation, languages, links out of docs/, the reference, notebooks."""
 
 import ast
 import re
@@ -9,13 +9,14 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README.md", "index.md")  # in the navigation of a folder
+WIDE = ("benchmarks.md",)  # its tables take the place of the table of contents
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
 # The first cell of a notebook; where Heedful is installed it does nothing.
 INSTALL = """\
 try:
     import heedful
 except ImportError:
-    %pip install --quiet "heedful[plots]{source}"
+    %pip install --quiet "heedful[plots] @ {source}"
 """
 NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"}
 
@@ -51,7 +52,11 @@ def on_page_markdown(markdown: str, page, config, files):
     markdown = LINK.sub(rewritten, markdown)
     if uri == "reference/index.md":
         markdown += "".join(f"\n::: {home}.{name}\n" for name, home in sorted(public_names().items()))
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
     if CHAPTER.fullmatch(uri):
+        # Chapters explain a term where it comes first: in the search, earlier ones come before later ones.
+        page.meta["search"] = {"boost": 12 - int(Path(uri).name[:2])}
         title, _, rest = markdown.partition("\n")
         link = f'<a href="{Path(uri).stem}.ipynb" download>{NOTEBOOK[uri.split("/")[1]]}</a>'
         notebook = Path(config.site_dir, uri).with_suffix(".ipynb")
@@ -59,6 +64,12 @@ def on_page_markdown(markdown: str, page, config, files):
         write_notebook(markdown, notebook, config, uri)
         markdown = f"{title}\n\n{link}\n{rest}"
     return markdown
+
+
+def on_page_context(context, page, config, nav):
+    """Give a Korean page a Korean frame: its `lang`, its table of contents and the words of its search."""
+    config.theme["language"] = "ko" if page.file.src_uri.startswith("course/ko/") else "en"
+    return context
 
 
 def public_names() -> dict[str, str]:
@@ -77,7 +88,7 @@ def write_notebook(markdown: str, path: Path, config, uri: str) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = PAGE.sub(lambda match: _whole_link(*match.groups(), config.site_url, uri), cell.source)
-    source = f" @ git+{config.repo_url}" if config.repo_url else ""
+    source = f"git+{config.repo_url}" if config.repo_url else ROOT.as_uri()
     notebook.cells.insert(0, new_code_cell(INSTALL.format(source=source)))
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     jupytext.write(notebook, path)

@@ -1,4 +1,4 @@
-"""Small pictures: a figure is a row of panels, each of which draws into its axes."""
+"""Small pictures: a figure is rows of two panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -13,18 +13,22 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels from left to right into an SVG or PNG file: the same panels give the same bytes, text stays text.
+    """Draw panels, two in a row, into an SVG or PNG file: the same panels give the same bytes, text stays text.
 
-    Neither pyplot nor matplotlib's settings are touched.
+    A legend that all panels share stands in the first alone. Neither pyplot nor matplotlib's settings are touched.
     """
     check_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 
-    width = WIDTH * (1 if len(panels) == 1 else 0.7 * len(panels))
-    figure = Figure(figsize=(width, HEIGHT), dpi=150, layout="constrained")
-    for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        draw(axes)
+    rows, columns = (len(panels) + 1) // 2, min(len(panels), 2)
+    figure = Figure(figsize=(WIDTH * (0.6 + 0.4 * columns), HEIGHT * rows), dpi=150, layout="constrained")
+    for number, draw in enumerate(panels, 1):
+        draw(figure.add_subplot(rows, columns, number))
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
+    if len({str([text.get_text() for text in legend.get_texts()]) for legend in legends}) == 1:
+        for legend in legends[1:]:
+            legend.remove()
     kind = path.suffix[1:].lower()
     same_bytes = matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     with same_bytes, written_whole(path) as written:
@@ -90,13 +94,13 @@ def _name(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Seque
             text.set(parse_math=False, family=families)  # as it is, whatever it begins with or holds
 
 
-def bars(values: Mapping[str, float], y_label: str) -> Panel:
-    """Return a panel with a bar for every value, which has its name below."""
+def bars(values: Mapping[str, float], x_label: str) -> Panel:
+    """Return a panel with a bar to the right for every value; names of any length fit beside them."""
 
     def draw(axes: Any) -> None:
-        drawn = axes.bar(list(values), list(values.values()), width=0.6)
-        axes.bar_label(drawn, fmt="%.3g", fontsize=8)
-        axes.set_ylabel(y_label)
+        drawn = axes.barh(list(values), list(values.values()), height=0.6)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+        axes.set(xlabel=x_label, ylim=(len(values) - 0.5, -0.5), xmargin=0.15)
 
     return draw
 

@@ -1,6 +1,7 @@
 """Learning curves: what a log holds is drawn, of one run or of several; what cannot be drawn is named."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -46,7 +47,7 @@ def test_runs_are_named_in_one_picture_whatever_they_are_called(tmp_path):
     runs = [run_of(tmp_path / name) for name in ("한국어", "_b", "$x$")]
     text = drawn(runs, tmp_path / "a")
     for name in ("한국어", "_b", "$x$"):
-        assert text.count(f">{name}<") == 3  # in the panels of both losses and of the score
+        assert text.count(f">{name}<") == 1  # in the first of the panels of both losses and of the score
     (tmp_path / "other").mkdir()
     twins = [tmp_path / "_b", run_of(tmp_path / "other" / "_b")]
     assert all(f">{path}<" in drawn(twins, tmp_path / "a") for path in twins)
@@ -58,6 +59,16 @@ def test_a_run_keeps_its_colour_where_another_has_logged_less(run, tmp_path):
     assert "validation/loss" in text
     assert SECOND in text
     assert FIRST in text  # in the legend
+
+
+def test_runs_of_many_metrics_fill_rows_of_two_panels_and_the_loss_of_training_is_explained(tmp_path):
+    more = {f"validation/metric_{number}": float(number) for number in range(5)}
+    runs = [run_of(tmp_path / name, [*LINES[:2], {"update": 100, **more}]) for name in "ab"]
+    text = drawn(runs, tmp_path / "c")
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+    assert (width, height) == pytest.approx((1.4 * 432, 3 * 259.2))  # six panels
+    assert text.count("label smoothing") == 1
+    assert "label smoothing" not in drawn(runs, tmp_path / "d", ["metric_1"])
 
 
 def test_error_rates_have_a_panel_of_their_own(tmp_path):

@@ -1,6 +1,8 @@
 """What every study has from the harness: settings, trainings, and a folder of results that is whole or not there."""
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -113,6 +115,22 @@ def test_a_figure_is_drawn_to_the_same_bytes(tmp_path):
     first, second = ((tmp_path / name / "bars.svg").read_bytes() for name in ("a", "b"))
     assert first == second
     assert b"two" in first
+
+
+def test_names_of_any_length_lie_beside_their_bars_and_not_over_each_other(tmp_path):
+    names = [f"encoder, layer {number}, head {number}" for number in range(12)]
+    save_figure([bars(dict.fromkeys(names, 0.1), "weight")], tmp_path / "bars.svg")
+    text = (tmp_path / "bars.svg").read_text(encoding="utf-8")
+    heights = [float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', text)[1]) for name in names]
+    assert min(below - above for above, below in pairwise(heights)) > 10  # points, of letters of 10
+
+
+def test_a_legend_that_all_panels_share_is_drawn_once_and_others_are_kept(tmp_path):
+    curve = [(0, 1), (1, 2)]
+    for others, legends in ((("a", "b"), 1), (("a", "c"), 3)):
+        panels = [lines({"a": curve, name: curve}, "x", "y") for name in ("b", others[1], "b")]
+        save_figure(panels, tmp_path / "lines.svg")
+        assert (tmp_path / "lines.svg").read_text(encoding="utf-8").count(">a<") == legends
 
 
 @given(st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False)), max_size=5))

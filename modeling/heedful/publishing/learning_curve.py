@@ -103,6 +103,7 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
         for run, found in curves.items()
         for metric in group
     }
+    title = "train/loss: as trained, with any\ndropout and label smoothing" if "train/loss" in group else ""
     kind = "loss" if group[0] in LOSSES else "error rate in %" if group[0] in RATES else "score"
     (label,) = group if len(group) == 1 else [kind]
     families = None
@@ -111,4 +112,4 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
 
         (names,), style = drawing.writable(list(drawn))
         drawn, families = dict(zip(names, drawn.values(), strict=True)), style["family"]
-    return lines(drawn, "update", label, families=families)
+    return lines(drawn, "update", label, title, families=families)

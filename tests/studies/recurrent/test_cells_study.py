@@ -19,6 +19,7 @@ SMALL = {
     "tokenizer.vocab_size": 400,
     "optimization.tokens_per_update": 256,
     "decoding.max_length": 8,
+    "logging.every_updates": 1,
 }
 
 
@@ -28,6 +29,8 @@ def found(tmp_path_factory):
     folder, results = tmp_path_factory.mktemp("recurrent"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "MEASURED", 3)
+        patch.setattr(cells, "FEW", 300)
+        patch.setattr(cells, "SEEDS", 1)
         patch.setattr(robustness, "PAIRS", 3)
         for module in (cells, robustness):
             study = replace(module.STUDY, changes={**module.STUDY.changes, **SMALL})
@@ -55,13 +58,16 @@ def test_nothing_but_cell_attention_and_width_differs():
 
 
 def test_each_cell_has_its_score_and_each_gate_its_shares(found):
-    quality, gates = found["cells"]["tables"]
+    quality, few, gates = found["cells"]["tables"]
     assert [row[0] for row in quality["rows"]] == list(recurrent_models())
     assert [tuple(row[:2]) for row in gates["rows"]] == [
         (name, gate)
         for name in cells.GATED
         for gate in (("forget", "input", "output") if "LSTM" in name else ("reset", "update"))
     ]
+    assert [row[:2] for row in few["rows"]] == [["LSTM", 123], ["GRU", 141], ["GRU", 123]]
+    large, as_large, as_wide = (row[2] for row in few["rows"])
+    assert as_wide < 0.9 * large < as_large
     for row in gates["rows"]:
         assert 0.2 < row[2] < 0.9
         assert row[3] + row[4] < 1
@@ -77,7 +83,7 @@ def test_every_model_is_scored_on_every_change(found):
         assert [row[0] for row in table["rows"]] == names
         assert [f"{share:.0%}".replace("%", " %") for share in robustness.SHARES] == table["columns"][1:-1]
     assert [one["name"] for one in found["robustness"]["trainings"]] == names
-    assert found["robustness"]["trainings"][:6] == found["cells"]["trainings"]
+    assert found["robustness"]["trainings"][:6] == found["cells"]["trainings"][:6]
 
 
 WORDS = [f"w{number}" for number in range(200)]

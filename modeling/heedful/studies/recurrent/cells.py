@@ -1,6 +1,6 @@
 """Cells: a plain one, LSTM and GRU with equal parameters and an equal recipe, and what gates do over a sentence."""
 
-from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from heedful.inference.attention.drawing import writable
 from heedful.inference.attention.labels import token_labels
 from heedful.inference.attention.recording import record_gates
 from heedful.inference.translation import Translator
+from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.pairs import held_out_pairs
 from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
 from heedful.studies.report import Outcome
@@ -17,54 +18,53 @@ from heedful.studies.study import Lab, Study, description_of
 
 GATED = ("LSTM", "GRU", "LSTM + attention", "GRU + attention")
 ENCODER = "encoder.layers.0.first_cell"
+FEW, SEEDS = 3000, 3  # pairs that a model learns by heart, and trainings of each model on them
 MEASURED = 200  # test sources whose gates are recorded
-SENTENCE = 0  # the test source that is drawn
 CLOSED, OPEN = 0.1, 0.9
 
-Gates = dict[str, torch.Tensor]  # (tokens, hidden_size) of each, by name
 
-
-def encoder_gates(translator: Translator, source: str) -> Gates:
-    """Return the gates of the encoder's cell along a source, without the candidate, which is no gate."""
+def encoder_gates(translator: Translator, source: str) -> dict[str, torch.Tensor]:
+    """Return the gates of the encoder's cell along a source, `(tokens, hidden_size)`; the candidate is no gate."""
     (ids,) = translator.tokenizers.encode_source([source])
     gates = record_gates(translator.model, ids)[ENCODER]
     return {name: values for name, values in gates.items() if name != "candidate"}
 
 
 def run(lab: Lab) -> Outcome:
-    """Train each cell with and without attention, and record the gates of those that have some."""
-    trainings = {name: lab.train(name, changes) for name, changes in recurrent_models().items()}
+    """Train each cell with and without attention, record the gates of those that have some, and train on few pairs."""
+    models = recurrent_models()
+    trainings = {name: lab.train(name, changes) for name, changes in models.items()}
     sources = [source for source, _ in held_out_pairs()[:MEASURED]]
-    rows, drawn = [], {}
+    rows, few, drawn = list[tuple[Any, ...]](), list[tuple[Any, ...]](), {}
     for name in GATED:
         translator = trainings[name].translator()
         recorded = [encoder_gates(translator, source) for source in sources]
         for gate in recorded[0]:
-            values = torch.cat([one[gate] for one in recorded])
-            shares = [share.double().mean().item() for share in (values, values < CLOSED, values > OPEN)]
+            opened = torch.cat([one[gate] for one in recorded])
+            shares = [share.double().mean().item() for share in (opened, opened < CLOSED, opened > OPEN)]
             rows.append((name, gate, *shares))
         if "attention" in name:
-            drawn[name.split()[0].lower()] = _panels(translator, sources[SENTENCE], recorded[SENTENCE])
+            drawn[name.split()[0].lower()] = _panels(translator, sources[0], recorded[0])
     options = {name: one.changes["model.options"] for name, one in trainings.items()}
-    quality = [
+    quality: list[tuple[Any, ...]] = [
         (name, options[name]["hidden_size"], one.parameters, one.loss, one.bleu()) for name, one in trainings.items()
     ]
+    for name, width in (("LSTM", 123), ("GRU", 141), ("GRU", 123)):  # a GRU as large as the LSTM, and one as wide
+        changes = models[f"{name} + attention"] | {"data.train": f"builtin:train:{FEW}"}
+        changes["model.options"] = changes["model.options"] | {"hidden_size": width, "label_smoothing": 0.0}
+        runs = train_with_seeds(lab, f"{name} {width}, {FEW:,} pairs", changes, SEEDS)
+        few.append((name, width, *seed_cells(runs), fmean(one.curve("train/loss")[-1][1] for one in runs)))
+    counts = [row[2] for row in quality]
+    values = {"fewest": min(counts), "most": max(counts)} | {f"bleu_{key_of(row[0])}": row[-1] for row in quality}
     return Outcome(
-        {"quality": quality, "gates": rows},
-        {"bleu": [bars({name.replace(" + ", "\n+ "): row[-1] for name, *row in quality}, "BLEU")], **drawn},
-        _values(quality, rows),
-        {"sources": len(sources), "closed": CLOSED, "open": OPEN, "sentence": sources[SENTENCE]},
+        {"quality": quality, "few": few, "gates": rows},
+        {"bleu": [bars({name: row[-1] for name, *row in quality}, "BLEU")], **drawn},
+        values | {f"{gate}_{key_of(name)}": mean for name, gate, mean, *_ in rows},
+        {"sources": MEASURED, "closed": CLOSED, "open": OPEN, "sentence": sources[0], "few": FEW, "seeds": SEEDS},
     )
 
 
-def _values(quality: Sequence[Sequence[Any]], gates: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
-    counts = [row[2] for row in quality]
-    values = {"fewest": min(counts), "most": max(counts)}
-    values |= {f"bleu_{key_of(name)}": row[-1] for name, *row in quality}
-    return values | {f"{gate}_{key_of(name)}": mean for name, gate, mean, *_ in gates}
-
-
-def _panels(translator: Translator, source: str, gates: Gates) -> list[Panel]:
+def _panels(translator: Translator, source: str, gates: dict[str, torch.Tensor]) -> list[Panel]:
     """Draw each gate as a picture: a column for each token, a row for each unit, the most open one at the top."""
     (ids,) = translator.tokenizers.encode_source([source])
     (labels,), style = writable(token_labels(translator.tokenizers.source, ids))

@@ -220,19 +220,3 @@ def turns_of_banks(banks, room):
     while any(banks.values()):
         ordered += [banks[lacking].pop(0) for lacking in sorted(banks) if banks[lacking]]
     return ordered
-
-
-def contrastive_search(model, source, *, alpha, k, limit):
-    """Return the tokens, each the candidate that is probable and least like those before it."""
-    tokens = [START]
-    while len(tokens) <= limit and (tokens[-1] not in ENDS):
-        log_probabilities, _, context = ask(model, source, tokens)
-        best = []
-        for token in log_probabilities.topk(k).indices.tolist():
-            state = ask(model, source, [*tokens, token])[2][-1]
-            likeness = max(torch.cosine_similarity(state, before, dim=0).item() for before in context)
-            # Tokens that may not stand here take no share of the probability.
-            share = log_probabilities.softmax(-1)[token].item()
-            best.append(((1 - alpha) * share - alpha * likeness, token))
-        tokens.append(max(best)[1])
-    return tokens

@@ -20,7 +20,6 @@ from transformers import (
 
 from heedful import (
     BeamSearch,
-    ContrastiveSearch,
     HeedEncoder,
     HeedForConditionalGeneration,
     HeedModel,
@@ -320,9 +319,7 @@ def decoding(request, tokenizers):
 
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    each_once(
-        [BeamSearch(), ContrastiveSearch(0.6, 4), lambda *_, **__: None], ["streamer", "assistant_model", "tokenizer"]
-    ),
+    each_once([BeamSearch(), lambda *_, **__: None], ["streamer", "assistant_model", "tokenizer"]),
 )
 def test_what_transformers_hands_to_no_strategy_is_refused(decoding, tokenizers, name, strategy):
     model, batch = decoding
@@ -338,7 +335,7 @@ def test_the_pipeline_refuses_a_streamer_with_a_strategy_for_every_model(tokeniz
     config = BartConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
     translate = pipeline(TASK, model=BartForConditionalGeneration(config), tokenizer=tokenizers.source, device="cpu")
     with pytest.raises(ValueError, match="`streamer` must be None with a `custom_generate`"):
-        translate("네.", custom_generate=ContrastiveSearch(0.6, 4), streamer=TextStreamer(tokenizers.source))
+        translate("네.", custom_generate=BeamSearch(), streamer=TextStreamer(tokenizers.source))
 
 
 UNREAD = {
@@ -354,20 +351,15 @@ UNREAD = {
 def test_settings_that_a_strategy_would_not_read_are_refused(decoding, tokenizers):
     model, batch = decoding
     sampled = {"custom_generate": MinimumBayesRisk(tokenizers.source), "do_sample": True, "num_return_sequences": 2}
-    searched = {"custom_generate": ContrastiveSearch(0.6, 4)}
-    for options, strategy in ((sampled, "MinimumBayesRisk"), (searched, "ContrastiveSearch")):
-        cases = [
-            ({name: value}, f"`{name}` must not be set with {strategy}, but is")
-            for name, value in UNREAD.items()
-            if (name, strategy) != ("penalty_alpha", "ContrastiveSearch")
-        ]
-        assert_refused(cases, lambda setting, options=options: model.generate(**batch, **options, **setting))
+    cases = [
+        ({name: value}, f"`{name}` must not be set with MinimumBayesRisk, but is") for name, value in UNREAD.items()
+    ]
+    assert_refused(cases, lambda setting: model.generate(**batch, **sampled, **setting))
 
 
 def test_the_same_settings_at_their_defaults_are_not(decoding, tokenizers):
     model, batch = decoding
     defaults = {"num_beam_groups": 1, "diversity_penalty": 0.0}
-    assert len(model.generate(**batch, custom_generate=ContrastiveSearch(0.6, 4), **defaults)) == 2
     risk = MinimumBayesRisk(tokenizers.source)
     assert len(model.generate(**batch, custom_generate=risk, num_beams=2, num_return_sequences=2, **defaults)) == 2
 
@@ -410,8 +402,6 @@ def test_a_prompt_for_another_number_of_sentences_is_named(decoding):
 IMPOSSIBLE = [
     ({"custom_generate": BeamSearch(force_words_ids=[[5]]), "do_sample": True}, "`do_sample` must be False"),
     ({"custom_generate": BeamSearch(num_beam_groups=3, diversity_penalty=1.0)}, "divisible by `num_beam_groups`"),
-    ({"custom_generate": ContrastiveSearch(1.5, 4), "num_beams": 1}, "`penalty_alpha` must be between 0 and 1"),
-    ({"custom_generate": ContrastiveSearch(0.5, 0), "num_beams": 1}, "`top_k` must be between 1 and"),
     ({"custom_generate": BeamSearch(models=[tiny_model()])}, "with target size 272, but it is 99 instead"),
     ({"custom_generate": BeamSearch(tokens_beyond_source=0)}, "`tokens_beyond_source` must be at least 1"),
     ({"num_beam": 3}, "num_beam"),

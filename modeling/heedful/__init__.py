@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "BackTranslation": "heedful.inference.made_pairs",
     "BeamSearch": "heedful.inference.strategies.beam_search",
-    "ContrastiveSearch": "heedful.inference.strategies.contrastive",
     "HeedConfig": "heedful.configuration_heed",
     "HeedDecoder": "heedful.modeling_heed",
     "HeedEncoder": "heedful.modeling_heed",

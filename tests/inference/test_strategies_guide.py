@@ -59,7 +59,7 @@ def test_every_strategy_of_the_package_is_in_the_guide():
     import heedful
 
     homes = [name for name, home in heedful._HOMES.items() if home.startswith("heedful.inference.strategies")]
-    assert len(homes) == 4
+    assert len(homes) == 3
     assert all(name in GUIDE for name in homes)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from heedful import BeamSearch, ContrastiveSearch, HeedRNNModel, MinimumBayesRisk
+from heedful import BeamSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.cells_heed import RecurrentCache
 from heedful.versions_heed import CACHE, cache_of
 from helpers import (
@@ -282,21 +282,6 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     assert all(found[0] != generate(member, rows, **settings) for member in members)
     uncached = generate(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
     assert found[0] == uncached
-
-
-def test_contrastive_search_works_alone_and_in_a_batch():
-    model, rows = tiny_rnn(), sentences(*LENGTHS)
-    search = {"custom_generate": ContrastiveSearch(0.6, 4), "do_sample": False}
-    together = generate(model, rows, **search)
-    assert together == [generate(model, [row], **search)[0] for row in rows]
-    assert together == generate(model, rows, use_cache=False, **search)
-    assert together != generate(model, rows, do_sample=False)
-    ids, mask = padded(rows)
-    recorded = model.generate(
-        ids, attention_mask=mask, max_length=6, output_attentions=True, return_dict_in_generate=True, **search
-    )
-    assert recorded.cross_attentions[0][0].shape[:2] == (3, 1)
-    assert recorded.decoder_attentions is None
 
 
 class PlainTokens:

@@ -172,15 +172,15 @@ class Records:
         """The recorded scores, as stopping criteria get them."""
         return tuple(self.steps.get("scores", ())) or None
 
-    def add(self, scores: torch.Tensor, outputs: Any, every: int = 1) -> None:
-        """Record a step: its `(rows, V)` processed scores, and of the model's output one row of `every`."""
+    def add(self, scores: torch.Tensor, outputs: Any) -> None:
+        """Record a step: its `(rows, V)` processed scores, and what is wanted of the model's output."""
         for name, values in self.steps.items():
             if name == "scores":
                 values.append(scores.clone())
             elif name == "logits":
-                values.append(outputs.logits[::every, -1].to(scores.device, torch.float32, copy=True))
+                values.append(outputs.logits[:, -1].to(scores.device, torch.float32, copy=True))
             elif outputs.get(name):  # a recurrent decoder has no self-attention
-                values.append(tuple(layer[::every] for layer in outputs[name]))
+                values.append(outputs[name])
 
     def fields(self, encoded: Any, sentences: int) -> dict[str, Any]:
         """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""

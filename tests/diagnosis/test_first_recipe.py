@@ -1,12 +1,17 @@
 """A first recipe for somebody's own pairs: what it says of them, and that it trains."""
 
+import csv
+import io
 import json
 import re
+from collections import Counter
 from itertools import permutations
+from random import Random
 
 import pytest
 
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.first_recipe import find_columns, write_first_recipe
 from heedful.training.recipe_file import read_recipe
@@ -126,3 +131,104 @@ def test_who_names_an_algorithm_gets_it(tmp_path):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
         sides.append(read_recipe(path).tokenizer.sides)
     assert sides == [(("character", None), ("word", None)), (("bpe", 500), ("bpe", 500))]
+
+
+KOREAN = [korean for korean, _ in PAIRS]
+ENGLISH = [english for _, english in PAIRS]
+# What is in the two columns; one is the other's in a language nobody speaks.
+SIDES = [
+    (KOREAN, ENGLISH),
+    (ENGLISH, KOREAN),
+    ([text.lower().rstrip(".?!") for text in ENGLISH], [text[::-1].lower().strip(".?!") for text in ENGLISH]),
+    (ENGLISH, [text[::-1] for text in ENGLISH]),
+    ([f"{text} {text} {text}" for text in ENGLISH], [" ".join(text.split()[:4]) for text in ENGLISH]),
+]
+# What two columns are called, and whether that says which is the source.
+TITLES = [
+    (("ko", "en"), False),
+    (("English", "Korean"), False),
+    (("en_US", "ko-KR"), False),
+    (("source", "target"), True),
+    (("질문", "답변"), True),
+    (("원문", "번역문"), True),
+    (("한국어", "영어"), False),
+    (("text", "summary"), True),
+    (("고객 질문", "상담원 답변"), True),
+    (("source_text", "target_text"), True),
+    (("sentence1", "sentence2"), False),
+    (("Satz A", "Satz B"), False),
+    (("lhs", "rhs"), False),
+]
+OTHERS = {
+    "id": lambda number, _: str(number),
+    "SID": lambda number, _: f"S{number:05}",
+    "": lambda number, _: str(number),
+    "번호": lambda _, random: str(random.randrange(10**7)),
+    "score": lambda _, random: f"{random.uniform(0, 2):.6f}",
+    "LASER": lambda _, random: f"{random.uniform(0, 2):.4f}",
+    "날짜": lambda number, _: f"2024-03-{number % 28 + 1:02}",
+    "created_at": lambda number, _: f"2024-03-01T10:{number % 60:02}:00Z",
+    "lang": lambda *_: "en",
+    "split": lambda number, _: ["train", "dev"][number % 9 == 8],
+    "담당자": lambda _, random: random.choice(["김민수", "이영희", "박철수"]),
+    "license": lambda number, _: f"CC-BY 2.0 (France) Attribution: tatoeba.org #{number} (CK)",
+    "note": lambda number, _: f"{ENGLISH[number % 7]} {KOREAN[number % 11]}",
+    "url": lambda number, _: f"https://example.org/{number}.html",
+}
+
+
+def made_table(random, path):
+    """Write a table of a random kind, and return the right columns, by names or numbers, and the number of pairs."""
+    sources, targets = random.choice(SIDES)
+    count = random.randint(25, len(sources))
+    rows = random.sample(list(zip(sources, targets, strict=True)), count)
+    names, has_roles = random.choice(TITLES)
+    has_names = random.random() < 0.6
+    columns = [(name, [row[side] for row in rows], name) for side, name in enumerate(names)]
+    others = random.sample(sorted(OTHERS), random.choice([0, 0, 1, 1, 2, 3]))
+    columns += [(other, [OTHERS[other](number, random) for number in range(1, count + 1)], "") for other in others]
+    random.shuffle(columns)
+    places = [1 + number for number, (*_, text) in enumerate(columns) if text]
+    lines = [[cells[number] for _, cells, _ in columns] for number in range(count)]
+    if path.suffix == ".jsonl":
+        texts = [json.dumps(dict(zip([name for name, *_ in columns], line, strict=True))) for line in lines]
+        expected = [columns[place - 1][0] for place in places]
+    else:
+        lines = [[name for name, *_ in columns]] * has_names + lines
+        separator = random.choice({".csv": ",,;"}.get(path.suffix, "\t\t;|"))
+        expected = [columns[place - 1][0] if has_names else str(place) for place in places]
+        if path.suffix == ".csv":
+            buffer = io.StringIO()
+            quoting = random.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+            csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=quoting).writerows(lines)
+            texts = buffer.getvalue().splitlines()
+            texts = [f"sep={separator}"] * (random.random() < 0.2) + texts
+        else:
+            texts = [separator.join(line) for line in lines]
+    if has_roles and (has_names or path.suffix == ".jsonl"):
+        expected = list(names)
+    end = random.choice(["\n", "\r\n", "\r"]) if path.suffix == ".csv" else "\n"
+    path.write_bytes((random.choice(["", "\ufeff"]) + "".join(text + end for text in texts)).encode())
+    return tuple(expected), count
+
+
+def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongly(tmp_path):
+    found = Counter()
+    wrong, refused = [], []
+    for number in range(200):
+        random = Random(number)
+        path = tmp_path / f"{number}{random.choice(['.csv', '.csv', '.tsv', '.txt', '.jsonl'])}"
+        expected, count = made_table(random, path)
+        beginning = path.read_text(encoding="utf-8-sig").splitlines()[:2]
+        try:
+            *columns, why = find_columns(str(path))
+        except ValueError as error:
+            refused.append((str(error)[:300], beginning))
+            continue
+        pairs = len(read_pairs(str(path), *columns))
+        found["right"] += (tuple(columns), pairs) == (expected, count)
+        if (tuple(columns), pairs) != (expected, count):
+            wrong.append((columns, why, pairs, expected, count, beginning))
+    assert wrong == []
+    assert all("must say which columns to take" in told for told, _ in refused)
+    assert found["right"] >= 190, refused

@@ -3,25 +3,31 @@
 import json
 import os
 import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from heedful.data.cleaning import CleaningRules
-from heedful.data.sources import columns_of, read_pairs
+from heedful.data.sources import first_rows, read_pairs
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks.pairs import (
+    KINDS,
     SCRIPTS_AND_LANGUAGES,
     SCRIPTS_OF_LANGUAGES,
     Pairs,
     cleaned,
+    kind_of,
+    lacks_script,
     main_script,
+    roles_of,
 )
-from heedful.files import check_is_new, write_text
+from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.training.proposal import LOOKED_AT, look_at, propose, this_machine
+from heedful.training.recipe_file import yaml_text
 
-# What columns are called where they are not called like languages.
-COLUMN_NAMES = {"source", "target", "src", "tgt", "trg", "input", "output", "question", "answer", "command", "actions"}
+JUDGED = 1000  # rows by which columns are chosen
 TEMPLATE = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
@@ -34,6 +40,8 @@ data:
   validation: null  # empty holds out a twentieth of the pairs, at most 500, the same ones in every run
   source: {source}  # {column_note}
   target: {target}
+  max_source_tokens: {max_source_tokens}  # longer pairs are dropped
+  max_target_tokens: {max_target_tokens}
   cleaning:
     drop_duplicates: {drop_duplicates}  # {duplicate_note}
     drop_identical: {drop_identical}  # {identical_note}
@@ -48,7 +56,7 @@ optimization:
   schedule: linear  # rises over the warm-up, then falls to 0 at max_updates
   learning_rate: {learning_rate}
   warmup_updates: {warmup_updates}
-  max_updates: {max_updates}  # about {minutes} minutes on this machine ({machine}), as estimated
+  max_updates: {max_updates}  # about {minutes} on this machine ({machine}), as estimated
   max_minutes: {max_minutes}  # whichever comes first
   tokens_per_update: {tokens_per_update}  # padded source and target tokens of one optimizer step
   mixed_precision: {mixed_precision}
@@ -65,7 +73,7 @@ checkpoints:
 
 decoding:
   num_beams: {num_beams}
-  max_length: {max_length}  # of what is generated, in tokens; one pair in a hundred has a side of {longest} bytes
+  max_length: {max_length}  # of what is generated, in tokens
 
 card:  # what the model card says that no program can know
   license: null  # yours, as the Hub names it, such as apache-2.0; empty: unknown
@@ -83,6 +91,14 @@ REASONS = {
 }
 
 
+# By the tokenizers: what takes the model.
+FORMS = {
+    "bytes": "`heedful page` and every export take such a model",
+    "joint": "`heedful export` takes such a model to transformers, onnx and ctranslate2; pages need byte pairs",
+    "two": "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
+}
+
+
 @dataclass(frozen=True)
 class FirstRecipe:
     """The recipe that was written, and what was seen in the data."""
@@ -91,21 +107,26 @@ class FirstRecipe:
     told: tuple[str, ...]  # sentences
 
 
-def write_first_recipe(data: Path, output: Path, source: str | None = None, target: str | None = None) -> FirstRecipe:
-    """Look at pairs in a file or folder, and write a recipe that fits them and this machine.
+def write_first_recipe(
+    data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
+) -> FirstRecipe:
+    """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
 
     `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
     """
     check_is_new(output, "--output", "file")
-    if not data.exists():
-        raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {data} does not.")
+    files = [data] if isinstance(data, Path) else list(data)
+    for file in files:
+        if not file.exists():
+            raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {file} does not.")
     if (source is None) != (target is None):
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
-    source, target = find_columns(str(data)) if source is None or target is None else (source, target)
-    corpus = read_pairs(str(data), source, target)
+    location = str(files[0]) if len(files) == 1 else [*map(str, files)]
+    source, target, why = find_columns(location, None if source is None or target is None else (source, target))
+    corpus = read_pairs(location, source, target)
     pairs = Pairs.first(corpus, LOOKED_AT, "train", "data.train")
     if len(corpus) < 20:
-        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {data} holds {len(corpus)}.")
+        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {len(corpus)}.")
     facts, machine = look_at(pairs, len(corpus)), this_machine()
     proposal = propose(facts, machine)
     values = {key.rpartition(".")[2]: value for key, value in proposal.settings.items()}
@@ -114,30 +135,33 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
     values["tokenizer"] = _tokenizer_lines(proposal.settings, facts.algorithms)
     values |= cleaning_for(pairs)
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
-    columns = "columns by number: the table has no line of names" if source.isdigit() else "languages or columns"
+    name, rounded = files[0].name, max(1, round(proposal.minutes))
+    minutes = f"{rounded} minute{'s' * (rounded > 1)}"
+    paths = [yaml_text(os.path.relpath(file, output.parent)) for file in files]
     text = TEMPLATE.format(
         **values,
-        title=f"{data.name}: {len(corpus):,} pairs, from {languages[0] or source} to {languages[1] or target}.",
-        file=output.name,
-        name=_quoted(re.sub(r"\W+", "-", data.name.split(".")[0]).strip("-") or "model"),
-        train=_quoted(os.path.relpath(data, output.parent)),
-        source=_quoted(source),
-        target=_quoted(target),
-        column_note=columns,
-        minutes=f"{max(1, proposal.minutes):.0f}",
+        title=f"{yaml_text(name)}: {len(corpus):,} pairs, "
+        f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}.",
+        file=shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name),
+        name=yaml_text(re.sub(r"\W+", "-", name.split(".")[0]).strip("-") or "model"),
+        train=paths[0] if len(paths) == 1 else f"[{', '.join(paths)}]",
+        source=yaml_text(source),
+        target=yaml_text(target),
+        column_note=why,
+        minutes=minutes,
         machine="a GPU" if machine.has_gpu else f"{machine.cores} CPU cores",
-        longest=facts.longest_bytes,
-        source_language=_quoted(languages[0]),
-        target_language=_quoted(languages[1]),
-        dataset=_quoted(data.name),
+        source_language=yaml_text(languages[0]),
+        target_language=yaml_text(languages[1]),
+        dataset=yaml_text(name),
     )
     write_text(output, text)
     vocabulary, width = values["vocab_size"] or "of all symbols", proposal.settings["model.options"]["d_model"]
     told = (
-        f"{len(corpus):,} pairs in {data}, source {source!r}, target {target!r} ({columns})",
+        f"{len(corpus):,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
+        f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
+        f"limits: {values['max_source_tokens']} source tokens, {values['max_target_tokens']} target tokens",
         f"duplicates: {values['duplicate_note']}; source and target alike: {values['identical_note']}",
-        f"vocabulary {vocabulary}, d_model {width}, "
-        f"{values['max_updates']:,} updates: about {max(1, proposal.minutes):.0f} minutes here",
+        f"vocabulary {vocabulary}, d_model {width}, {values['max_updates']:,} updates: about {minutes} here",
     )
     return FirstRecipe(output, told)
 
@@ -145,14 +169,13 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
 def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
     """Write the section of the tokenizer, each key with its reason."""
     if algorithms == ("bpe", "bpe"):
-        size = settings["tokenizer.vocab_size"]
-        return f"  vocab_size: {size}  # byte-level BPE for both sides; lowered where the texts allow no more\n"
+        return f"  vocab_size: {settings['tokenizer.vocab_size']}  # byte pairs of both sides: {FORMS['bytes']}\n"
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
     notes = {
         "algorithm": f"of the {sides}: {source}",
         "target_algorithm": f"of the target: {target}",
-        "joint": "false is a vocabulary for each side",
+        "joint": FORMS["joint" if settings["tokenizer.joint"] else "two"],
     }
     lines = []
     for key, value in settings.items():
@@ -163,22 +186,84 @@ def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> s
     return "".join(lines)
 
 
-def find_columns(location: str) -> tuple[str, str]:
-    """Return the two languages or columns of a corpus; of a table without a line of names, the numbers 1 and 2."""
-    names = columns_of(location)
-    known = [name for name in names if name.lower() in COLUMN_NAMES or _code(name) in SCRIPTS_OF_LANGUAGES]
-    if len(known) > 2:  # a code of Indonesian, but more often a number of the row
-        known = [name for name in known if name.lower() != "id"]
-    if len(known) == 2:
-        return known[0], known[1]
-    is_table = re.search(r"\.(csv|tsv|txt)(\.gz)?$", location) is not None
-    if is_table and not known and len(names) > 1:
-        return "1", "2"
-    if not is_table and len(names) == 2:
-        return names[0], names[1]
-    raise ValueError(
-        f"`--source` and `--target` must say which columns to take, because {location} has {', '.join(names[:8])}."
-    )
+def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
+    """Choose the columns of source and target by names and cells, and say why; `wanted` may be numbers of named ones.
+
+    A `ValueError` lists the columns where several choices are as good as another, or none is.
+    """
+    rows = first_rows(location, JUDGED)
+    cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
+    is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
+    kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
+    has_names = _has_names(cells, kinds) if is_table else False
+    names = {key: str(column[0]) if has_names else key for key, column in cells.items()}
+    line = "the first line has the names" if has_names else "the table has no line of names"
+    if wanted is not None:
+        if has_names and {*wanted} <= {*names}:
+            return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
+        return *wanted, "as asked for"
+    chosen = _chosen(names if has_names or not is_table else {}, kinds)
+    told = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())]
+    listed = ", ".join(told[:8]) + (f" and {len(told) - 8} more" if len(told) > 8 else "")
+    if chosen is None or has_names is None:
+        advice = f"because {location} has {listed}"
+        if has_names is None:
+            first = quoted(column[0] for column in cells.values())
+            advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
+        raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
+    kept = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]]
+    why = [line] * is_table + kept + [f"not taken: {listed}"] * bool(told)
+    return names[chosen[0]], names[chosen[1]], "; ".join(why) or "the only columns"
+
+
+def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
+    roles = {key: roles_of(names.get(key, "")) for key in kinds}
+    texts = [key for key, kind in kinds.items() if kind is None]
+    if not texts or (len(kinds) == 2 and "labels" in kinds.values()):
+        texts = [key for key, kind in kinds.items() if kind in (None, "labels")]
+    named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids")]
+    sources = [key for key in named if "source" in roles[key] and not roles[key] & {"target", "other"}]
+    targets = [key for key in named if "target" in roles[key] and not roles[key] & {"source", "other"}]
+    weak = [key for key in texts if roles[key] == {"text"}]
+    languages = [key for key in texts if "language" in roles[key]]
+    for source, target in ((sources, targets), (weak, targets)):
+        if len(source) == len(target) == 1:
+            return source[0], target[0]
+    for pair in (languages, texts):
+        if len(pair) == 2:
+            is_turned = pair[0] in targets or pair[1] in sources
+            return (pair[1], pair[0]) if is_turned else (pair[0], pair[1])
+    return None
+
+
+def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
+    """Tell whether the first line of a table has the names of its columns; `None` where it may as well be a pair."""
+    first = {key: str(column[0]).strip() for key, column in cells.items()}
+    texts = [key for key, kind in kinds.items() if kind is None and first[key]]
+    is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
+    for key in filter(first.get, kinds):
+        kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
+        if kind in KINDS or kind == "one value" or (kind == "labels" and (is_short or first[key] in rest)):
+            return not (KINDS[kind](first[key]) if kind in KINDS else first[key] in rest)
+    if not texts or not is_short:
+        return False
+    known = sum(bool(roles_of(name)) for name in first.values())
+    lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
+    alike = sum(all(map(_is_like_a_name, line)) for line in lines)
+    if known > 1 and not (alike and all(len(first[key]) < 4 for key in texts)):
+        return True
+    for key in texts:
+        script = main_script(cells[key][1:])
+        if script not in (None, "Latin") and lacks_script(first[key], str(script)):
+            return True
+    if alike > 0.1 * len(lines):
+        return None if known else False
+    return True if known and not alike else None
+
+
+def _is_like_a_name(text: str) -> bool:
+    return len(text) <= 30 and 0 < len(text.split()) <= 3 and re.search(r"[\d.?!,;:。？！…]", text) is None
 
 
 def cleaning_for(pairs: Pairs) -> dict[str, str]:
@@ -207,17 +292,11 @@ def cleaning_for(pairs: Pairs) -> dict[str, str]:
 
 def language_of(column: str, texts: list[str]) -> str | None:
     """Return the code of a language: what its column is called, or the only one that is written in its script."""
-    if _code(column) in SCRIPTS_OF_LANGUAGES:
-        return _code(column)
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    code = re.split("[-_]", column.lower())[0]
+    if code in SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
+        return TO_LANGUAGE_CODE.get(code, code)
     script = main_script(texts)
     codes = SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
     return codes[0] if len(codes) == 1 else None
-
-
-def _code(name: str) -> str:
-    return re.split("[-_]", name.lower())[0]
-
-
-def _quoted(text: str | None) -> str:
-    """Write a text for YAML, in quotes, so that it is not read as anything else: `no` is a language."""
-    return "null" if text is None else json.dumps(text, ensure_ascii=False)

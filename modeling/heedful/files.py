@@ -166,10 +166,9 @@ def listed(names: Sequence[str]) -> str:
 
 def shortened(value: Any, width: int = 60) -> str:
     """Quote a text with its invisible characters made visible, or write another value; what is long is cut."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= width else value[: width - 1] + "…")
-    written = repr(value)
-    return written if len(written) <= width else written[: width - 1] + "…"
+    written = value if isinstance(value, str) else repr(value)
+    written = written if len(written) <= width else written[: width - 1] + "…"
+    return repr(written) if isinstance(value, str) else written
 
 
 def quoted(names: Iterable[Any], most: int = 8) -> str:

@@ -13,6 +13,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -158,8 +159,8 @@ def _checked_pairs(
                 empty[name].append((file, number))
                 columns.update(dict.fromkeys(column))
             else:
-                found_value = f"{shortened(text)} instead in row {number} of {file}"
-                raise ValueError(f"`{name}` must be text, but is {found_value}.")
+                place = f"row {number} of {file}"
+                raise ValueError(f"`{name}` must be text, but is {shortened(text)} instead in {place}.")
         if len(texts) == 2:
             pair: dict[str, Any] = {"source": texts[0], "target": texts[1]}
             if references is not None:
@@ -376,8 +377,8 @@ def _csv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]
 
 def _tsv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
     delimiter = _delimiter(file, columns)
-    lines = ((number, line.split(delimiter)) for number, line in _tsv_lines(file))
-    return _named_cells(file, lines, columns, delimiter)
+    lines = ((number, _without_end(line)) for number, line in _lines(file))
+    return _named_cells(file, ((number, line.split(delimiter)) for number, line in lines if line), columns, delimiter)
 
 
 def _csv_lines(file: str) -> Iterator[str]:
@@ -385,14 +386,6 @@ def _csv_lines(file: str) -> Iterator[str]:
     for number, line in _lines(file):
         text = SEPARATOR_LINE.sub("", line) if number == 1 else line
         yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
-
-
-def _tsv_lines(file: str) -> Iterator[tuple[int, str]]:
-    r"""Yield the number and the text of each line that is not empty; \r ends one in a file of old Macs, without \n."""
-    for number, line in _lines(file):
-        for text in [_without_end(line)] if line.endswith("\n") else line.split("\r"):
-            if text:
-                yield number, text
 
 
 def _delimiter(file: str, columns: tuple[str, str]) -> str:
@@ -406,18 +399,15 @@ def _delimiter(file: str, columns: tuple[str, str]) -> str:
     if own == "," and (told := SEPARATOR_LINE.match(next((line for _, line in _lines(file)), ""))):
         return told[1]
     for delimiter in (own, *(other for other in DELIMITERS if other != own)):
-        rows: Iterable[list[str]] = (line.split(delimiter) for _, line in _tsv_lines(file))
+        rows: Iterable[list[str]] = (_without_end(line).split(delimiter) for _, line in _lines(file) if line.strip())
         if own == ",":
             rows = filter(None, csv.reader(islice(_csv_lines(file), 1000), delimiter=delimiter))
-        try:
+        with suppress(csv.Error):  # reading it with the right one names the line
             table = list(islice(rows, 20))
-        except csv.Error:  # reading it with the right one names the line
-            continue
-        cells = table[0] if table else []
-        is_enough = columns == ANY_COLUMNS and len(cells) > 1
-        is_enough |= _are_numbers(columns) and len(cells) >= max(map(int, columns))
-        if is_enough or {*columns} <= {*cells}:
-            fitting.append((len({*map(len, table)}) == 1, delimiter))
+            cells = table[0] if table else []
+            is_enough = _are_numbers(columns) and len(cells) >= max(map(int, columns))
+            if is_enough or {*columns} <= {*cells} or (columns == ANY_COLUMNS and len(cells) > 1):
+                fitting.append((len({*map(len, table)}) == 1, delimiter))
     return max(fitting[1:] or fitting, key=lambda entry: entry[0])[1]
 
 

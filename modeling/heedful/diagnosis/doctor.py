@@ -33,7 +33,7 @@ from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
-from heedful.training.start_checks import faults_of_lengths, faults_of_targets
+from heedful.training.start_checks import faults_of_lengths, faults_of_limits, faults_of_targets
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -179,12 +179,12 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         yield Finding("tokenizer", "error", str(error), key, advice)
         return
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
-    yield from tokens.check_lengths(encoded, limits)
     for split in (encoded, *held):
         yield from tokens.check_unknown_tokens(split, tokenizers, key)
-    faults = faults_of_targets(recipe, tokenizers, [*train.targets, *held_out[0].targets])
-    yield from (Finding(fault.check, fault.level, fault.told, fault.key) for fault in faults)
     rows = encoded.within(limits)
+    faults = [*faults_of_targets(recipe, tokenizers, [*train.targets, *held_out[0].targets])]
+    faults += faults_of_limits(recipe, len(encoded) - len(rows), len(rows))
+    yield from (Finding(*fault[:2], fault.told, fault.key) for fault in faults if fault.check != "unknown_tokens")
     if len(rows) and (teacher := recipe.optimization.distillation) is not None:
         try:
             TeacherTokens(teacher).check(tokenizers, rows)

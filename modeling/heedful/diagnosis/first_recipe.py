@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.data.cleaning import CleaningRules
 from heedful.data.sources import first_rows, read_pairs
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks.pairs import (
@@ -17,7 +16,6 @@ from heedful.diagnosis.recipe_checks.pairs import (
     SCRIPTS_AND_LANGUAGES,
     SCRIPTS_OF_LANGUAGES,
     Pairs,
-    cleaned,
     kind_of,
     lacks_script,
     main_script,
@@ -91,14 +89,6 @@ REASONS = {
 }
 
 
-# By the tokenizers: what takes the model.
-FORMS = {
-    "bytes": "`heedful page` and every export take such a model",
-    "joint": "`heedful export` takes such a model to transformers, onnx and ctranslate2; pages need byte pairs",
-    "two": "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
-}
-
-
 @dataclass(frozen=True)
 class FirstRecipe:
     """The recipe that was written, and what was seen in the data."""
@@ -169,13 +159,16 @@ def write_first_recipe(
 def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
     """Write the section of the tokenizer, each key with its reason."""
     if algorithms == ("bpe", "bpe"):
-        return f"  vocab_size: {settings['tokenizer.vocab_size']}  # byte pairs of both sides: {FORMS['bytes']}\n"
+        note = "byte pairs of both sides, which `heedful page` and every export take"
+        return f"  vocab_size: {settings['tokenizer.vocab_size']}  # {note}\n"
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
     notes = {
         "algorithm": f"of the {sides}: {source}",
         "target_algorithm": f"of the target: {target}",
-        "joint": FORMS["joint" if settings["tokenizer.joint"] else "two"],
+        "joint": "one vocabulary, which all exports but web take; pages need byte pairs"
+        if settings["tokenizer.joint"]
+        else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
     }
     lines = []
     for key, value in settings.items():
@@ -204,16 +197,15 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
     told = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())]
-    listed = ", ".join(told[:8]) + (f" and {len(told) - 8} more" if len(told) > 8 else "")
+    listed = ", ".join(told[:8]) + " and more" * (len(told) > 8)
     if chosen is None or has_names is None:
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
-    kept = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]]
-    why = [line] * is_table + kept + [f"not taken: {listed}"] * bool(told)
-    return names[chosen[0]], names[chosen[1]], "; ".join(why) or "the only columns"
+    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(told)
+    return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
@@ -239,24 +231,24 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
 
 def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
     """Tell whether the first line of a table has the names of its columns; `None` where it may as well be a pair."""
-    first = {key: str(column[0]).strip() for key, column in cells.items()}
-    texts = [key for key, kind in kinds.items() if kind is None and first[key]]
+    first = {key: str(column[0]).strip() for key, column in cells.items() if str(column[0]).strip()}
+    texts = [key for key in first if kinds[key] is None]
     is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
-    for key in filter(first.get, kinds):
+    for key, name in first.items():
         kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
-        if kind in KINDS or kind == "one value" or (kind == "labels" and (is_short or first[key] in rest)):
-            return not (KINDS[kind](first[key]) if kind in KINDS else first[key] in rest)
+        if kind in KINDS:
+            return not KINDS[kind](name)
+        if kind == "one value" or (kind == "labels" and (is_short or name in rest)):
+            return name not in rest
     if not texts or not is_short:
         return False
     known = sum(bool(roles_of(name)) for name in first.values())
     lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
     alike = sum(all(map(_is_like_a_name, line)) for line in lines)
-    if known > 1 and not (alike and all(len(first[key]) < 4 for key in texts)):
+    scripts = ((key, main_script(cells[key][1:])) for key in texts)
+    is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
+    if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
         return True
-    for key in texts:
-        script = main_script(cells[key][1:])
-        if script not in (None, "Latin") and lacks_script(first[key], str(script)):
-            return True
     if alike > 0.1 * len(lines):
         return None if known else False
     return True if known and not alike else None
@@ -268,23 +260,17 @@ def _is_like_a_name(text: str) -> bool:
 
 def cleaning_for(pairs: Pairs) -> dict[str, str]:
     """Choose cleaning rules by how many pairs they would drop, and say it."""
-    notes = {}
-    for rule in ("drop_duplicates", "drop_identical"):
-        rules = CleaningRules(drop_overlap=False, **{rule: True})
-        _, _, reasons = cleaned(pairs, rules)
-        notes[rule] = reasons["duplicate" if rule == "drop_duplicates" else "identical"] / len(pairs)
-    ratios = sorted(
-        max(len(source), len(target)) / max(1, min(len(source), len(target)))
-        for source, target in zip(pairs.sources, pairs.targets, strict=True)
-    )
+    sides = list(zip(pairs.sources, pairs.targets, strict=True))
+    repeated, alike = 1 - len({*sides}) / len(sides), sum(one == other for one, other in sides) / len(sides)
+    ratios = sorted(max(map(len, side)) / max(1, min(map(len, side))) for side in sides)
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
     longer = sum(ratio > limit for ratio in ratios) / len(ratios)
     return {
         "drop_duplicates": "true",
-        "duplicate_note": f"{percent(notes['drop_duplicates'])} of the pairs came before",
+        "duplicate_note": f"{percent(repeated)} of the pairs came before",
         # Where many are alike, that is what there is to learn.
-        "drop_identical": "true" if notes["drop_identical"] < 0.1 else "false",
-        "identical_note": f"{percent(notes['drop_identical'])} of the pairs",
+        "drop_identical": "true" if alike < 0.1 else "false",
+        "identical_note": f"{percent(alike)} of the pairs",
         "max_ratio": str(limit),
         "ratio_note": f"{percent(longer)} of the pairs",
     }

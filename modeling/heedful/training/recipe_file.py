@@ -169,9 +169,8 @@ def to_yaml(recipe: Recipe) -> str:
 
 def yaml_text(text: str | None) -> str:
     """Write a text in quotes, so that it is a value, or part of a comment, on one line, whatever is in it."""
-    if text is None:
-        return "null"
-    return yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf).rstrip("\n")
+    written = yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf)
+    return "null" if text is None else written.rstrip("\n")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TRIED = 1000  # targets that a tokenizer has to give back
 SOME, HALF = 0.01, 0.5  # of the targets, changed or cut off: more than some are told, half are an error
-DROPPED, UNKNOWN = 0.02, 0.1  # shares of the training rows, and of a side's tokens, from which on they are told
+DROPPED, UNKNOWN = 0.02, 0.1  # of the training rows, and of the tokens, likewise
 
 
 class Fault(NamedTuple):
@@ -43,20 +43,11 @@ def check_start(recipe: Recipe, corpus: Corpus, config: "PreTrainedConfig") -> N
     splits |= {"data.validation": corpus.validation, **corpus.tests}
     targets = [pair["target"] for pair in corpus.validation_pairs]
     faults = [*faults_of_targets(recipe, corpus.tokenizers, targets), *faults_of_lengths(recipe, config, splits)]
+    faults += faults_of_limits(recipe, corpus.encoder.too_long, corpus.pairs or 0)
     for fault in faults:
-        if fault.level == "error" and fault.check != "decoding_lengths":
+        if fault.level == "error" and fault.check in ("ends", "round_trip", "positions"):
             raise ValueError(fault.told)
         logger.warning("warning: %s", fault.told)
-    data, dropped, kept = recipe.data, corpus.encoder.too_long, corpus.pairs
-    if kept is not None and dropped > DROPPED * (dropped + kept):
-        limits = f"{data.max_source_tokens} and {data.max_target_tokens}"
-        told = "warning: `data.max_source_tokens` and `data.max_target_tokens` (%s) drop %s of %s training pairs"
-        logger.warning(told, limits, dropped, dropped + kept)
-    for side in ("source", "target"):
-        unknown, ids = getattr(corpus.tokenizers, side).unk_token_id, getattr(corpus.validation, f"{side}s")
-        if unknown is not None and np.mean(ids == unknown) >= UNKNOWN:
-            share = 100 * np.mean(ids == unknown)
-            logger.warning("warning: %.0f %% of the %s tokens of validation are unknown: see `doctor`", share, side)
 
 
 def faults_of_targets(recipe: Recipe, tokenizers: TokenizerPair, targets: Sequence[str]) -> Iterator[Fault]:
@@ -73,6 +64,9 @@ def faults_of_targets(recipe: Recipe, tokenizers: TokenizerPair, targets: Sequen
         told = f"The tokenizer (`{key}`) must end each target in its end token (id {end}), but does not end "
         told += f"{len(endless):,} of {len(tried):,}, such as {shortened(endless[0])}: the model would not learn to "
         yield Fault("ends", "error", key, f"{told}stop. Give it a post-processor that appends the token.")
+    if unknown is not None and (share := np.mean(np.concatenate(ids) == unknown)) >= UNKNOWN:
+        told = f"The tokenizer (`{key}`) does not know {100 * share:.0f} % of the tokens of targets."
+        yield Fault("unknown_tokens", "warning", key, told)
     rows = zip(tried, tokenizers.decode_target(ids), ids, strict=True)
     changed = [(text, back) for text, back, row in rows if unknown not in row and _plain(text) != _plain(back)]
     if len(changed) > SOME * len(tried):
@@ -91,23 +85,24 @@ def faults_of_lengths(
     """
     data, positions, new_tokens = recipe.data, position_limit(config), recipe.validation.max_new_tokens
     if positions is not None and recipe.validation.sentences != 0 and new_tokens > positions:
-        told = f"`validation.max_new_tokens` must be at most {positions}, the model's positions, but is {new_tokens}."
-        yield Fault("positions", "error", "validation.max_new_tokens", told)
-    most, whose = positions or MOST_SOURCE_TOKENS, "the model's positions" if positions else "for they cost the square"
+        told = f"`validation.max_new_tokens` must be at most {positions}, the model's positions, but is {new_tokens}"
+        yield Fault("positions", "error", "validation.max_new_tokens", f"{told} instead.")
+    most = positions or MOST_SOURCE_TOKENS
     for key, rows in splits.items():
         is_train = key == "data.train"
-        is_limited = is_train and None not in (data.max_source_tokens, data.max_target_tokens)
-        lengths = np.maximum(rows.source_lengths, rows.target_lengths)
-        if (found := longest(lengths, most)) and (positions or not is_limited):
+        sides = ((rows.source_lengths, data.max_source_tokens), (rows.target_lengths, data.max_target_tokens))
+        lengths = np.maximum(*(side * bool(positions or not is_train or limit is None) for side, limit in sides))
+        if found := _longest(lengths, most):
+            whose = "the model's positions" if positions else "of which attention takes the square"
             told = f"`{key}` must have at most {most} tokens in a row, {whose}, but {len(found):,} of {len(rows):,} "
             told += f"rows have more, up to {lengths[found[0]]:,}. "
-            told += "Lower `data.max_source_tokens` and `data.max_target_tokens`" if is_train else "Shorten them"
-            yield Fault("positions", "error", key, f"{told}, or give the model more positions.", found)
+            told += "Lower `data.max_source_tokens` and `data.max_target_tokens`" if is_train else "Shorten these"
+            yield Fault("positions", "error", key, told + ", or give the model more." * bool(positions), found)
     validation = splits["data.validation"].target_lengths
     limits = {"decoding.max_length": recipe.decoding.max_length - 1}  # without the decoder's start token
     limits |= {} if recipe.validation.sentences == 0 else {"validation.max_new_tokens": new_tokens}
     for key, limit in limits.items():
-        found = longest(validation, limit)
+        found = _longest(validation, limit)
         if len(found) > SOME * len(validation):
             told = f"`{key}` must be at least {validation[found[0]] + (key[0] == 'd')}, or what is generated for "
             told += f"{len(found):,} of {len(validation):,} validation references is cut off."
@@ -119,7 +114,15 @@ def faults_of_lengths(
             yield Fault("updates", "warning", "optimization.tokens_per_update", told)
 
 
-def longest(lengths: np.ndarray, limit: int) -> list[int]:
+def faults_of_limits(recipe: Recipe, dropped: int, kept: int) -> Iterator[Fault]:
+    """Find limits of length that drop many training rows."""
+    if dropped > DROPPED * (dropped + kept):
+        told = f"`data.max_source_tokens` ({recipe.data.max_source_tokens}) and `data.max_target_tokens` "
+        told += f"({recipe.data.max_target_tokens}) drop {dropped:,} of {dropped + kept:,} training rows: raise them."
+        yield Fault("lengths", _graded(dropped / (dropped + kept)), "data.max_source_tokens", told)
+
+
+def _longest(lengths: np.ndarray, limit: int) -> list[int]:
     """Return the numbers of what is longer than a limit, the longest first."""
     found = np.flatnonzero(lengths > limit)
     return found[np.argsort(-lengths[found], kind="stable")].tolist()

@@ -195,10 +195,10 @@ def check_length_ratios(pairs: Pairs) -> Iterator[Finding]:
 
 # What columns are called, beside languages.
 NAMES = {
-    "source": "source src input question query prompt command original 원문 질문 문의 입력 원본",
+    "source": "source src input question query prompt command 원문 질문 문의 입력",
     "target": "target tgt trg output answer response reply summary actions translation 번역 번역문 답변 응답 요약",
-    "text": "text sentence article document dialogue word 본문 문장",
-    "other": "id sid no nr num number index date time score label title lang language 번호 날짜 점수 제목 담당자",
+    "text": "text sentence article document word 본문 문장",
+    "other": "id sid no nr number index date time score label title lang language 번호 날짜 점수 제목 담당자",
 }
 KINDS: dict[str, Callable[[str], object]] = {
     "numbers": lambda text: not any(map(str.isalpha, text)),
@@ -211,10 +211,8 @@ FEW = 0.02  # a share of different ones below which short texts are labels
 def kind_of(texts: Sequence[object]) -> str | None:
     """Tell what the cells of a column are where they are no sentences, such as numbers; `None` of sentences."""
     filled = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
-    if any(text is not None and not isinstance(text, str) for text in texts):
-        return "no texts"
     if 2 * len(filled) <= len(texts):
-        return "mostly empty"
+        return "no texts"
     for kind, is_it in KINDS.items():
         if sum(map(bool, map(is_it, filled))) > 0.9 * len(filled):
             return kind
@@ -229,23 +227,17 @@ def roles_of(name: str) -> set[str]:
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     words = re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
-    if not words or len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
+    if len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
         return set()
-    # In Korean the last part of a compound says what it is.
-    found = {
-        word: {
-            role
-            for role, names in NAMES.items()
-            if word in names.split() or (not word.isascii() and word.endswith(tuple(names.split())))
-        }
-        for word in words
-    }
-    rest = [word for word in words if not found[word]]  # of text_de or en_US, the code is the first
-    is_code = (
-        bool(rest) and rest[0] in SCRIPTS_OF_LANGUAGES and (len(rest) == 1 or len(name) == 5)
-    )  # en, text_de, en_US
+    roles, rest = set[str](), list[str]()
+    for word in words:
+        # In Korean the last part of a compound says what it is.
+        ends = {word[begin:] for begin in range(len(word))} if not word.isascii() else {word}
+        found = {role for role, names in NAMES.items() if ends & {*names.split()}}
+        roles, rest = roles | found, rest + [word] * (not found)
+    is_code = bool(rest) and rest[0] in SCRIPTS_OF_LANGUAGES and (len(rest) == 1 or len(name) == 5)  # text_de, en_US
     is_language = is_code or any(word in TO_LANGUAGE_CODE or re.fullmatch("[가-힣]{1,5}어", word) for word in words)
-    return set().union(*found.values(), {"language"} if is_language else ())
+    return roles | {"language"} if is_language else roles
 
 
 def check_sides(pairs: Pairs) -> Iterator[Finding]:

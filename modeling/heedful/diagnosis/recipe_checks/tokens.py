@@ -17,7 +17,6 @@ from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.trials import id_set
 from heedful.files import shortened
 from heedful.inference.attention.labels import FALLBACK_BYTE
-from heedful.training.start_checks import DROPPED, longest
 from heedful.training.start_checks import UNKNOWN as MOST_UNKNOWN
 
 if TYPE_CHECKING:
@@ -34,14 +33,6 @@ UNKNOWN = RowCheck(
     "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences.",
     warning=0.005,
     error=MOST_UNKNOWN,
-)
-TOO_LONG = RowCheck(
-    "lengths",
-    "{count} of {total} training rows ({share}) have more than {limit} {side} tokens (up to {longest:,}) and are "
-    "dropped.",
-    "Raise it, or split the texts into sentences.",
-    warning=DROPPED,
-    error=0.5,
 )
 
 
@@ -168,15 +159,6 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
         places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         counts.update(text[start:end].strip() for id_, (start, end) in places if id_ == tokenizer.unk_token_id)
     return [word for word, _ in counts.most_common() if word]
-
-
-def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> Iterator[Finding]:
-    """Measure the share of training pairs that are too long for `max_source_tokens` or `max_target_tokens`."""
-    sides = {"source": encoded.source_lengths, "target": encoded.target_lengths}
-    for (side, lengths), limit in zip(sides.items(), limits, strict=True):
-        if limit is not None:
-            found, fields = longest(lengths, limit), {"limit": limit, "longest": lengths.max(initial=0), "side": side}
-            yield from TOO_LONG.findings(encoded, found, f"data.max_{side}_tokens", **fields)
 
 
 def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.first_recipe import find_columns, write_first_recipe
+from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
@@ -28,11 +29,15 @@ def table(path, rows, separator="\t"):
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("a.tsv", "ko\ten\nx\ty\n", ("ko", "en")),
+        ("a.tsv", "ko\ten\nNo. Yes.\tIt is.\n", ("ko", "en")),
         ("a.csv", "id;DE;en_US\n1;x;y\n", ("DE", "en_US")),
         ("a.csv", "source,target\nx,y\n", ("source", "target")),
         ("a.tsv", "Hallo\tHello\nx\ty\n", ("1", "2")),
-        ("a.txt", "Hello there.\tHallo.\tCC-BY\nx\ty\tz\n", ("1", "2")),
+        (
+            "a.txt",
+            "Hello.\tHallo.\tCC-BY\n" + "".join(f"A {n}.\tB {n}.\tCC-BY\n" for n in range(30)),
+            ("1", "2"),
+        ),
         ("a.jsonl", '{"translation": {"de": "x", "en": "y"}}\n', ("de", "en")),
         ("a.json", '[{"id": 3, "src": "x", "tgt": "y"}]', ("src", "tgt")),
         ("a.jsonl", '{"word": "x", "sounds": "y"}\n', ("word", "sounds")),
@@ -40,13 +45,14 @@ def table(path, rows, separator="\t"):
 )
 def test_columns_are_found(tmp_path, name, text, expected):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert find_columns(str(tmp_path / name)) == expected
+    assert find_columns(str(tmp_path / name))[:2] == expected
 
 
 @pytest.mark.parametrize("text", ['{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'])
 def test_columns_that_could_be_others_are_asked_for(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"`--source` and `--target` must say which columns .* has \w+, \w+, \w+\."):
+    message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
+    with pytest.raises(ValueError, match=message):
         find_columns(str(tmp_path / "a.jsonl"))
 
 
@@ -130,7 +136,7 @@ def test_who_names_an_algorithm_gets_it(tmp_path):
     for more in ("", "tokenizer: {algorithm: bpe}\n"):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
         sides.append(read_recipe(path).tokenizer.sides)
-    assert sides == [(("character", None), ("word", None)), (("bpe", 500), ("bpe", 500))]
+    assert sides == [(("character", None), ("word", None)), (("bpe", 300), ("bpe", 300))]
 
 
 KOREAN = [korean for korean, _ in PAIRS]
@@ -232,3 +238,105 @@ def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongl
     assert wrong == []
     assert all("must say which columns to take" in told for told, _ in refused)
     assert found["right"] >= 190, refused
+
+
+def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
+    rows = [
+        ("번호", "고객 질문", "날짜", "답변"),
+        *((str(n), ko, "2024-01-02", en) for n, (ko, en) in enumerate(PAIRS)),
+    ]
+    data = table(tmp_path / "a.csv", rows, ",")
+    written = write_first_recipe(data, tmp_path / "a.yaml", "2", "4")
+    recipe = read_recipe(written.path)
+    assert (recipe.data.source, recipe.data.target) == ("고객 질문", "답변")
+    assert written.told[0].startswith("60 pairs")
+    assert "columns 2 and 4: the first line has the names" in written.told[0]
+    assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
+    table(data, rows[1:], ",")
+    written = write_first_recipe(data, tmp_path / "b.yaml", "2", "4")
+    assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
+
+
+def test_a_first_line_that_may_be_names_or_a_pair_is_asked_for(tmp_path):
+    rows = [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)]
+    data = table(tmp_path / "a.tsv", rows)
+    message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
+    with pytest.raises(ValueError, match=message):
+        write_first_recipe(data, tmp_path / "a.yaml")
+    for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
+        told = write_first_recipe(data, tmp_path / f"{number}.yaml", *columns).told[0]
+        assert told.startswith(f"{60 + number} pairs")
+
+
+EVIL = "ko\noutput: /tmp/somewhere\noverwrite: true\r\x85\u2028#"
+
+
+@pytest.mark.parametrize("place", ["key", "file", "recipe"])
+def test_what_strangers_call_things_stays_text_in_a_recipe(place, tmp_path):
+    key = EVIL if place == "key" else "ko"
+    name = EVIL.replace("/", ":") if place != "key" else "a"
+    data = tmp_path / (f"{name}.jsonl" if place == "file" else "a.jsonl")
+    data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
+    path = write_first_recipe(data, tmp_path / (f"{name}.yaml" if place == "recipe" else "a.yaml")).path
+    recipe = read_recipe(path)
+    assert (recipe.data.source, recipe.overwrite) == (key, False)
+    assert recipe.data.locations.train == str(data)
+    assert recipe.output.startswith("runs/")
+    assert len(path.read_text().splitlines()) == len(
+        write_first_recipe(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml")
+        .path.read_text()
+        .splitlines()
+    )
+
+
+def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, heedful_command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    arguments = ["init", "--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
+    code, output, _ = heedful_command(*arguments)
+    assert code == 0
+    assert output.splitlines()[0].startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
+    assert output.splitlines()[-1] == "Now: heedful train 'my corpus.yaml'"
+    recipe = read_recipe(tmp_path / "my corpus.yaml")
+    assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
+    assert recipe.card.target_language == "en"
+    assert "#   heedful train 'my corpus.yaml'" in (tmp_path / "my corpus.yaml").read_text()
+
+
+def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp_path, caplog):
+    random = Random(3)
+    words = ["".join(random.choices("bcdfgklmaeiou", k=6)) for _ in range(3000)]
+    texts = [" ".join(random.choices(words, k=random.randint(250, 400))) for _ in range(60)]
+    rows = [("text", "summary"), *((text, " ".join(text.split()[:8])) for text in texts)]
+    path = write_first_recipe(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
+    recipe = read_recipe(path)
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    assert corpus.encoder.too_long == 0
+    assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
+    assert recipe.optimization.tokens_per_update >= 4 * corpus.rows.source_lengths.mean()
+
+
+@pytest.mark.parametrize("letters", ["가각간갇갈감갑값갓강개객갠갤갬갭갯갱", "กขคงจฉชซญดตถทธนบปผ", "абвгдежзиклмнопр"])
+def test_outputs_in_scripts_of_many_bytes_are_not_cut(letters, tmp_path):
+    random = Random(1)
+    texts = [" ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)]
+    rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
+    recipe = read_recipe(write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path)
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
+    assert longest <= recipe.validation.max_new_tokens < 5 * longest
+    assert longest < recipe.decoding.max_length
+
+
+def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
+    spellings = [("".join(letters), " ".join("".join(letters).upper())) for letters in permutations("abcd")]
+    sounds = [(sound, sound[::-1]) for _, sound in spellings]
+    told = {
+        "byte pairs of both sides, which `heedful page` and every export take": PAIRS,
+        "joint: true  # one vocabulary, which all exports but web take; pages need byte pairs": sounds,
+        "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": spellings,
+    }
+    for number, (note, rows) in enumerate(told.items()):
+        path = write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
+        assert note in path.read_text()

@@ -88,9 +88,9 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
-def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
-    """Return the first rows of a corpus, by languages or columns; of a table, all lines by the columns' numbers."""
-    rows, *_ = _locate(location, *ANY_COLUMNS, split, streaming=True)
+def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
+    """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
+    rows, *_ = _locate(location, *ANY_COLUMNS, "train", streaming=True)
     found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 

@@ -211,9 +211,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
     """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
-    texts = [key for key, kind in kinds.items() if kind is None]
-    if not texts or (len(kinds) == 2 and "labels" in kinds.values()):
-        texts = [key for key, kind in kinds.items() if kind in (None, "labels")]
+    texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
     named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids")]
     sources = [key for key in named if "source" in roles[key] and not roles[key] & {"target", "other"}]
     targets = [key for key in named if "target" in roles[key] and not roles[key] & {"source", "other"}]
@@ -224,8 +222,7 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
             return source[0], target[0]
     for pair in (languages, texts):
         if len(pair) == 2:
-            is_turned = pair[0] in targets or pair[1] in sources
-            return (pair[1], pair[0]) if is_turned else (pair[0], pair[1])
+            return (pair[1], pair[0]) if pair[0] in targets or pair[1] in sources else (pair[0], pair[1])
     return None
 
 
@@ -249,9 +246,7 @@ def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | Non
     is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
     if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
         return True
-    if alike > 0.1 * len(lines):
-        return None if known else False
-    return True if known and not alike else None
+    return False if alike > 0.1 * len(lines) and not known else None
 
 
 def _is_like_a_name(text: str) -> bool:

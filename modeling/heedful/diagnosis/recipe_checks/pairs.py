@@ -196,7 +196,7 @@ def check_length_ratios(pairs: Pairs) -> Iterator[Finding]:
 # What columns are called, beside languages.
 NAMES = {
     "source": "source src input question query prompt command 원문 질문 문의 입력",
-    "target": "target tgt trg output answer response reply summary actions translation 번역 번역문 답변 응답 요약",
+    "target": "target tgt trg output answer response reply summary action translation 번역 번역문 답변 응답 요약",
     "text": "text sentence article document word 본문 문장",
     "other": "id sid no nr number index date time score label title lang language 번호 날짜 점수 제목 담당자",
 }
@@ -232,7 +232,7 @@ def roles_of(name: str) -> set[str]:
     roles, rest = set[str](), list[str]()
     for word in words:
         # In Korean the last part of a compound says what it is.
-        ends = {word[begin:] for begin in range(len(word))} if not word.isascii() else {word}
+        ends = {word, word.removesuffix("s")} if word.isascii() else {word[begin:] for begin in range(len(word))}
         found = {role for role, names in NAMES.items() if ends & {*names.split()}}
         roles, rest = roles | found, rest + [word] * (not found)
     is_code = bool(rest) and rest[0] in SCRIPTS_OF_LANGUAGES and (len(rest) == 1 or len(name) == 5)  # text_de, en_US

@@ -445,6 +445,12 @@ def test_the_line_in_which_excel_says_what_separates_the_cells_is_no_row(tmp_pat
     assert rows_in_both_ways(location, "1", "2") == TABLE
 
 
+@pytest.mark.parametrize("line", ["sep=", 'sep="', "sep=;;"])
+def test_a_first_line_that_says_no_separator_is_told_as_any_other(tmp_path, line):
+    location = write(tmp_path / "c.csv", f"{line}\r\na,b\r\n")
+    check_refused(location, r"c\.csv must (have|be well-formed)", "1", "2")
+
+
 def test_lines_of_old_macs_are_lines_of_a_csv(tmp_path):
     assert rows_in_both_ways(write(tmp_path / "c.csv", 'en,ko\ra,"b\rc"\rd,e\r'), "en", "ko") == [
         {"source": "a", "target": "b\rc"},

@@ -30,7 +30,7 @@ Row = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in i
 ROWS_PER_CHUNK = 10_000
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-SEPARATOR_LINE = re.compile(r"\Asep=(.)(\r\n?|\n)")  # which Excel reads before a table
+SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
 TABLES = ("csv", "tsv", "txt")
 ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"

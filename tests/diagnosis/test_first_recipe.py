@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from itertools import permutations
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,11 @@ from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
 PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
+
+
+def write(data, output, *columns, **named):
+    """Write a first recipe, and return its path and what was told."""
+    return SimpleNamespace(told=write_first_recipe(data, output, *columns, **named), path=output)
 
 
 def table(path, rows, separator="\t"):
@@ -60,7 +66,7 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     rows = [*PAIRS, *PAIRS[:20], ("하나", "an answer that is more than twenty times as long as what was asked for")]
     data = table(tmp_path / "my pairs.tsv", rows)
     (tmp_path / "recipes").mkdir()
-    written = write_first_recipe(data, tmp_path / "recipes" / "mine.yaml")
+    written = write(data, tmp_path / "recipes" / "mine.yaml")
     recipe = read_recipe(written.path)
     assert recipe.name == "my-pairs"
     assert recipe.data.locations.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
@@ -73,19 +79,19 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
     with pytest.raises(ValueError, match=r"`--output` must be .* does not exist yet"):
-        write_first_recipe(data, written.path)
+        write(data, written.path)
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
     alike = [(ko, ko) for ko, _ in PAIRS]
     for rows, drops in ((PAIRS + alike[:2], True), (PAIRS + alike, False)):
         path = tmp_path / f"{drops}.yaml"
-        write_first_recipe(table(tmp_path / "a.tsv", rows), path)
+        write(table(tmp_path / "a.tsv", rows), path)
         assert read_recipe(path).data.cleaning.drop_identical is drops
 
 
 def test_a_language_that_yaml_reads_as_false_stays_one(tmp_path):
-    written = write_first_recipe(table(tmp_path / "a.tsv", [("no", "ko"), *PAIRS]), tmp_path / "a.yaml")
+    written = write(table(tmp_path / "a.tsv", [("no", "ko"), *PAIRS]), tmp_path / "a.yaml")
     assert read_recipe(written.path).card.source_language == "no"
 
 
@@ -102,12 +108,12 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path, arguments, message):
     table(tmp_path / "few.tsv", PAIRS[:3])
     data = tmp_path / arguments.pop("data", "a.tsv")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        write_first_recipe(data, tmp_path / "a.yaml", **arguments)
+        write(data, tmp_path / "a.yaml", **arguments)
     assert not (tmp_path / "a.yaml").exists()
 
 
 def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
-    written = write_first_recipe(table(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
+    written = write(table(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
     shortened = ["max_updates=12", "warmup_updates=2", "tokens_per_update=500", "device=cpu"]
     overrides = [f"optimization.{change}" for change in shortened] + ["validation.every_updates=6"]
     overrides += [f"output={tmp_path / 'run'}", "checkpoints.every_updates=6", "decoding.bootstrap=0"]
@@ -119,7 +125,7 @@ def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
 
 def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):
     rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
-    path = write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path
+    path = write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     assert recipe.tokenizer.sides == (("character", None), ("word", None))
     written = path.read_text()
@@ -246,14 +252,14 @@ def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
         *((str(n), ko, "2024-01-02", en) for n, (ko, en) in enumerate(PAIRS)),
     ]
     data = table(tmp_path / "a.csv", rows, ",")
-    written = write_first_recipe(data, tmp_path / "a.yaml", "2", "4")
+    written = write(data, tmp_path / "a.yaml", "2", "4")
     recipe = read_recipe(written.path)
     assert (recipe.data.source, recipe.data.target) == ("고객 질문", "답변")
     assert written.told[0].startswith("60 pairs")
     assert "columns 2 and 4: the first line has the names" in written.told[0]
     assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
     table(data, rows[1:], ",")
-    written = write_first_recipe(data, tmp_path / "b.yaml", "2", "4")
+    written = write(data, tmp_path / "b.yaml", "2", "4")
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
 
 
@@ -262,9 +268,9 @@ def test_a_first_line_that_may_be_names_or_a_pair_is_asked_for(tmp_path):
     data = table(tmp_path / "a.tsv", rows)
     message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
     with pytest.raises(ValueError, match=message):
-        write_first_recipe(data, tmp_path / "a.yaml")
+        write(data, tmp_path / "a.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
-        told = write_first_recipe(data, tmp_path / f"{number}.yaml", *columns).told[0]
+        told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
         assert told.startswith(f"{60 + number} pairs")
 
 
@@ -277,13 +283,13 @@ def test_what_strangers_call_things_stays_text_in_a_recipe(place, tmp_path):
     name = EVIL.replace("/", ":") if place != "key" else "a"
     data = tmp_path / (f"{name}.jsonl" if place == "file" else "a.jsonl")
     data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
-    path = write_first_recipe(data, tmp_path / (f"{name}.yaml" if place == "recipe" else "a.yaml")).path
+    path = write(data, tmp_path / (f"{name}.yaml" if place == "recipe" else "a.yaml")).path
     recipe = read_recipe(path)
     assert (recipe.data.source, recipe.overwrite) == (key, False)
     assert recipe.data.locations.train == str(data)
     assert recipe.output.startswith("runs/")
     assert len(path.read_text().splitlines()) == len(
-        write_first_recipe(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml")
+        write(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml")
         .path.read_text()
         .splitlines()
     )
@@ -309,7 +315,7 @@ def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp
     words = ["".join(random.choices("bcdfgklmaeiou", k=6)) for _ in range(3000)]
     texts = [" ".join(random.choices(words, k=random.randint(250, 400))) for _ in range(60)]
     rows = [("text", "summary"), *((text, " ".join(text.split()[:8])) for text in texts)]
-    path = write_first_recipe(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
+    path = write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     assert corpus.encoder.too_long == 0
@@ -322,7 +328,7 @@ def test_outputs_in_scripts_of_many_bytes_are_not_cut(first, step, count, tmp_pa
     random, letters = Random(1), [chr(first + step * number) for number in range(count)]
     texts = [" ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)]
     rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
-    recipe = read_recipe(write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path)
+    recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
     assert longest <= recipe.validation.max_new_tokens < 5 * longest
@@ -338,5 +344,5 @@ def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
         "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": spellings,
     }
     for number, (note, rows) in enumerate(told.items()):
-        path = write_first_recipe(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
+        path = write(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
         assert note in path.read_text()

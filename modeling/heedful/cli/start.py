@@ -46,8 +46,9 @@ def init(
     from heedful.diagnosis.first_recipe import write_first_recipe
 
     options.quieten()
-    written = write_first_recipe(data, output or Path(f"{data[0].name.split('.')[0]}.yaml"), source, target)
-    print(*written.told, f"recipe: {written.path}", f"Now: heedful train {shlex.quote(str(written.path))}", sep="\n")
+    output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
+    told = write_first_recipe(data, output, source, target)
+    print(*told, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
 
 
 def pairs(

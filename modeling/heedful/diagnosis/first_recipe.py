@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +88,12 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class FirstRecipe:
-    """The recipe that was written, and what was seen in the data."""
-
-    path: Path
-    told: tuple[str, ...]  # sentences
-
-
 def write_first_recipe(
     data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
-) -> FirstRecipe:
+) -> list[str]:
     """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
 
-    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
+    Returns what was seen in the data and chosen, in sentences. `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
     """
     check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)
@@ -146,14 +137,13 @@ def write_first_recipe(
     )
     write_text(output, text)
     vocabulary, width = values["vocab_size"] or "of all symbols", proposal.settings["model.options"]["d_model"]
-    told = (
+    return [
         f"{len(corpus):,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
         f"limits: {values['max_source_tokens']} source tokens, {values['max_target_tokens']} target tokens",
         f"duplicates: {values['duplicate_note']}; source and target alike: {values['identical_note']}",
         f"vocabulary {vocabulary}, d_model {width}, {values['max_updates']:,} updates: about {minutes} here",
-    )
-    return FirstRecipe(output, told)
+    ]
 
 
 def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
@@ -170,13 +160,12 @@ def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> s
         if settings["tokenizer.joint"]
         else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
     }
-    lines = []
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        if section == "tokenizer":
-            told, note = json.dumps(value).strip('"'), notes.get(name, "null: all of the texts")
-            lines.append(f"  {name}: {told}  # {note}\n")
-    return "".join(lines)
+    chosen = {
+        key.partition(".")[2]: json.dumps(value).strip('"') for key, value in settings.items() if key[:3] == "tok"
+    }
+    return "".join(
+        f"  {key}: {value}  # {notes.get(key, 'null: all of the texts')}\n" for key, value in chosen.items()
+    )
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:

@@ -390,11 +390,7 @@ def lacks_script(text: str, script: str) -> bool:
 
 def main_script(texts: Iterable[str]) -> str | None:
     """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
-    return _main(map(script_of, texts))
-
-
-def _main(scripts: Iterable[str | None]) -> str | None:
-    counts: Counter[str | None] = Counter(filter(None, scripts))
+    counts: Counter[str | None] = Counter(filter(None, map(script_of, texts)))
     script = max(counts, key=lambda script: counts[script], default=None)
     return script if counts[script] >= 0.8 * counts.total() else None
 
@@ -408,16 +404,14 @@ def check_scripts(
     the target's; one that is unknown, or has a script that is not listed, says nothing.
     """
     train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
-    sides = [[*map(script_of, texts)] for texts in (train.sources, train.targets)]
-    ours = (_main(sides[0]), _main(sides[1]))
-    others = [(main_script(split.sources), main_script(split.targets)) for split in held_out]
+    ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):
         if None not in (*ours, *theirs) and theirs != ours:
             is_swapped = theirs == ours[::-1]
             words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
             yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, can_be_error=is_swapped, **words)
-    ways = [*zip(*sides, strict=True)]
+    ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
     usual = max(counts, key=lambda way: counts[way], default=(None, None))
     swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]

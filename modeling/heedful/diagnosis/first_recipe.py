@@ -93,7 +93,8 @@ def write_first_recipe(
 ) -> list[str]:
     """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
 
-    Returns what was seen in the data and chosen, in sentences. `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
+    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them. Returns what was seen
+    in the data and chosen, in sentences.
     """
     check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)
@@ -160,12 +161,9 @@ def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> s
         if settings["tokenizer.joint"]
         else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
     }
-    chosen = {
-        key.partition(".")[2]: json.dumps(value).strip('"') for key, value in settings.items() if key[:3] == "tok"
-    }
-    return "".join(
-        f"  {key}: {value}  # {notes.get(key, 'null: all of the texts')}\n" for key, value in chosen.items()
-    )
+    own = {key.removeprefix("tokenizer."): value for key, value in settings.items() if key.startswith("tokenizer.")}
+    values = ((key, json.dumps(value).strip('"')) for key, value in own.items())
+    return "".join(f"  {key}: {value}  # {notes.get(key, 'null: all of the texts')}\n" for key, value in values)
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:

@@ -93,8 +93,8 @@ def write_first_recipe(
 ) -> list[str]:
     """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
 
-    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them. Returns what was seen
-    in the data and chosen, in sentences.
+    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them. Returns what was
+    seen in the data and chosen, in sentences.
     """
     check_is_new(output, "--output", "file")
     files = [data] if isinstance(data, Path) else list(data)

@@ -45,6 +45,7 @@ SIDE_DOORS = {
     "data/tokenizer_training.py": "trains a tokenizer",
     "training/recipe_file.py": "YAML to a recipe",
     "training/folder.py": "who may write into the run's folder",
+    "training/start_checks.py": "what would end or ruin a run, found before it begins",
     "training/publication.py": "writes the published model, and tests it",
     "training/loop/signals.py": "Ctrl-C",
     "training/loop/monitoring.py": "the log",

@@ -588,7 +588,7 @@ def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.run(lambda: cli.app(["train", str(tmp_path / "recipe.yaml")], standalone_mode=False))
     told = capsys.readouterr().err
-    assert "`\\u001b[31mname` is not a key of a recipe" in told
+    assert r"`\x1b[31mname` is not a key of a recipe" in told
     assert "\x1b" not in told
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path, PureWindowsPath
@@ -199,9 +199,17 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(sorted(names)[:3]) + more
 
 
-def shortened(text: str, width: int = 60) -> str:
-    """Quote a text with its invisible characters made visible, and cut a long one."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
+def shortened(value: Any, width: int = 60) -> str:
+    """Quote a text with its invisible characters made visible, or write another value; what is long is cut."""
+    written = value if isinstance(value, str) else repr(value)
+    written = written if len(written) <= width else written[: width - 1] + "…"
+    return repr(written) if isinstance(value, str) else written
+
+
+def quoted(names: Iterable[Any], most: int = 8) -> str:
+    """Quote the first of some names in their order, and say how many more there are."""
+    shown = [*map(shortened, names)]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def duration(seconds: float) -> str:

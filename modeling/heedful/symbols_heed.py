@@ -35,7 +35,8 @@ def symbols_of(tokenizer: Any) -> list[str] | None:
     if kinds != ["Metaspace", "WordLevel"] or backend.model.token_to_id(backend.model.unk_token) is not None:
         return None
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    return [token.removeprefix("▁") for id_, token in enumerate(tokens) if id_ not in tokenizer.added_tokens_decoder]
+    # The first character of each is the mark of a word.
+    return [token[1:] for id_, token in enumerate(tokens) if id_ not in tokenizer.added_tokens_decoder]
 
 
 def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSymbol | None:
@@ -47,7 +48,7 @@ def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSy
     backend = tokenizer.backend_tokenizer
     for index, text in enumerate(texts):
         for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text)):
-            if (symbol := word.removeprefix("▁")) not in symbols:
+            if (symbol := word[1:]) not in symbols:
                 alike = [repr(by_letters[each]) for each in get_close_matches(symbol.lower(), by_letters, n=3)]
                 whose = "source" if side == "text" else "target"
                 told = (

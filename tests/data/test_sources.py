@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.data.sources import read_pairs, references_of
+from heedful.data.sources import first_rows, read_pairs, references_of
 
 ROWS = [
     {"source": "NA", "target": 'a "quoted" \'word'},
@@ -154,9 +154,9 @@ def test_missing_files_are_named(tmp_path):
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
     nested = write(tmp_path / "nested.jsonl", json_lines([{"translation": {"en": "a", "de": "b"}}] * 2))
-    check_refused(nested, "must have the language or column 'ko', but has en, de instead", "en", "ko")
+    check_refused(nested, "must have the language or column 'ko', but has 'en', 'de' instead", "en", "ko")
     table = write(tmp_path / "table.tsv", "english\tgerman\na\tb\n")
-    check_refused(table, r"table\.tsv must have .* 'en', but has english, german instead", "en", "de")
+    check_refused(table, r"table\.tsv must have .* 'en', but has 'english', 'german' instead", "en", "de")
 
 
 def test_a_language_that_is_none_in_some_rows_is_counted(tmp_path):
@@ -231,7 +231,7 @@ def test_a_whole_surrogate_pair_is_fine(tmp_path):
         ("c.tsv", "source\ttarget\na\tb\nc\n", r"c\.tsv must have 2 cells in every line, .* has 1 in line 3"),
         ("c.csv", "source,target\na,b,c\n", r"c\.csv must have 2 cells .* has 3 in line 2"),
         ("c.csv", 'source,target\na,b\n"a,b\n', r"c\.csv must be well-formed CSV, but line 3 is not"),
-        ("c.tsv", "source\tsource\na\tb\n", "must have different column names, but has source, source"),
+        ("c.tsv", "source\tsource\na\tb\n", "must have different column names, but has 'source', 'source'"),
         ("c.jsonl", b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n', r"must be UTF-8 text, but line 2 is not"),
         ("c.parquet", "nothing", r"c\.parquet must be a whole Parquet file"),
         ("c.xlsx", "a\n", r"must be a file of a known kind .*, but is .*c\.xlsx"),
@@ -315,8 +315,9 @@ def test_a_table_without_names_has_columns_by_number(tmp_path, name):
     separator = "," if "csv" in name else "\t"
     location = write(tmp_path / name, f"a{separator}x{separator}b\nc{separator}y{separator}d\n")
     assert rows_in_both_ways(location, "3", "1") == [{"source": "b", "target": "a"}, {"source": "d", "target": "c"}]
-    check_refused(location, r"must have .* 'de', but has a, x, b instead\. Of a table without .* numbers", "de", "en")
-    check_refused(location, "must have .* '4', but has 1, 2, 3 instead", "1", "4")
+    message = r"must have .* 'de', but has 'a', 'x', 'b' instead\. Of a table without .* numbers"
+    check_refused(location, message, "de", "en")
+    check_refused(location, "must have .* '4', but has '1', '2', '3' instead", "1", "4")
 
 
 def test_names_that_are_numbers_are_names(tmp_path):
@@ -431,3 +432,66 @@ def test_the_built_in_corpus_has_splits_and_a_count(location):
 
 def test_the_built_in_corpus_has_two_languages():
     check_refused("builtin:train:5", "`target` must be ko or en for the built-in corpus, but is 'de'", "ko", "de")
+
+
+TABLE = [{"source": "가, 나", "target": "b; c"}, {"source": "다", "target": "d|e"}]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t", ":"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_line_in_which_excel_says_what_separates_the_cells_is_no_row(tmp_path, delimiter, end):
+    lines = [f"sep={delimiter}", *(f'"{row["source"]}"{delimiter}"{row["target"]}"' for row in TABLE)]
+    location = write(tmp_path / "c.csv", "\ufeff" + end.join(lines) + end)
+    assert rows_in_both_ways(location, "1", "2") == TABLE
+
+
+@pytest.mark.parametrize("line", ["sep=", 'sep="', "sep=;;"])
+def test_a_first_line_that_says_no_separator_is_told_as_any_other(tmp_path, line):
+    location = write(tmp_path / "c.csv", f"{line}\r\na,b\r\n")
+    check_refused(location, r"c\.csv must (have|be well-formed)", "1", "2")
+
+
+def test_lines_of_old_macs_are_lines_of_a_csv(tmp_path):
+    assert rows_in_both_ways(write(tmp_path / "c.csv", 'en,ko\ra,"b\rc"\rd,e\r'), "en", "ko") == [
+        {"source": "a", "target": "b\rc"},
+        {"source": "d", "target": "e"},
+    ]
+
+
+def test_a_long_cell_is_read(tmp_path):
+    text = "word " * 30_000
+    location = write(tmp_path / "c.csv", f'text,summary\n"{text}",short\nb,c\n')
+    assert [len(row["source"]) for row in rows_in_both_ways(location, "text", "summary")] == [150_000, 1]
+
+
+def test_the_first_lines_say_what_separates_cells_where_one_does_not(tmp_path):
+    location = write(tmp_path / "c.csv", "Hallo, Welt;hello, world\nIch;I\nJa, du;Yes, you\n")
+    assert rows_in_both_ways(location, "1", "2")[0] == {"source": "Hallo, Welt", "target": "hello, world"}
+
+
+@pytest.mark.parametrize("name", ["A.TSV", "a.Jsonl", "A.CSV"])
+def test_the_ending_of_a_file_may_be_in_capitals(tmp_path, name):
+    text = {"t": "en\tko\na\tb\n", "j": '{"en": "a", "ko": "b"}\n', "c": "en,ko\na,b\n"}[name[2].lower()]
+    assert rows_in_both_ways(write(tmp_path / name, text), "en", "ko") == [{"source": "a", "target": "b"}]
+
+
+def test_a_name_that_is_nearly_a_columns_is_told_with_it(tmp_path):
+    location = write(tmp_path / "c.tsv", "raw date \tiso\na\tb\n")
+    message = r"'raw date', but has 'raw date ', 'iso' instead \(did you mean 'raw date '\?\)\."
+    check_refused(location, message, "raw date", "iso")
+
+
+def test_messages_are_short_whatever_the_data_hold(tmp_path):
+    rows = [{"version": "1", "data": [{"ko": "가", "en": "b"}] * 10_000, **{f"column {n}": "x" for n in range(5000)}}]
+    location = write(tmp_path / "c.json", json.dumps(rows))
+    for source, references in (("data", None), ("nothing", None), ("version", "data")):
+        with pytest.raises(ValueError, match="must") as error:
+            read_pairs(location, source, "version", references=references)
+        assert len(str(error.value)) < 500 + len(str(tmp_path))
+
+
+def test_the_first_rows_of_a_table_are_all_lines_by_number(tmp_path):
+    location = write(tmp_path / "c.csv", "en,ko\na,b\nc,d\n")
+    assert first_rows(location, 2) == [{"1": "en", "2": "ko"}, {"1": "a", "2": "b"}]
+    nested = write(tmp_path / "c.jsonl", json_lines([{"id": 3, "translation": {"en": "a", "ko": "b"}}] * 3))
+    assert first_rows(nested, 2) == [{"en": "a", "ko": "b"}] * 2

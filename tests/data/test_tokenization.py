@@ -336,13 +336,15 @@ def test_a_vocabulary_that_no_trainer_could_hold_is_refused():
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
 def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained(algorithm):
     taken = []
-    cut = tokenizer_training._without_long_words(["가 나", "x" * 2500 + " y", "z " * 2500])
-    with pytest.warns(UserWarning, match="pieces of 1 texts, which have words of over 1000 letters"):
+    cut = tokenizer_training._without_long_words(["가 나", "x" * 2500 + " y", "z " * 2500, "z" + "\u00a0" * 1500])
+    with pytest.warns(UserWarning, match="pieces of 2 texts with 1000 letters or spaces in a row"):
         taken.extend(cut)
-    assert taken == ["가 나", "x" * 1000, "x" * 1000, "x" * 500 + " y", "z " * 2500]
+    cut_spaces = ["z" + "\u00a0" * 1000, "\u00a0" * 500]
+    assert taken == ["가 나", "x" * 1000, "x" * 1000, "x" * 500 + " y", "z " * 2500, *cut_spaces]
     texts = [f"a sentence with {number}" for number in range(200)]
-    with pytest.warns(UserWarning, match="pieces of 1 texts"):
-        pair = train_tokenizers([*texts, "a" * 300_000], texts, vocab_size=280, algorithm=algorithm)
+    long = ["a" * 300_000, "a" + " " * 300_000, "a" + "\u3000" * 300_000]
+    with pytest.warns(UserWarning, match="pieces of 3 texts"):
+        pair = train_tokenizers([*texts, *long], texts, vocab_size=280, algorithm=algorithm)
     assert pair.decode_target(pair.encode_target([texts[7]])) == [texts[7]]
 
 
@@ -383,3 +385,32 @@ def test_a_source_s_tokenizer_refuses_texts_of_the_target(tmp_path):
     joint.save_pretrained(tmp_path / "joint")
     labels = AutoTokenizer.from_pretrained(tmp_path / "joint")(KOREAN[:2], text_target=ENGLISH[:2])["labels"]
     assert labels == joint.encode_target(ENGLISH[:2])
+
+
+MARKED = ["▁The ▁wom an ▁buys ▁an ▁app le.", "T h e ▁ d o g", "▁", "▁▁ ▁a▁", "<s> ▁</s> <unk>"]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_words_with_the_mark_of_sentencepiece_come_back(joint, tmp_path):
+    pair = train_tokenizers(MARKED, MARKED, algorithm="word", vocab_size=None, joint=joint)
+    pair.save_pretrained(tmp_path)
+    for each in (pair, TokenizerPair.from_pretrained(tmp_path)):
+        assert each.decode_target(each.encode_target(MARKED)) == MARKED
+        assert each.decode_target(each.encode_target(["  ▁ \u00a0T\u3000h "])) == ["▁ T h"]
+    with pytest.raises(ValueError, match=r"each symbol must be one of the 19 .* but '▁dog' is none"):
+        pair.encode_target(["▁dog"])
+
+
+def test_a_tokenizer_of_words_that_was_saved_with_another_mark_stays_as_it_was(tmp_path):
+    train_tokenizers(["a bc"], ["a bc"], algorithm="word", vocab_size=None).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    state["pre_tokenizer"]["replacement"] = state["decoder"]["replacement"] = "▁"
+    state["model"]["vocab"] = {word.replace(" ", "▁"): id_ for word, id_ in state["model"]["vocab"].items()}
+    path.write_text(json.dumps(state), encoding="utf-8")
+    with pytest.warns(UserWarning, match="changed since"):
+        old = TokenizerPair.from_pretrained(tmp_path)
+    assert old.target.convert_ids_to_tokens(old.encode_target(["bc  a"])[0]) == ["▁bc", "▁a", "</s>"]
+    assert old.decode_target(old.encode_target(["bc  a"])) == ["bc a"]
+    with pytest.raises(ValueError, match=r"one of the 2 of the target's vocabulary, but 'b' is none .nearest: 'bc'."):
+        old.encode_target(["a b"])

@@ -96,7 +96,7 @@ BROKEN = {
     "never validated": ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
     "positions": (
         {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 4},
-        ("error", "positions", "model"),
+        ("error", "positions", "data.train"),
     ),
 }
 

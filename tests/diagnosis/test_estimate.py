@@ -215,9 +215,7 @@ def test_a_stream_says_what_it_cannot_tell(tmp_path):
 
 def test_a_dry_run_warns_of_a_folder_that_training_would_refuse(tmp_path):
     (tmp_path / "run").write_text("a file")
-    with pytest.warns(
-        UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but"
-    ):
+    with pytest.warns(UserWarning, match=r"Training would refuse the recipe: `output` must be a folder, but"):
         dry_run(tiny_recipe(tmp_path / "run"))
 
 

@@ -14,8 +14,11 @@ from heedful.diagnosis.recipe_checks.pairs import (
     check_overlap,
     check_pointless_pairs,
     check_scripts,
+    check_sides,
     check_text,
     cleaned,
+    kind_of,
+    roles_of,
     script_of,
 )
 
@@ -220,3 +223,80 @@ def test_commands_and_german_say_nothing_about_scripts():
 )
 def test_scripts_are_told_by_most_letters(text, script):
     assert script_of(text) == script
+
+
+@pytest.mark.parametrize("every", [3, 20])
+def test_pairs_the_wrong_way_round_are_told_however_many_they_are(every):
+    pairs = [pair[::-1] if number % every == 1 else pair for number, pair in enumerate(CLEAN)]
+    finding = only(check_scripts(split(pairs), [], ("ko", "en")), "scripts")
+    assert finding.level == "warning"
+    assert f"{len(range(1, 400, every))} of 400 training pairs" in finding.told
+    assert "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped." in finding.told
+    assert finding.examples[0].startswith("train row 2: ")
+
+
+NUMBERS = [str(number) for number in range(len(CLEAN))]
+SENTENCES = [english for _, english in CLEAN]
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (NUMBERS, "numbers"),
+        ([f"{number / 7:.5f}" for number in range(400)], "numbers"),
+        ([f"2024-01-{number % 28 + 1:02}" for number in range(400)], "numbers"),
+        ([f"S{number:04}" for number in range(400)], "ids"),
+        ([f"https://example.org/{number}" for number in range(400)], "ids"),
+        ([f"CC-BY 2.0 (France) #{number}" for number in range(400)], "licenses"),
+        (["en"] * 400, "one value"),
+        (["The same sentence, again and again."] * 400, "one value"),
+        (["train", "dev"] * 200, "labels"),
+        ([""] * 399 + ["a note"], "no texts"),
+        (list(range(400)), "no texts"),
+        (SENTENCES, None),
+        ([text.split()[0] + str(number) + " a" for number, text in enumerate(SENTENCES)], None),
+        (["The same ten sentences, each of them forty times."[: 20 + number % 10] for number in range(400)], None),
+        (["".join(word) for word in zip(SENTENCES, SENTENCES[::-1], strict=True)], None),
+    ],
+)
+def test_what_a_column_holds_is_told(texts, kind):
+    assert kind_of(texts) == kind
+
+
+@pytest.mark.parametrize(("texts", "kind"), [(NUMBERS, "numbers"), (["네."] * len(CLEAN), "one value")])
+def test_a_side_without_sentences_is_a_warning(texts, kind):
+    finding = only(check_sides(split(list(zip(texts, SENTENCES, strict=True)))), "sides")
+    assert (finding.level, finding.where) == ("warning", "data.source")
+    assert f"The sources are no sentences, but {kind}, such as" in finding.told
+    finding = only(check_sides(split(list(zip(SENTENCES, texts, strict=True)))), "sides")
+    assert finding.where == "data.target"
+
+
+def test_names_of_columns_that_are_read_as_a_pair_are_a_warning():
+    finding = only(check_sides(split([("질문", "답변"), *CLEAN])), "sides")
+    assert finding.examples == ("train row 1: '질문' → '답변'",)
+    assert list(check_sides(split(CLEAN))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("Source", {"source"}),
+        ("targetText", {"target", "text"}),
+        ("text_de", {"text", "language"}),
+        ("en_US", {"language"}),
+        ("English", {"language"}),
+        ("한국어", {"language"}),
+        ("고객 질문", {"source"}),
+        ("상담원 답변", {"target"}),
+        ("전화번호", {"other"}),
+        ("No.", {"other"}),
+        ("is_correct", set()),
+        ("Satz A", set()),
+        ("This is the answer", set()),
+        ("An answer.", set()),
+        ("", set()),
+    ],
+)
+def test_what_the_name_of_a_column_says(name, roles):
+    assert roles_of(name) == roles

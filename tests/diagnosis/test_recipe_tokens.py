@@ -16,6 +16,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.recipe_checks import tokens as checks
 from heedful.diagnosis.recipe_checks.pairs import Pairs
+from heedful.training.start_checks import faults_of_lengths, faults_of_targets
 from helpers import tiny_config
 from tiny_runs import tiny_recipe
 
@@ -62,11 +63,9 @@ def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words, tmp_pat
         recipe = tiny_recipe(tmp_path, {"decoding.max_length": 200})
         assert list(checks.check_special_ids(tokenizers, config, model.generation_config, "model")) == []
         assert list(checks.check_tokenizer_ids(tokenizers, "key")) == []
-        assert list(checks.check_ends(encoded, tokenizers, "key")) == []
         assert list(checks.check_unknown_tokens(encoded, tokenizers, "key")) == []
-        assert list(checks.check_lengths(encoded, (256, None))) == []
-        assert list(checks.check_positions(encoded, [encoded], config, recipe)) == []
-        assert list(checks.check_decoding_lengths(encoded, recipe)) == []
+        assert list(faults_of_targets(recipe, tokenizers, TARGETS)) == []
+        assert list(faults_of_lengths(recipe, config, {"data.train": encoded, "data.validation": encoded})) == []
         assert list(checks.check_normalization(split(), tokenizers, "key")) == []
 
 
@@ -99,26 +98,6 @@ def test_several_end_tokens_may_contain_the_configs():
     config = HeedConfig(**CONFIG)
     several = GenerationConfig(pad_token_id=0, bos_token_id=1, eos_token_id=[2, 4], decoder_start_token_id=1)
     assert list(checks.check_special_ids(given(), config, several, "model")) == []
-
-
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [("$A", "30 of 30 targets do not end"), ("<s> $A </s>", "begin with the token the decoder starts with (id 1)")],
-)
-def test_a_tokenizer_that_forgets_the_end_or_adds_a_start_is_an_error(template, told):
-    tokenizers = given(template)
-    (finding,) = checks.check_ends(checks.encode(split(JUMPS), tokenizers), tokenizers, "tokenizer.path")
-    assert (finding.level, finding.where) == ("error", "tokenizer.path")
-    assert told in finding.told
-    assert finding.examples[0].startswith("train row 1")
-
-
-def test_a_text_that_becomes_a_control_token_is_told():
-    tokenizers = given()
-    pairs = [*JUMPS, {"source": "jump </s> walk", "target": "walk"}]
-    (finding,) = checks.check_ends(checks.encode(split(pairs), tokenizers), tokenizers, "tokenizer.path")
-    assert "1 of 31 rows" in finding.told
-    assert finding.examples[0].startswith("train row 31")
 
 
 def test_special_tokens_with_one_id_and_tokens_with_one_id_are_told(tmp_path):
@@ -162,24 +141,6 @@ def test_a_side_that_is_mostly_unknown_is_an_error():
     assert "target tokens" in findings[1].told
 
 
-def test_too_long_pairs_are_counted_as_training_counts_them(joint):
-    limits = (14, 12)
-    encoded = checks.encode(split(), joint)
-    encoder = PairEncoder(joint, *limits)
-    kept = [row for row in encoder.rows(PAIRS) if row]
-    assert 0 < encoder.too_long < 300
-    assert len(encoded.within(limits)) == len(kept) == 300 - encoder.too_long
-    findings = list(checks.check_lengths(encoded, limits))
-    assert [finding.where for finding in findings] == ["data.max_source_tokens", "data.max_target_tokens"]
-    long = sum(len(ids) > 14 for ids in encoded.column("input_ids"))
-    assert f"{long} of 300 training rows" in findings[0].told
-
-
-def test_limits_that_drop_everything_are_an_error(joint):
-    (finding,) = checks.check_lengths(checks.encode(split(), joint), (1, None))
-    assert finding.level == "error"
-
-
 def test_both_directions_are_encoded_as_training_does(tmp_path):
     tokenizers = train_tokenizers(SOURCES, TARGETS, vocab_size=400, languages=("ko", "en"))
     encoded = checks.encode(split(), tokenizers, tiny_recipe(tmp_path, {"data.both_directions": True}).data.parts)
@@ -187,41 +148,6 @@ def test_both_directions_are_encoded_as_training_does(tmp_path):
     expected = list(PairEncoder(tokenizers, heads=heads).rows(both_ways(PAIRS)))
     assert [encoded[number] for number in range(len(encoded))] == expected
     assert encoded.numbers.tolist() == [*range(300), *range(300)]
-
-
-def test_rows_longer_than_the_models_positions_are_errors_before_and_in_validation(joint, tmp_path):
-    train = checks.encode(split(PAIRS[:50]), joint)
-    tests = checks.encode(split([{"source": SOURCES[0] * 30, "target": TARGETS[0]}], "validation"), joint)
-    longest = int(max(train.source_lengths.max(), train.target_lengths.max()))
-    recipe = tiny_recipe(tmp_path, {"validation.max_new_tokens": 10})
-
-    def where(positions, **changes):
-        config = tiny_config(max_position_embeddings=positions, **changes)
-        return [finding.where for finding in checks.check_positions(train, [tests], config, recipe)]
-
-    learned = {"position_encoding": "learned"}
-    assert where(longest, **learned) == ["data.validation"]
-    assert where(longest - 1, **learned) == ["model", "data.validation"]
-    assert where(longest - 1) == []  # sinusoids have no end
-
-
-def test_validation_may_not_write_more_than_the_model_has_positions(joint, tmp_path):
-    train = checks.encode(split(PAIRS[:50]), joint)
-    config = tiny_config(position_encoding="learned", max_position_embeddings=100)
-    changes = {"validation.max_new_tokens": 101, "validation.sentences": 5}
-    (finding,) = checks.check_positions(train, [], config, tiny_recipe(tmp_path, changes))
-    assert finding.where == "validation.max_new_tokens"
-
-
-def test_references_that_no_translation_can_reach_are_told(joint, tmp_path):
-    validation = checks.encode(split(PAIRS[:50], "validation"), joint)
-    longest = int(validation.target_lengths.max())
-    limits = {"decoding.max_length": longest + 1, "validation.max_new_tokens": longest, "validation.sentences": 5}
-    assert list(checks.check_decoding_lengths(validation, tiny_recipe(tmp_path, limits))) == []
-    for key in ("decoding.max_length", "validation.max_new_tokens"):
-        (finding,) = checks.check_decoding_lengths(validation, tiny_recipe(tmp_path, {**limits, key: limits[key] - 1}))
-        assert finding.where == key
-        assert f"Raise it to {limits[key]} " in finding.advice
 
 
 def test_a_vocabulary_too_large_for_the_data_is_a_warning(joint, words):

@@ -98,7 +98,7 @@ def test_the_tokenizer_may_be_trained_from_the_first_pairs(files, tmp_path):
     recipe = tiny_recipe(tmp_path, {**files, "tokenizer.sentences": 1, "tokenizer.algorithm": "word"})
     recipe.tokenizer.vocab_size = 99
     vocabulary = prepare_corpus(recipe, tmp_path / "tokenizer").tokenizers.source.get_vocab()
-    words = {word.strip("▁") for word in vocabulary} - {"<pad>", "<s>", "</s>", "<unk>"}
+    words = {word.strip() for word in vocabulary} - {"<pad>", "<s>", "</s>", "<unk>"}
     assert words == {"하나", "one"}
 
 
@@ -285,19 +285,6 @@ def test_parameters_are_counted_without_a_model_as_with_one(files, tmp_path, kin
     torch.set_rng_state(state)
     model_of_recipe._parameters(model.config)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_pair_as_long_as_a_book_needs_a_limit_of_its_own(files, tmp_path):
-    train = lines(tmp_path / "book.tsv", [("하나", "one"), ("가 나 " * 3000, "two")])
-    changes = {
-        **files,
-        "data.train": train,
-        "data.max_source_tokens": None,
-    }
-    with pytest.raises(ValueError, match=r"`data\.max_source_tokens` must be given where pairs have more than 8192"):
-        prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer")
-    changes["data.max_source_tokens"] = 100_000
-    assert prepare_corpus(tiny_recipe(tmp_path, changes), tmp_path / "tokenizer").longest_source > 8192
 
 
 def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_given(tmp_path):

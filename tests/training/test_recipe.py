@@ -7,7 +7,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
 from heedful.training.proposal import look_at, propose, this_machine
-from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml
+from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml, yaml_text
 from tiny_runs import tiny_tree
 
 SMALLEST = """
@@ -81,7 +81,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, wanted):
-    with pytest.raises(ValueError, match=re.escape(f"`{key}` must be {wanted}, but is {value!r} instead.")):
+    with pytest.raises(ValueError, match=re.escape(f"`{key}` must be {wanted}, but is {value!r} instead")):
         make_recipe(tiny_tree("x", {key: value}))
 
 
@@ -466,3 +466,46 @@ def test_other_training_data_do_not_inherit_the_card_of_the_recipes_own(override
     assert (card.license, card.dataset, card.intended_use, card.limits) == ("mit", None, None, None)
     assert card.source_language == "de"
     assert read_recipe("multi30k-de-en", ["data.folder=else"]).card.dataset == "Multi30k"
+
+
+def test_a_language_that_yaml_reads_as_false_is_norwegian(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("name: a\ndata: {train: a.jsonl, source: no, target: en}\noptimization: {max_updates: 1}\n")
+    overrides = ["data.target=no", "card.source_language=no", "data.validation=c", "data.mixture.more.train=b"]
+    recipe = read_recipe(path, [*overrides, "data.mixture.more.source=no"])
+    assert (recipe.data.source, recipe.data.target, recipe.card.source_language) == ("no", "no", "no")
+    assert recipe.data.mixture["more"].source == "no"
+
+
+def test_text_that_yaml_takes_for_something_else_is_told_to_need_quotes():
+    message = r"`decoding.ignore` must be text or empty, but is \['0-9'\] instead: text that YAML .* needs quotes\."
+    with pytest.raises(ValueError, match=message):
+        make_recipe(tiny_tree("x", {"decoding.ignore": ["0-9"]}))
+
+
+@pytest.mark.parametrize("key", ["data.train", "seed", "data", "k" * 9000])
+def test_messages_are_short_however_large_the_value_is(key):
+    with pytest.raises(ValueError, match=r"must be|is not a key") as error:
+        make_recipe(tiny_tree("x", {key: [["very long"] * 9000]}))
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_generator_takes_is_refused(seed):
+    with pytest.raises(ValueError, match=r"`seed` must be at least 0 and below 2\^32, but is -?\d+ instead"):
+        make_recipe(tiny_tree("x", {"seed": seed}))
+
+
+def test_a_translation_needs_a_token_beside_its_start():
+    with pytest.raises(ValueError, match=r"`decoding.max_length` must be at least 2, but is 1 instead"):
+        make_recipe(tiny_tree("x", {"decoding.max_length": 1}))
+
+
+HOSTILE = ["a: b", 'quote " and \\', "line\nend\r\x85\u2028", "# no", "no", "5", "\x1b[0m가😀", "", None]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_is_written_for_yaml_on_one_line(text):
+    written = yaml_text(text)
+    assert len(written.splitlines()) == 1
+    assert yaml.safe_load(f"a: {written} # {written}") == {"a": text}

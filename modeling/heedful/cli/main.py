@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -54,17 +53,12 @@ def train(
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command write through `options.TerminalOutput` at a terminal; elsewhere its output is data, and stays.
-
-    Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
-    """
-    typed = options.typed_names(command)
+    """Return the command with output and errors as `options.terminal_of` has them."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
-        output = redirect_stdout(options.TerminalOutput(sys.stdout)) if sys.stdout.isatty() else nullcontext()
-        with output, options.errors_in_typed_names(typed):
-            return command(*args, **kwargs)
+        with options.terminal_of(command):
+            command(*args, **kwargs)
 
     return run
 
@@ -113,7 +107,6 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
-LONGEST_MESSAGE = 2000  # characters
 # What warns of its own insides: what it was not built with here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # The distributions whose modules have another name.
@@ -160,10 +153,7 @@ def run(command: Callable[[], object]) -> None:
             raise
         missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
         command_for = f": pip install {DISTRIBUTIONS.get(missing, missing)}" if missing else ""
-        told = str(error)
-        if len(told) > LONGEST_MESSAGE:  # it quotes data
-            told = f"{told[:LONGEST_MESSAGE]}… ({len(told):,} characters)"
-        print(options.visible(f"heedful: {told}{command_for}"), file=sys.stderr)
+        print(options.visible(f"heedful: {options.without_its_end(str(error))}{command_for}"), file=sys.stderr)
         sys.exit(code)
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from inspect import signature
 from io import TextIOWrapper
 from pathlib import Path
@@ -113,6 +113,7 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
+LONGEST_MESSAGE = 2000  # characters
 # How the functions behind commands call what the commands call otherwise.
 OTHER_NAMES = {"location": ("data", "pairs"), "num_return_sequences": ("n_best",), "path": ("output",)}
 OTHER_NAMES["target_language"] = ("to",)
@@ -141,6 +142,24 @@ def errors_in_typed_names(typed: dict[str, str]) -> Iterator[None]:
             text = re.sub(r"`(\w+)`", lambda found: f"`{typed.get(found[1], found[1])}`", error.args[0])
             error.args = (text,)
         raise
+
+
+@contextmanager
+def terminal_of(command: Callable[..., None]) -> Iterator[None]:
+    """Write through `TerminalOutput` at a terminal; elsewhere a command's output is data, and stays.
+
+    Its errors name what the user typed and not the parameter of a function: `--data` and not `location`.
+    """
+    output = redirect_stdout(TerminalOutput(sys.stdout)) if sys.stdout.isatty() else nullcontext()
+    with output, errors_in_typed_names(typed_names(command)):
+        yield
+
+
+def without_its_end(message: str) -> str:
+    """Return a message, and of one that quotes much data the beginning."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:

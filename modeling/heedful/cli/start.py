@@ -1,6 +1,7 @@
 """For those who start: the recipes and sizes that come with the package, and a first one of their own."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +32,10 @@ def recipes(
 
 
 def init(
-    data: Annotated[Path, Option("--data", help="File or folder with your pairs.")],
+    data: Annotated[
+        list[Path],
+        Option("--data", help="File or folder with your pairs, or, given twice, two files of aligned lines."),
+    ],
     output: Annotated[
         Path | None, Option("-o", "--output", help="Recipe to write. Default: named after the data.")
     ] = None,
@@ -42,9 +46,9 @@ def init(
     from heedful.diagnosis.first_recipe import write_first_recipe
 
     options.quieten()
-    written = write_first_recipe(data, output or Path(f"{data.name.split('.')[0]}.yaml"), source, target)
-    print("\n".join(written.told))
-    print(f"recipe: {written.path}\nNow: heedful train {written.path}")
+    output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
+    told = write_first_recipe(data, output, source, target)
+    print(*told, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
 
 
 def pairs(

@@ -13,12 +13,14 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.files import LONGEST_LINE, why_not_utf8
+from heedful.files import LONGEST_LINE, quoted, shortened, why_not_utf8
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -29,8 +31,11 @@ ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
+TABLES = ("csv", "tsv", "txt")
 ANY_COLUMNS = ("", "")  # where nobody knows yet what they are called
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
+csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
 # By which words `datasets` knows the file of a split.
 SPLITS = {
     "train": ("train", "training"),
@@ -84,12 +89,11 @@ def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
-def columns_of(location: str | Sequence[str], split: str = "train") -> list[str]:
-    """Return the languages or columns of a corpus; of a table, the cells of its first line, whatever they are."""
-    rows, *_ = _locate(location, *ANY_COLUMNS, split, streaming=True)
-    _, _, cells = next(rows())
-    translation = cells.get("translation")
-    return list(translation if isinstance(translation, Mapping) else cells)
+def first_rows(location: str | Sequence[str], count: int) -> list[Mapping[str, Any]]:
+    """Return the first rows of training data, by languages or columns; of a table, all lines by number of column."""
+    rows, *_ = _locate(location, *ANY_COLUMNS, "train", streaming=True)
+    found = [(cells.get("translation"), cells) for _, _, cells in islice(rows(), count)]
+    return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
 def _locate(
@@ -156,7 +160,8 @@ def _checked_pairs(
                 empty[name].append((file, number))
                 columns.update(dict.fromkeys(column))
             else:
-                raise ValueError(f"`{name}` must be text, but is {text!r} instead in row {number} of {file}.")
+                place = f"row {number} of {file}"
+                raise ValueError(f"`{name}` must be text, but is {shortened(text)} instead in {place}.")
         if len(texts) == 2:
             pair: dict[str, Any] = {"source": texts[0], "target": texts[1]}
             if references is not None:
@@ -168,8 +173,10 @@ def _checked_pairs(
         if places:
             file, number = places[0]
             if name not in found:
+                near = get_close_matches(name, map(str, columns), n=1)
                 raise ValueError(
-                    f"{file} must have the language or column {name!r}, but has {', '.join(columns)} instead."
+                    f"{file} must have the language or column {name!r}, but has {quoted(columns)} instead"
+                    + (f" (did you mean {near[0]!r}?)." if near else ".")
                     + _advice_on_tables(file)
                 )
             more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
@@ -181,7 +188,7 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
     """Return all texts that are right in a row: the target, and then the other ones of the column `name`."""
     texts = cells.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        found = repr(texts) if name in cells else "missing"
+        found = shortened(texts) if name in cells else "missing"
         place = f"row {number} of {file}"
         raise ValueError(f"`{name}` must be a list of one text or more, but is {found} instead in {place}.")
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
@@ -232,7 +239,7 @@ def _local_files(location: str) -> list[Path]:
 
 
 def _kind(path: Path) -> str | None:
-    match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", path.name)
+    match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", path.name.lower())
     return match[1] if match else None
 
 
@@ -367,7 +374,7 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
 
 def _csv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]]:
     delimiter = _delimiter(file, columns)
-    reader = csv.reader((line for _, line in _lines(file)), delimiter=delimiter, strict=True)
+    reader = csv.reader(_csv_lines(file), delimiter=delimiter, strict=True)
     try:
         rows = ((reader.line_num, cells) for cells in reader if cells)
         yield from _named_cells(file, rows, columns, delimiter)
@@ -381,20 +388,34 @@ def _tsv_rows(file: str, columns: tuple[str, str]) -> Iterator[Mapping[str, str]
     return _named_cells(file, ((number, line.split(delimiter)) for number, line in lines if line), columns, delimiter)
 
 
-def _delimiter(file: str, columns: tuple[str, str]) -> str:
-    """Return what separates the cells of a table: what the file's kind says, unless the first line needs another.
+def _csv_lines(file: str) -> Iterator[str]:
+    r"""Yield the lines of a CSV file, without Excel's `sep=;`; a lone \r, of old Macs, ends one too."""
+    for number, line in _lines(file):
+        text = SEPARATOR_LINE.sub("", line) if number == 1 else line
+        yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
 
-    It needs another where only that makes cells of the columns' names or, where they are numbers, enough cells.
+
+def _delimiter(file: str, columns: tuple[str, str]) -> str:
+    """Return what separates the cells of a table: what the file's kind says, unless its lines need another.
+
+    They need another where only that makes cells of the columns' names or, where they are numbers, enough cells; or
+    where only that makes as many cells in all of the first lines.
     """
     own = "," if _kind(Path(file)) == "csv" else "\t"
-    first = next((_without_end(line) for _, line in _lines(file) if line.strip()), "")
+    fitting = [(False, own)]
+    if own == "," and (told := SEPARATOR_LINE.match(next((line for _, line in _lines(file)), ""))):
+        return told[1]
     for delimiter in (own, *(other for other in DELIMITERS if other != own)):
-        cells = next(csv.reader([first], delimiter=delimiter)) if own == "," else first.split(delimiter)
-        if columns == ANY_COLUMNS and len(cells) > 1:
-            return delimiter
-        if {*columns} <= {*cells} or (_are_numbers(columns) and len(cells) >= max(map(int, columns))):
-            return delimiter
-    return own
+        rows: Iterable[list[str]] = (_without_end(line).split(delimiter) for _, line in _lines(file) if line.strip())
+        if own == ",":
+            rows = filter(None, csv.reader(islice(_csv_lines(file), 1000), delimiter=delimiter))
+        with suppress(csv.Error):  # reading it with the right one names the line
+            table = list(islice(rows, 20))
+            cells = table[0] if table else []
+            is_enough = _are_numbers(columns) and len(cells) >= max(map(int, columns))
+            if is_enough or {*columns} <= {*cells} or (columns == ANY_COLUMNS and len(cells) > 1):
+                fitting.append((len({*map(len, table)}) == 1, delimiter))
+    return max(fitting[1:] or fitting, key=lambda entry: entry[0])[1]
 
 
 def _are_numbers(columns: Sequence[str]) -> bool:
@@ -406,23 +427,23 @@ def _named_cells(
 ) -> Iterator[Mapping[str, str]]:
     """Yield the rows of a table by the names in its first, or by number where columns are numbers that it lacks."""
     first, names = next(rows, (1, []))
-    if _are_numbers(columns) and names and not {*columns} <= {*names}:
+    if columns == ANY_COLUMNS or (_are_numbers(columns) and names and not {*columns} <= {*names}):
         rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"{file} must have different column names, but has {', '.join(names)} instead." + _advice_on_tables(file)
+            f"{file} must have different column names, but has {quoted(names)} instead." + _advice_on_tables(file)
         )
     for number, cells in rows:
         if len(cells) != len(names):
             raise ValueError(
                 f"{file} must have {len(names)} cells in every line, as the first has, but has {len(cells)} in line "
-                f"{number} instead, where {DELIMITERS[delimiter]} separate them."
+                f"{number} instead, where {DELIMITERS.get(delimiter, repr(delimiter))} separate them."
             )
         yield dict(zip(names, cells, strict=True))
 
 
 def _advice_on_tables(file: str) -> str:
-    if _kind(Path(file)) not in ("csv", "tsv", "txt"):
+    if _kind(Path(file)) not in TABLES:
         return ""
     return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."
 

@@ -112,6 +112,7 @@ class TokenizerPair:
             return []
         if target_language not in self.languages:
             known = ", ".join(self.languages) or "none"
+            known += ", the columns of its training data" * all(map(str.isdigit, self.languages or ["none"]))
             raise ValueError(f"`target_language` must be one of {known}, but is {target_language!r} instead.")
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 

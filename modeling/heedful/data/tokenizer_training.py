@@ -31,9 +31,9 @@ CHARACTER, JAMO_OR_CHARACTER = r"\X", r"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb
 UNSEEN_BYTES_BAND = 0.026
 # The trainers take memory for every token that may be found, and end the process where it is not there.
 MOST_TOKENS = 2**20
-# Time grows with the square of the longest word, so what has more letters without a space is cut into pieces.
+# Time grows with the square of the longest word, so what has more letters or spaces in a row is cut into pieces.
 LONGEST_WORD = 1000
-LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
+LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
             yield text
     if count:
         warnings.warn(
-            f"The tokenizer was trained on pieces of {count} texts, which have words of over {LONGEST_WORD} letters.",
+            f"The tokenizer was trained on pieces of {count} texts with {LONGEST_WORD} letters or spaces in a row.",
             stacklevel=2,
         )
 
@@ -214,9 +214,9 @@ def _untrained(algorithm: Algorithm, vocab_size: int | None, control: "list[Adde
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
         one_space = normalizers.Replace(Regex(r"\s+"), " ")
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_space, normalizers.Strip()])
-        # Every word begins with a mark, so the word "<s>" is not the control token.
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+        # Every word begins with a space, so the word "<s>" is not the control token. The usual mark, ▁, is in texts.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(replacement=" ", prepend_scheme="always")
         return tokenizer, trainers.WordLevelTrainer(vocab_size=vocab_size or 2**62, **options)
     if algorithm not in SUBWORDS:
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))  # which counts the characters

@@ -33,6 +33,7 @@ from heedful.training.folder import check_output_folder
 from heedful.training.model_of_recipe import make_model
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
+from heedful.training.start_checks import faults_of_lengths, faults_of_limits, faults_of_targets
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
@@ -131,6 +132,7 @@ def _check_pairs(recipe: Recipe, train: Pairs, kept: Pairs, held_out: list[Pairs
     rules, data, card = recipe.data.cleaning, recipe.data, recipe.card
     yield from texts.check_pointless_pairs(train, rules)
     yield from texts.check_overlap(train, rules, held_out)
+    yield from texts.check_sides(train)
     yield from texts.check_length_ratios(kept)
     yield from texts.check_text(kept)
     for split in held_out:
@@ -177,12 +179,12 @@ def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary
         yield Finding("tokenizer", "error", str(error), key, advice)
         return
     limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
-    yield from tokens.check_ends(encoded, tokenizers, key)
-    yield from tokens.check_lengths(encoded, limits)
     for split in (encoded, *held):
         yield from tokens.check_unknown_tokens(split, tokenizers, key)
-    yield from tokens.check_decoding_lengths(held[0], recipe)
     rows = encoded.within(limits)
+    faults = [*faults_of_targets(recipe, tokenizers, [*train.targets, *held_out[0].targets])]
+    faults += faults_of_limits(recipe, len(encoded) - len(rows), len(rows))
+    yield from (Finding(*fault[:2], fault.told, fault.key) for fault in faults if fault.check != "unknown_tokens")
     if len(rows) and (teacher := recipe.optimization.distillation) is not None:
         try:
             TeacherTokens(teacher).check(tokenizers, rows)
@@ -207,9 +209,12 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
         yield Finding("model", "error", str(error), key)
         return
     findings = list(tokens.check_special_ids(tokenizers, model.config, model.generation_config, key))
-    findings += tokens.check_positions(rows, held, model.config, recipe)
+    splits = {"data.train": rows, "data.validation": held[0], **{split.pairs.key: split for split in held[1:]}}
+    for fault in faults_of_lengths(recipe, model.config, splits):
+        examples = splits.get(fault.key, held[0]).examples(fault.rows)
+        findings.append(Finding(fault.check, fault.level, fault.told, fault.key, examples=examples))
     yield from findings
-    if any(finding.level == "error" for finding in findings):
+    if any(finding.level == "error" and finding.check != "decoding_lengths" for finding in findings):
         return  # such a model cannot be run, so its speed cannot be measured
     updates = UpdateBatches(rows.source_lengths, rows.target_lengths, recipe.batching).epoch(0)
     seconds = per_epoch = None

@@ -44,6 +44,7 @@ from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import hardware_in_words, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
+from heedful.training.start_checks import check_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -184,6 +185,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     batches = plan_batches(corpus, settings.micro_batch_tokens, accelerator.num_processes)
     process = process_memory()
     model = make_model(recipe.model, corpus.tokenizers)
+    check_start(recipe, corpus, model.config)
     parameters, matrices, d_model = count_parameters(model), count_matrices(model), model.config.d_model
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)

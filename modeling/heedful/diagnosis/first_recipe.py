@@ -3,25 +3,28 @@
 import json
 import os
 import re
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.data.cleaning import CleaningRules
-from heedful.data.sources import columns_of, read_pairs
+from heedful.data.sources import first_rows, read_pairs
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks.pairs import (
+    KINDS,
     SCRIPTS_AND_LANGUAGES,
     SCRIPTS_OF_LANGUAGES,
     Pairs,
-    cleaned,
+    kind_of,
+    lacks_script,
     main_script,
+    roles_of,
 )
-from heedful.files import check_is_new, write_text
+from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.training.proposal import LOOKED_AT, look_at, propose, this_machine
+from heedful.training.recipe_file import yaml_text
 
-# What columns are called where they are not called like languages.
-COLUMN_NAMES = {"source", "target", "src", "tgt", "trg", "input", "output", "question", "answer", "command", "actions"}
+JUDGED = 1000  # rows by which columns are chosen
 TEMPLATE = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
@@ -34,6 +37,8 @@ data:
   validation: null  # empty holds out a twentieth of the pairs, at most 500, the same ones in every run
   source: {source}  # {column_note}
   target: {target}
+  max_source_tokens: {max_source_tokens}  # longer pairs are dropped
+  max_target_tokens: {max_target_tokens}
   cleaning:
     drop_duplicates: {drop_duplicates}  # {duplicate_note}
     drop_identical: {drop_identical}  # {identical_note}
@@ -48,7 +53,7 @@ optimization:
   schedule: linear  # rises over the warm-up, then falls to 0 at max_updates
   learning_rate: {learning_rate}
   warmup_updates: {warmup_updates}
-  max_updates: {max_updates}  # about {minutes} minutes on this machine ({machine}), as estimated
+  max_updates: {max_updates}  # about {minutes} on this machine ({machine}), as estimated
   max_minutes: {max_minutes}  # whichever comes first
   tokens_per_update: {tokens_per_update}  # padded source and target tokens of one optimizer step
   mixed_precision: {mixed_precision}
@@ -65,7 +70,7 @@ checkpoints:
 
 decoding:
   num_beams: {num_beams}
-  max_length: {max_length}  # of what is generated, in tokens; one pair in a hundred has a side of {longest} bytes
+  max_length: {max_length}  # of what is generated, in tokens
 
 card:  # what the model card says that no program can know
   license: null  # yours, as the Hub names it, such as apache-2.0; empty: unknown
@@ -83,29 +88,27 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class FirstRecipe:
-    """The recipe that was written, and what was seen in the data."""
+def write_first_recipe(
+    data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
+) -> list[str]:
+    """Look at pairs in a file, a folder or two aligned files, and write a recipe that fits them and this machine.
 
-    path: Path
-    told: tuple[str, ...]  # sentences
-
-
-def write_first_recipe(data: Path, output: Path, source: str | None = None, target: str | None = None) -> FirstRecipe:
-    """Look at pairs in a file or folder, and write a recipe that fits them and this machine.
-
-    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them.
+    `source` and `target` are languages or columns, as `read_pairs` takes them; `None` finds them. Returns what was
+    seen in the data and chosen, in sentences.
     """
     check_is_new(output, "--output", "file")
-    if not data.exists():
-        raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {data} does not.")
+    files = [data] if isinstance(data, Path) else list(data)
+    for file in files:
+        if not file.exists():
+            raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {file} does not.")
     if (source is None) != (target is None):
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
-    source, target = find_columns(str(data)) if source is None or target is None else (source, target)
-    corpus = read_pairs(str(data), source, target)
+    location = str(files[0]) if len(files) == 1 else [*map(str, files)]
+    source, target, why = find_columns(location, None if source is None or target is None else (source, target))
+    corpus = read_pairs(location, source, target)
     pairs = Pairs.first(corpus, LOOKED_AT, "train", "data.train")
     if len(corpus) < 20:
-        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {data} holds {len(corpus)}.")
+        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {len(corpus)}.")
     facts, machine = look_at(pairs, len(corpus)), this_machine()
     proposal = propose(facts, machine)
     values = {key.rpartition(".")[2]: value for key, value in proposal.settings.items()}
@@ -114,92 +117,142 @@ def write_first_recipe(data: Path, output: Path, source: str | None = None, targ
     values["tokenizer"] = _tokenizer_lines(proposal.settings, facts.algorithms)
     values |= cleaning_for(pairs)
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
-    columns = "columns by number: the table has no line of names" if source.isdigit() else "languages or columns"
+    name, rounded = files[0].name, max(1, round(proposal.minutes))
+    minutes = f"{rounded} minute{'s' * (rounded > 1)}"
+    paths = [yaml_text(os.path.relpath(file, output.parent)) for file in files]
     text = TEMPLATE.format(
         **values,
-        title=f"{data.name}: {len(corpus):,} pairs, from {languages[0] or source} to {languages[1] or target}.",
-        file=output.name,
-        name=_quoted(re.sub(r"\W+", "-", data.name.split(".")[0]).strip("-") or "model"),
-        train=_quoted(os.path.relpath(data, output.parent)),
-        source=_quoted(source),
-        target=_quoted(target),
-        column_note=columns,
-        minutes=f"{max(1, proposal.minutes):.0f}",
+        title=f"{yaml_text(name)}: {len(corpus):,} pairs, "
+        f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}.",
+        file=shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name),
+        name=yaml_text(re.sub(r"\W+", "-", name.split(".")[0]).strip("-") or "model"),
+        train=paths[0] if len(paths) == 1 else f"[{', '.join(paths)}]",
+        source=yaml_text(source),
+        target=yaml_text(target),
+        column_note=why,
+        minutes=minutes,
         machine="a GPU" if machine.has_gpu else f"{machine.cores} CPU cores",
-        longest=facts.longest_bytes,
-        source_language=_quoted(languages[0]),
-        target_language=_quoted(languages[1]),
-        dataset=_quoted(data.name),
+        source_language=yaml_text(languages[0]),
+        target_language=yaml_text(languages[1]),
+        dataset=yaml_text(name),
     )
     write_text(output, text)
     vocabulary, width = values["vocab_size"] or "of all symbols", proposal.settings["model.options"]["d_model"]
-    told = (
-        f"{len(corpus):,} pairs in {data}, source {source!r}, target {target!r} ({columns})",
+    return [
+        f"{len(corpus):,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
+        f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
+        f"limits: {values['max_source_tokens']} source tokens, {values['max_target_tokens']} target tokens",
         f"duplicates: {values['duplicate_note']}; source and target alike: {values['identical_note']}",
-        f"vocabulary {vocabulary}, d_model {width}, "
-        f"{values['max_updates']:,} updates: about {max(1, proposal.minutes):.0f} minutes here",
-    )
-    return FirstRecipe(output, told)
+        f"vocabulary {vocabulary}, d_model {width}, {values['max_updates']:,} updates: about {minutes} here",
+    ]
 
 
 def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
     """Write the section of the tokenizer, each key with its reason."""
     if algorithms == ("bpe", "bpe"):
-        size = settings["tokenizer.vocab_size"]
-        return f"  vocab_size: {size}  # byte-level BPE for both sides; lowered where the texts allow no more\n"
+        note = "byte pairs of both sides, which `heedful page` and every export take"
+        return f"  vocab_size: {settings['tokenizer.vocab_size']}  # {note}\n"
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
     notes = {
         "algorithm": f"of the {sides}: {source}",
         "target_algorithm": f"of the target: {target}",
-        "joint": "false is a vocabulary for each side",
+        "joint": "one vocabulary, which all exports but web take; pages need byte pairs"
+        if settings["tokenizer.joint"]
+        else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
     }
-    lines = []
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        if section == "tokenizer":
-            told, note = json.dumps(value).strip('"'), notes.get(name, "null: all of the texts")
-            lines.append(f"  {name}: {told}  # {note}\n")
-    return "".join(lines)
+    own = {key.removeprefix("tokenizer."): value for key, value in settings.items() if key.startswith("tokenizer.")}
+    values = ((key, json.dumps(value).strip('"')) for key, value in own.items())
+    return "".join(f"  {key}: {value}  # {notes.get(key, 'null: all of the texts')}\n" for key, value in values)
 
 
-def find_columns(location: str) -> tuple[str, str]:
-    """Return the two languages or columns of a corpus; of a table without a line of names, the numbers 1 and 2."""
-    names = columns_of(location)
-    known = [name for name in names if name.lower() in COLUMN_NAMES or _code(name) in SCRIPTS_OF_LANGUAGES]
-    if len(known) > 2:  # a code of Indonesian, but more often a number of the row
-        known = [name for name in known if name.lower() != "id"]
-    if len(known) == 2:
-        return known[0], known[1]
-    is_table = re.search(r"\.(csv|tsv|txt)(\.gz)?$", location) is not None
-    if is_table and not known and len(names) > 1:
-        return "1", "2"
-    if not is_table and len(names) == 2:
-        return names[0], names[1]
-    raise ValueError(
-        f"`--source` and `--target` must say which columns to take, because {location} has {', '.join(names[:8])}."
-    )
+def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
+    """Choose the columns of source and target by names and cells, and say why; `wanted` may be numbers of named ones.
+
+    A `ValueError` lists the columns where several choices are as good as another, or none is.
+    """
+    rows = first_rows(location, JUDGED)
+    cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
+    is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
+    kinds = {key: kind_of(column[1:] if is_table and len(rows) > 1 else column) for key, column in cells.items()}
+    has_names = _has_names(cells, kinds) if is_table else False
+    names = {key: str(column[0]) if has_names else key for key, column in cells.items()}
+    line = "the first line has the names" if has_names else "the table has no line of names"
+    if wanted is not None:
+        if has_names and {*wanted} <= {*names}:
+            return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
+        return *wanted, "as asked for"
+    chosen = _chosen(names if has_names or not is_table else {}, kinds)
+    told = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())]
+    listed = ", ".join(told[:8]) + " and more" * (len(told) > 8)
+    if chosen is None or has_names is None:
+        advice = f"because {location} has {listed}"
+        if has_names is None:
+            first = quoted(column[0] for column in cells.values())
+            advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
+        raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
+    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(told)
+    return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
+
+
+def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
+    roles = {key: roles_of(names.get(key, "")) for key in kinds}
+    texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
+    named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids")]
+    sources = [key for key in named if "source" in roles[key] and not roles[key] & {"target", "other"}]
+    targets = [key for key in named if "target" in roles[key] and not roles[key] & {"source", "other"}]
+    weak = [key for key in texts if roles[key] == {"text"}]
+    languages = [key for key in texts if "language" in roles[key]]
+    for source, target in ((sources, targets), (weak, targets)):
+        if len(source) == len(target) == 1:
+            return source[0], target[0]
+    for pair in (languages, texts):
+        if len(pair) == 2:
+            return (pair[1], pair[0]) if pair[0] in targets or pair[1] in sources else (pair[0], pair[1])
+    return None
+
+
+def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
+    """Tell whether the first line of a table has the names of its columns; `None` where it may as well be a pair."""
+    first = {key: str(column[0]).strip() for key, column in cells.items() if str(column[0]).strip()}
+    texts = [key for key in first if kinds[key] is None]
+    is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
+    for key, name in first.items():
+        kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
+        if kind in KINDS:
+            return not KINDS[kind](name)
+        if kind == "one value" or (kind == "labels" and (is_short or name in rest)):
+            return name not in rest
+    if not texts or not is_short:
+        return False
+    known = sum(bool(roles_of(name)) for name in first.values())
+    lines = list(zip(*(cells[key][1:] for key in texts), strict=True))
+    alike = sum(all(map(_is_like_a_name, line)) for line in lines)
+    scripts = ((key, main_script(cells[key][1:])) for key in texts)
+    is_other = any(script and script != "Latin" and lacks_script(first[key], script) for key, script in scripts)
+    if is_other or (known > 1 and not (alike and all(len(first[key]) < 4 for key in texts))):
+        return True
+    return False if alike > 0.1 * len(lines) and not known else None
+
+
+def _is_like_a_name(text: str) -> bool:
+    return len(text) <= 30 and 0 < len(text.split()) <= 3 and re.search(r"[\d.?!,;:。？！…]", text) is None
 
 
 def cleaning_for(pairs: Pairs) -> dict[str, str]:
     """Choose cleaning rules by how many pairs they would drop, and say it."""
-    notes = {}
-    for rule in ("drop_duplicates", "drop_identical"):
-        rules = CleaningRules(drop_overlap=False, **{rule: True})
-        _, _, reasons = cleaned(pairs, rules)
-        notes[rule] = reasons["duplicate" if rule == "drop_duplicates" else "identical"] / len(pairs)
-    ratios = sorted(
-        max(len(source), len(target)) / max(1, min(len(source), len(target)))
-        for source, target in zip(pairs.sources, pairs.targets, strict=True)
-    )
+    sides = list(zip(pairs.sources, pairs.targets, strict=True))
+    repeated, alike = 1 - len({*sides}) / len(sides), sum(one == other for one, other in sides) / len(sides)
+    ratios = sorted(max(map(len, side)) / max(1, min(map(len, side))) for side in sides)
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
     longer = sum(ratio > limit for ratio in ratios) / len(ratios)
     return {
         "drop_duplicates": "true",
-        "duplicate_note": f"{percent(notes['drop_duplicates'])} of the pairs came before",
+        "duplicate_note": f"{percent(repeated)} of the pairs came before",
         # Where many are alike, that is what there is to learn.
-        "drop_identical": "true" if notes["drop_identical"] < 0.1 else "false",
-        "identical_note": f"{percent(notes['drop_identical'])} of the pairs",
+        "drop_identical": "true" if alike < 0.1 else "false",
+        "identical_note": f"{percent(alike)} of the pairs",
         "max_ratio": str(limit),
         "ratio_note": f"{percent(longer)} of the pairs",
     }
@@ -207,17 +260,11 @@ def cleaning_for(pairs: Pairs) -> dict[str, str]:
 
 def language_of(column: str, texts: list[str]) -> str | None:
     """Return the code of a language: what its column is called, or the only one that is written in its script."""
-    if _code(column) in SCRIPTS_OF_LANGUAGES:
-        return _code(column)
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    code = re.split("[-_]", column.lower())[0]
+    if code in SCRIPTS_OF_LANGUAGES or code in TO_LANGUAGE_CODE:
+        return TO_LANGUAGE_CODE.get(code, code)
     script = main_script(texts)
     codes = SCRIPTS_AND_LANGUAGES[script][1].split() if script else []
     return codes[0] if len(codes) == 1 else None
-
-
-def _code(name: str) -> str:
-    return re.split("[-_]", name.lower())[0]
-
-
-def _quoted(text: str | None) -> str:
-    """Write a text for YAML, in quotes, so that it is not read as anything else: `no` is a language."""
-    return "null" if text is None else json.dumps(text, ensure_ascii=False)

@@ -20,7 +20,6 @@ from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.inference.distillation import TeacherTokens
-from heedful.inference.translation import MOST_SOURCE_TOKENS
 from heedful.training.checkpoints.tokenizers import given_tokenizers, load_or_train_tokenizers
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
@@ -42,6 +41,7 @@ class Corpus:
     report: CleaningReport
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     encoder: PairEncoder  # of training pairs; it counts those that are too long
+    tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
     dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
@@ -151,7 +151,10 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     if recipe.tokenizer.dropout:
         shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
-    shared |= {"batching": recipe.batching, "report": report}
+    shared |= {"batching": recipe.batching, "report": report, "tests": {}}
+    for name, test in zip(where.test, tests, strict=True):
+        sources = tokenizers.encode_source(test["source"][:], language)
+        shared["tests"][f"data.test.{name}"] = EncodedPairs({"input_ids": ids, "labels": []} for ids in sources)
     if data.both_directions:
         pairs = mixture.with_other_direction(pairs)
     if data.streaming:
@@ -163,13 +166,6 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
     """Encode all training pairs, and prepare what every epoch draws from them."""
     data, encoder = recipe.data, shared["encoder"]
     rows = EncodedPairs(encoder.rows(pairs))
-    for side, lengths in (("source", rows.source_lengths), ("target", rows.target_lengths)):
-        longest = int(lengths.max(initial=0))
-        if longest > MOST_SOURCE_TOKENS and getattr(data, f"max_{side}_tokens") is None:
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be given where pairs have more than {MOST_SOURCE_TOKENS} tokens, "
-                f"of which attention takes the square, but is empty, and the longest has {longest}."
-            )
     numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
     if data.mixture:
         shared["parts"] = mixture.rows_of_parts(data.parts, numbers)

@@ -1,5 +1,6 @@
 """Settings that fit the data and the machine, for recipes that leave them open: one place chooses them all."""
 
+import math
 import os
 import re
 from collections import Counter
@@ -16,8 +17,10 @@ from heedful.inference.attention.labels import UNSPACED
 LOOKED_AT = 100_000  # pairs whose lengths are measured
 # Floating-point operations in a second that training reaches on one core, and on a GPU, with such small models.
 CORE_SPEED, GPU_SPEED = 5e10, 2e13
-# A side of at most so many different words, each so many times on average, is of symbols: phonemes, commands.
+# A side of at most so many different words, each so many times on average, may be of symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
+FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if they are fewer, or shorter on average, or all in capitals
+LEAST_LIMIT, MOST_TOKENS = 256, 4096  # of a side that is kept: with more, attention takes too much memory
 LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer is a sentence without spaces
 
 
@@ -27,10 +30,10 @@ class DataFacts:
 
     pairs: int
     pair_bytes: float  # in UTF-8, of the sides that byte pairs suit together, on average
-    longest_bytes: int  # of a side; one pair of a hundred has a longer one
+    longest: tuple[int, int]  # source and target, in bytes, words or characters, but for a few that are far longer
     algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # that suit source and target
     pair_units: float = 0.0  # words or characters, of the other sides together, on average
-    longest_units: int = 0  # of one of them; one pair of a hundred has a longer one
+    words: int | None = None  # different ones that come five times; `None` where no spaces are between them
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,18 @@ def look_at(
     if not read:
         raise ValueError("The training data must hold at least one pair, but hold none.")
     algorithms = algorithms or _algorithms(read)
-    bytes_, units, most = 0, 0, 0
+    totals, longest = {True: 0, False: 0}, []
     for side, algorithm in enumerate(algorithms):
-        if algorithm == "bpe":
-            bytes_ += sum(len(pair[side].encode()) for pair in read)
-        else:
-            lengths = sorted(len(pair[side].split() if algorithm == "word" else pair[side]) for pair in read)
-            units, most = units + sum(lengths), max(most, lengths[len(read) * 99 // 100])
-    longest = sorted(max(len(text.encode()) for text in pair) for pair in read)[len(read) * 99 // 100]
-    return DataFacts(count or len(read), bytes_ / len(read), longest, algorithms, units / len(read), most)
+        is_bytes = algorithm == "bpe"
+        split: Any = {"bpe": str.encode, "word": str.split}.get(algorithm, list)
+        lengths = sorted(len(split(pair[side])) for pair in read)
+        totals[is_bytes] += sum(lengths)
+        longest.append(min(lengths[-1], 2 * lengths[len(read) * 99 // 100]))
+    means = totals[True] / len(read), totals[False] / len(read)
+    counts = Counter(word for pair in read for text in pair for word in text.split())
+    is_unspaced = any(sum(map(_is_unspaced, side)) > 0.1 * len(read) for side in zip(*read, strict=True))
+    words = None if is_unspaced else sum(uses >= 5 for uses in counts.values())
+    return DataFacts(count or len(read), means[0], (longest[0], longest[1]), algorithms, means[1], words)
 
 
 def _algorithms(pairs: Sequence[tuple[str, str]]) -> tuple[Algorithm, Algorithm]:
@@ -76,12 +82,25 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
     words: Counter[str] = Counter()
     for text in texts:
         words.update(text.split())
-    if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words):
+    if 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words) and _are_symbols([*words]):
         return "word"
     # Chinese, Japanese or Thai without a space may be a sentence.
     single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in texts)
-    spaceless = sum(re.search(f"[{UNSPACED}]", text) is not None for text in texts)
+    spaceless = sum(map(_is_unspaced, texts))
     return "character" if single > 0.9 * len(texts) and spaceless < 0.1 * len(texts) else "bpe"
+
+
+def _are_symbols(words: Sequence[str]) -> bool:
+    """Tell phonemes, commands and labels from the words of sentences, of which a user will need others, too."""
+    if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
+        return True
+    if any(len(word) > 1 and word[-1] in ".,;:?!。？！" for word in words):
+        return False
+    return len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
+
+
+def _is_unspaced(text: str) -> bool:
+    return re.search(f"[{UNSPACED}]", text) is not None
 
 
 def _joined(text: str) -> str:
@@ -108,32 +127,41 @@ def propose(data: DataFacts, machine: Machine) -> Proposal:
     The fewer pairs, the smaller vocabulary, model and updates, and the more dropout and passes over the pairs.
     """
     largest = 32_000 if machine.has_gpu else 8_000
-    vocabulary = round(min(largest, max(500, 33 * data.pairs**0.5)), -2)
+    # A vocabulary that has a token for each frequent word has enough.
+    enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
+    vocabulary = round(min(largest, max(500 if data.words is None else 300, enough)), -2)
     # Tokens of a pair; larger vocabularies have longer ones.
     tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
-    layers, width, updates_tokens = 2, 128, 2048
-    if data.pairs >= 10_000:
-        layers, width, updates_tokens = 3, 256, 6144
+    # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
+    width = 128 + 32 * int(min(4, max(0, 2 * math.log2(data.pairs / 5000))))
+    layers, updates_tokens = (2, 2048) if width < 192 else (3, 4096 if width < 256 else 6144)
     if data.pairs >= 300_000 and machine.has_gpu:
         layers, width, updates_tokens = 6, 512, 25_000
+    updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # eight pairs at least
     epoch = data.pairs * tokens / updates_tokens  # updates
     passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
     updates = int(min(100_000 if machine.has_gpu else 6_000, max(600, passes * epoch)))
     # Two operations for each weight and token forwards, four backwards; attention and softmax add about as much again.
-    weights = layers * 28 * width**2 + (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
+    weights = layers * (28 * width**2 + 4 * width * tokens)
+    weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else CORE_SPEED * machine.cores
     minutes = updates * updates_tokens * 6 * weights / speed / 60
-    longest_tokens = max(40, 4 * int(data.longest_bytes / 10), 2 * data.longest_units)
+    # Byte pairs of a text, at most, in any script: 0.74 for each byte were seen with 700 tokens, 0.62 with 2,300.
+    shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
+    most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
+    longest_tokens = max(40, most[1])
     sizes = {f"{side}_layers": layers for side in ("encoder", "decoder")}
     sizes |= {f"{side}_attention_heads": width // 32 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_ffn_dim": 4 * width for side in ("encoder", "decoder")}
     dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
     every = max(1, updates // 10)
     settings = {
+        "data.max_source_tokens": max(LEAST_LIMIT, most[0]),
+        "data.max_target_tokens": max(LEAST_LIMIT, most[1]),
         **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
         "optimization.schedule": "linear",
-        "optimization.learning_rate": 0.003 if width == 128 else 0.0015 if width == 256 else 0.0007,
+        "optimization.learning_rate": round(0.384 / width, 4),
         "optimization.warmup_updates": max(1, updates // 10),
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),
@@ -159,6 +187,6 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
     source, target = algorithms
     settings = {"tokenizer.algorithm": source, "tokenizer.vocab_size": sizes[0]}
     if source == target:
-        return settings | {"tokenizer.joint": source == "character"}
+        return settings | {"tokenizer.joint": True}
     own = {"tokenizer.target_algorithm": target, "tokenizer.target_vocab_size": sizes[1]}
     return settings | {"tokenizer.joint": False} | own

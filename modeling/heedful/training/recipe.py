@@ -209,7 +209,8 @@ class DecodingRecipe:
     ignore: str | None = None
 
     def __post_init__(self):
-        _at_least(1, "decoding", self, "num_beams", "max_length", "tokens_beyond_source")
+        _at_least(1, "decoding", self, "num_beams", "tokens_beyond_source")
+        _at_least(2, "decoding", self, "max_length")  # which counts the decoder's start token
         check_scoring(self.bootstrap, self.ignore, "decoding.")
         for name, default in (("length_penalty", 1), ("length_penalty_form", "power")):
             if self.num_beams == 1 and getattr(self, name) != default:
@@ -274,7 +275,8 @@ class Recipe:
             raise _mistake("name", "a word or more", repr(self.name))
         if self.output is None:
             self.output = f"runs/{self.name}"
-        check_at_least(0, seed=self.seed)
+        if not 0 <= self.seed < 2**32:
+            raise _mistake("seed", "at least 0 and below 2^32", self.seed)
         if self.resume and self.overwrite:
             raise ValueError("`resume` and `overwrite` must not both be true: one keeps the run, one deletes it.")
         if self.allow_changes and not self.resume:

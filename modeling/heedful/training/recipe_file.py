@@ -5,6 +5,7 @@ This is the one module that reads YAML. Recipes and sizes that come with the pac
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Sized
 from contextlib import suppress
@@ -98,7 +99,7 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
-        raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {tree!r} instead.")
+        raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
     is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
@@ -179,6 +180,12 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
 def to_yaml(recipe: Recipe) -> str:
     """Write a recipe with every key, defaults included."""
     return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def yaml_text(text: str | None) -> str:
+    """Write a text in quotes, so that it is a value, or part of a comment, on one line, whatever is in it."""
+    written = yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf)
+    return "null" if text is None else written.rstrip("\n")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -315,12 +322,13 @@ def _hint_of(key: str) -> Any:
 def _section(kind: type, tree: Any, prefix: str) -> Any:
     """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
     if not isinstance(tree, dict):
-        raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {tree!r} instead.")
+        raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {shortened(tree)} instead.")
     hints = get_type_hints(kind)
     for key in tree:
         if key not in hints:
             nearest = get_close_matches(str(key), hints, n=1, cutoff=0)
-            raise ValueError(f"`{prefix}{key}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
+            told = shortened(f"{prefix}{key}").strip("'")
+            raise ValueError(f"`{told}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
     values = {}
     for name, value in tree.items():
         hint = hints[name]
@@ -340,8 +348,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
 def _typed(hint: Any, value: Any, name: str) -> Any:
     """Return the value if it fits the type; text that YAML should have read as a number (1e-3) becomes one."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if value is False and "no" in get_args(hint):
-        value = "no"  # what YAML reads a bare no as
+    is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
+    if value is False and (is_of_language or "no" in get_args(hint)):
+        value = "no"  # what YAML reads a bare no as; Norwegian's code
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) is int:
         value = str(value)  # the number of a column
     if float in choices and isinstance(value, str):
@@ -350,7 +359,9 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if float in choices and isinstance(value, int) and not isinstance(value, bool) and int not in choices:
         return float(value)
     if not _fits(hint, value):
-        raise ValueError(f"`{name}` must be {' or '.join(map(_in_words, choices))}, but is {value!r} instead.")
+        advice = ": text that YAML takes for something else needs quotes" * (str in choices and value is not None)
+        told = f"`{name}` must be {' or '.join(map(_in_words, choices))}"
+        raise ValueError(f"{told}, but is {shortened(value)} instead{advice}.")
     return value
 
 

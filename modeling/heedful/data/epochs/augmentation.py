@@ -49,10 +49,11 @@ def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> 
     limit = position_limit(config)
     for side in ("source", "target"):
         most = getattr(data, f"max_{side}_tokens")
-        if limit is not None and (dropout or data.augmentation.joined) and (most is None or most > limit):
+        is_new = dropout or data.augmentation.joined or data.streaming
+        if limit is not None and is_new and (most is None or most > limit):
             raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where "
-                f"`data.augmentation.joined` or `tokenizer.dropout` makes rows longer, but is {most} instead."
+                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
+                f"anew (`data.streaming`, `data.augmentation.joined`, `tokenizer.dropout`), but is {most} instead."
             )
 
 

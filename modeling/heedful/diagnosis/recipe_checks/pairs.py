@@ -193,6 +193,66 @@ def check_length_ratios(pairs: Pairs) -> Iterator[Finding]:
     yield from LENGTH_RATIO.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
+# What columns are called, beside languages.
+NAMES = {
+    "source": "source src input question query prompt command 원문 질문 문의 입력",
+    "target": "target tgt trg output answer response reply summary action translation 번역 번역문 답변 응답 요약",
+    "text": "text sentence article document word 본문 문장",
+    "other": "id sid no nr number index date time score label title lang language 번호 날짜 점수 제목 담당자",
+}
+KINDS: dict[str, Callable[[str], object]] = {
+    "numbers": lambda text: not any(map(str.isalpha, text)),
+    "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
+    "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
+}
+FEW = 0.02  # a share of different ones below which short texts are labels
+
+
+def kind_of(texts: Sequence[object]) -> str | None:
+    """Tell what the cells of a column are where they are no sentences, such as numbers; `None` of sentences."""
+    filled = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
+    if 2 * len(filled) <= len(texts):
+        return "no texts"
+    for kind, is_it in KINDS.items():
+        if sum(map(bool, map(is_it, filled))) > 0.9 * len(filled):
+            return kind
+    different, words = len(set(filled)), sum(len(text.split()) for text in filled)
+    if len(filled) < 10 or different > max(9, FEW * len(filled)) or (different > 1 and words > 2.5 * len(filled)):
+        return None
+    return "one value" if different == 1 else "labels"
+
+
+def roles_of(name: str) -> set[str]:
+    """Tell what a column's name says: source, target, text, other, language; nothing where it may be a sentence."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    words = re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    if len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
+        return set()
+    roles, rest = set[str](), list[str]()
+    for word in words:
+        # In Korean the last part of a compound says what it is.
+        ends = {word, word.removesuffix("s")} if word.isascii() else {word[begin:] for begin in range(len(word))}
+        found = {role for role, names in NAMES.items() if ends & {*names.split()}}
+        roles, rest = roles | found, rest + [word] * (not found)
+    is_code = bool(rest) and rest[0] in SCRIPTS_OF_LANGUAGES and (len(rest) == 1 or len(name) == 5)  # text_de, en_US
+    is_language = is_code or any(word in TO_LANGUAGE_CODE or re.fullmatch("[가-힣]{1,5}어", word) for word in words)
+    return roles | {"language"} if is_language else roles
+
+
+def check_sides(pairs: Pairs) -> Iterator[Finding]:
+    """Find sides that are no sentences, and a first pair that is the names of columns."""
+    for side, texts in (("source", pairs.sources), ("target", pairs.targets)):
+        kind = kind_of(texts)
+        if kind in ("numbers", "ids", "one value"):
+            told = f"The {side}s are no sentences, but {kind}, such as {shortened(texts[0])}."
+            yield Finding("sides", "warning", told, f"data.{side}", "Look whether it is the column.")
+    if len(pairs) > 1 and roles_of(pairs.sources[0]) and roles_of(pairs.targets[0]):
+        told = "The first pair seems to be the names of columns."
+        advice = "Give `data.source` and `data.target` these names in place of numbers."
+        yield Finding("sides", "warning", told, "data.source", advice, pairs.examples([0]))
+
+
 # Two to four bytes of UTF-8 that were read as Windows-1252 or Latin-1: a lead byte and its continuations.
 MOJIBAKE = re.compile(r"[Â-ô][\x80-¿ŒœŠšŸŽžƒˆ˜–-”†-…‰‹›€™•‘’‚“”„]+")
 
@@ -299,6 +359,13 @@ OTHER_SCRIPTS = RowCheck(
     "Swap them in one of the two.",
     error=0.0,
 )
+SWAPPED_PAIRS = RowCheck(
+    "scripts",
+    "{count} of {total} training pairs ({share}) go from {usual[1]} to {usual[0]} script, and most others from "
+    "{usual[0]} to {usual[1]}: they are swapped.",
+    "Swap them.",
+    warning=0.01,
+)
 WRONG_SCRIPT = RowCheck(
     "scripts",
     "{count} of {total} training {side} ({share}) are in another script than the others' {script}.",
@@ -344,8 +411,14 @@ def check_scripts(
             is_swapped = theirs == ours[::-1]
             words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
             yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, can_be_error=is_swapped, **words)
+    ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
+    counts = Counter(way for way in ways if None not in way and way[0] != way[1])
+    usual = max(counts, key=lambda way: counts[way], default=(None, None))
+    swapped = [number for number, way in enumerate(ways) if way == usual[::-1] and way != usual]
+    yield from SWAPPED_PAIRS.findings(train, swapped, train.key, usual=usual)
     for side, script, texts in zip(("sources", "targets"), ours, (train.sources, train.targets), strict=True):
-        wrong = [number for number, text in enumerate(texts) if script and lacks_script(text, script)]
+        lacking = (number for number, text in enumerate(texts) if script and lacks_script(text, script))
+        wrong = sorted({*lacking} - {*swapped})
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
             yield from WRONG_SCRIPT.findings(train, wrong, train.key, side=side, script=script)
 

@@ -17,8 +17,7 @@ from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.trials import id_set
 from heedful.files import shortened
 from heedful.inference.attention.labels import FALLBACK_BYTE
-from heedful.inference.translation import position_limit
-from heedful.training.recipe import Recipe
+from heedful.training.start_checks import UNKNOWN as MOST_UNKNOWN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -27,56 +26,13 @@ RARE = 5  # types that are seen fewer times than this are hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
 SHORTER_VOCABULARY = 0.4  # share of rare types from which on the vocabulary is called too large
 
-ENDLESS = RowCheck(
-    "ends",
-    "{count} of {total} targets do not end in the end token (id {end}): the model would not learn to stop.",
-    "Give the tokenizer a post-processor that appends it.",
-    error=0.0,
-)
-STARTED = RowCheck(
-    "ends",
-    "{count} of {total} targets begin with the token the decoder starts with (id {start}): the model would learn to "
-    "write it.",
-    "Take it out of the tokenizer's post-processor.",
-    error=0.0,
-)
-CONTROLLED = RowCheck(
-    "ends",
-    "{count} of {total} rows have a padding or end token in their middle: a text that holds its name is taken for it.",
-    "Save the tokenizer with `split_special_tokens=True`, or take the names out of the texts.",
-    warning=0.001,
-    error=0.1,
-)
 UNKNOWN = RowCheck(
     "unknown_tokens",
     "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
     "unknown{words}.",
     "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences.",
     warning=0.005,
-    error=0.1,
-)
-TOO_LONG = RowCheck(
-    "lengths",
-    "{count} of {total} training rows ({share}) have more than {limit} {side} tokens (up to {longest:,}) and are "
-    "dropped.",
-    "Raise it, or split the texts into sentences.",
-    warning=0.02,
-    error=0.5,
-)
-WITHOUT_POSITION = RowCheck(
-    "positions",
-    "{count} of {total} {split} rows are longer than the model's {limit} positions (up to {longest:,} tokens): "
-    "training stops there.",
-    "{advice}",
-    error=0.0,
-)
-CUT_OFF = RowCheck(
-    "decoding_lengths",
-    "{count} of {total} validation references ({share}) need more than {limit} new tokens (up to {longest:,}): what "
-    "is generated for them is cut off.",
-    "Raise it to {enough} at least.",
-    warning=0.01,
-    error=0.5,
+    error=MOST_UNKNOWN,
 )
 
 
@@ -171,26 +127,6 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding
                 yield Finding("tokenizer_ids", "warning", told, key, "Give each a token of its own.")
 
 
-def check_ends(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
-    """Check that every sequence ends in one end token, has no start token, and no control token comes from text."""
-    pad, end = tokenizers.target.pad_token_id, tokenizers.target.eos_token_id
-    start = tokenizers.special_ids()["decoder_start_token_id"]
-    found: dict[RowCheck, list[int]] = {ENDLESS: [], STARTED: [], CONTROLLED: []}
-    sides = {"input_ids": tokenizers.source, "labels": tokenizers.target}
-    inner = [name for name, tokenizer in sides.items() if tokenizer.eos_token_id == end]
-    for number in range(len(encoded)):
-        row = encoded[number]
-        labels = row["labels"]
-        if labels[-1:] != [end]:
-            found[ENDLESS].append(number)
-        if labels[:1] == [start] and start != end:
-            found[STARTED].append(number)
-        if any(token in row[name][:-1] for name in inner for token in (pad, end)):
-            found[CONTROLLED].append(number)
-    for check, rows in found.items():
-        yield from check.findings(encoded, rows, key, start=start, end=end)
-
-
 def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
     sides = {
@@ -225,58 +161,6 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
     return [word for word, _ in counts.most_common() if word]
 
 
-def check_lengths(encoded: Encoded, limits: tuple[int | None, int | None]) -> Iterator[Finding]:
-    """Measure the share of training pairs that are too long for `max_source_tokens` or `max_target_tokens`."""
-    sides = {"source": encoded.source_lengths, "target": encoded.target_lengths}
-    for (side, lengths), limit in zip(sides.items(), limits, strict=True):
-        if limit is not None:
-            yield from _beyond(TOO_LONG, encoded, lengths, limit, f"data.max_{side}_tokens", side=side)
-
-
-def check_positions(
-    train: Encoded, held_out: Sequence[Encoded], config: "PreTrainedConfig", recipe: Recipe
-) -> Iterator[Finding]:
-    """Find rows that are longer than the model has positions, and lengths of decoding that are.
-
-    Training rows are those within the recipe's limits; validation and test data have none.
-    """
-    limit = position_limit(config)
-    if limit is None:
-        return
-    if recipe.validation.sentences != 0 and recipe.validation.max_new_tokens > limit:
-        told = f"The model has {limit} positions, but validation may write {recipe.validation.max_new_tokens} tokens."
-        advice = f"Set it to {limit} at most."
-        yield Finding("positions", "error", told, "validation.max_new_tokens", advice)
-    for encoded in (train, *held_out):
-        key, advice = encoded.pairs.key, "Shorten or remove these pairs: nothing drops them."
-        if encoded is train:
-            key = "model"
-            advice = "Lower `data.max_source_tokens` and `data.max_target_tokens` to it, or give the model more."
-        lengths = np.maximum(encoded.source_lengths, encoded.target_lengths)
-        yield from _beyond(WITHOUT_POSITION, encoded, lengths, limit, key, advice=advice)
-
-
-def check_decoding_lengths(validation: Encoded, recipe: Recipe) -> Iterator[Finding]:
-    """Find validation references that are longer than a translation may become."""
-    lengths = validation.target_lengths
-    # By key: the most new tokens, and what the key counts beside them: `max_length` the decoder's start token, too.
-    limits = {"decoding.max_length": (recipe.decoding.max_length - 1, 1)}
-    if recipe.validation.sentences != 0:
-        limits["validation.max_new_tokens"] = (recipe.validation.max_new_tokens, 0)
-    for key, (limit, more) in limits.items():
-        enough = lengths.max(initial=0) + more
-        yield from _beyond(CUT_OFF, validation, lengths, limit, key, enough=enough)
-
-
-def _beyond(
-    check: RowCheck, encoded: Encoded, lengths: np.ndarray, limit: int, key: str, **fields: Any
-) -> Iterator[Finding]:
-    """Yield a check's finding about the rows whose length is above a limit, the longest first."""
-    found = np.flatnonzero(lengths > limit)
-    longest_first = found[np.argsort(-lengths[found], kind="stable")].tolist()
-    return check.findings(encoded, longest_first, key, limit=limit, longest=lengths.max(initial=0), **fields)
-
-
 def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
     """Count the types that the training rows show fewer than 1, 2, … 5 times: the model hardly learns them.
 
@@ -287,7 +171,7 @@ def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) ->
         columns = {"source": ["input_ids"], "target": ["labels"]}.get(side, ["input_ids", "labels"])
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
         types = [
-            id_ for token, id_ in known if id_ not in added and len(FALLBACK_BYTE.sub("", token).removeprefix("▁")) > 1
+            id_ for token, id_ in known if id_ not in added and len(FALLBACK_BYTE.sub("", token).lstrip("▁ ")) > 1
         ]
         if not types:
             continue

@@ -18,7 +18,6 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
-from heedful.data.epochs.augmentation import check_room
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank, split_update
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import CheckpointStore, checkpoint_to_resume
@@ -32,6 +31,7 @@ from heedful.training.preparation import Corpus, Update
 from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import Recipe
+from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TrainingLoop:
         resumed_from = checkpoint_to_resume(recipe, accelerator)
         set_seed(recipe.seed)
         model = make_model(recipe.model, corpus.tokenizers, resumed_from)
-        check_room(recipe.data, recipe.tokenizer.dropout, model.config)
+        check_start(recipe, corpus, model.config)
         self.d_model, self.pad_token_id = model.config.d_model, corpus.tokenizers.source.pad_token_id
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay

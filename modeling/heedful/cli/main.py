@@ -6,12 +6,10 @@ Everything heavy is imported by the command that needs it, so that `heedful --he
 import atexit
 import functools
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from io import TextIOWrapper
 from typing import Annotated, Any
 
 from typer import Exit, Option, Typer
@@ -107,8 +105,6 @@ EXIT_CODES = {
     **dict.fromkeys(["FloatingPointError", "MemoryError", "ProcessLostError"], 1),
     "TrainingInterrupted": 130,
 }
-# What warns of its own insides: what it was not built with here, and a cache of fonts.
-TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # The distributions whose modules have another name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 
@@ -122,15 +118,7 @@ def main() -> None:
 
 def run(command: Callable[[], object]) -> None:
     """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # one that is not UTF-8 must not cost the figures of an hour's work
-            stream.reconfigure(errors="backslashreplace")
-    handler = logging.StreamHandler()
-    handler.setFormatter(options.VisibleFormatter("%(message)s"))
-    logging.basicConfig(handlers=[handler])
-    logging.getLogger("heedful").setLevel(logging.INFO if rank() == 0 else logging.ERROR)
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    options.set_up_output("INFO" if rank() == 0 else "ERROR")
     try:
         with options.plain_warnings():
             _check_arguments()

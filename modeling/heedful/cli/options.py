@@ -114,6 +114,8 @@ class TerminalOutput:
 
 
 LONGEST_MESSAGE = 2000  # characters
+# What warns of its own insides: what it was not built with here, and a cache of fonts.
+TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # How the functions behind commands call what the commands call otherwise.
 OTHER_NAMES = {"location": ("data", "pairs"), "num_return_sequences": ("n_best",), "path": ("output",)}
 OTHER_NAMES["target_language"] = ("to",)
@@ -197,6 +199,19 @@ class VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         return on_its_own_line(super().format(record))
+
+
+def set_up_output(level: str) -> None:
+    """Show the log of this package from a level on, in characters that the outputs have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # one that is not UTF-8 must not cost the figures of an hour's work
+            stream.reconfigure(errors="backslashreplace")
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("heedful").setLevel(level)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -186,19 +186,21 @@ def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ValueError(f"`--output` must end in .jsonl or .jsonl.gz, but is {output} instead.")
 
 
-def on_its_own_line(message: str) -> str:
-    """Return what a terminal can show of a message, after the bars there are cleared; they come back by themselves."""
-    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
-        bar.clear()
-    return visible(message)
+def tell(message: str) -> None:
+    """Write a message to standard error, on lines of its own above the bars there."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is None:
+        print(visible(message), file=sys.stderr)
+    else:
+        bars.write(visible(message), file=sys.stderr)
 
 
-class VisibleFormatter(logging.Formatter):
-    """Writes the control characters in a message, which may quote data, as escapes."""
+class VisibleHandler(logging.Handler):
+    """Writes messages, which may quote data, with their control characters as escapes."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
-        return on_its_own_line(super().format(record))
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the text of a record."""
+        tell(self.format(record))
 
 
 def set_up_output(level: str) -> None:
@@ -206,9 +208,7 @@ def set_up_output(level: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # one that is not UTF-8 must not cost the figures of an hour's work
             stream.reconfigure(errors="backslashreplace")
-    handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(message)s"))
-    logging.basicConfig(handlers=[handler])
+    logging.basicConfig(handlers=[VisibleHandler()], format="%(message)s")
     logging.getLogger("heedful").setLevel(level)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -217,8 +217,12 @@ def set_up_output(level: str) -> None:
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Show of warnings what they say, without the line of code that warned."""
-    written = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {on_its_own_line(str(message))}\n"
+
+    def tell_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+        tell(f"warning: {message}")
+        return ""  # nothing is left to be written
+
+    written, warnings.formatwarning = warnings.formatwarning, tell_warning
     try:
         yield
     finally:

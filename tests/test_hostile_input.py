@@ -203,7 +203,10 @@ REFUSED = {
     "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must hold the checksums"),
     "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
     "checksums, of others": (
-        lambda p: change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
+        lambda p: (
+            change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
+            change(p / "model" / "config.json", _weights_checksums={}),
+        ),
         r"must be the one that was saved there, but ../outside/model.safetensors, model.safetensors changed",
     ),
 }

@@ -45,6 +45,25 @@ def model_folder(tmp_path_factory) -> Path:
     return folder
 
 
+def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys):
+    scores = {name: {"exact_match": 97.5} for name in ("test", "compositional")}
+
+    def run(command, **_):
+        if command[3] == "train":
+            (tmp_path / "runs/quickstart/model").mkdir(parents=True)
+            (tmp_path / "runs/quickstart/model/metrics.json").write_text(json.dumps(scores))
+        printed = {"train": "", "translate": "a\n" * 5, "attention": ""}[command[3]]
+        return SimpleNamespace(returncode=2 * (command[3] == "attention"), stdout=printed)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
+    load("quickstart").main()
+    told = capsys.readouterr().out
+    assert "test            97.5 %" in told
+    assert "heat map   none, see above" in told
+
+
 def finetune(model_folder: Path, output: Path, **changes):
     settings = {"train": "builtin:train:96", "validation": "builtin:validation:8", "source": "ko", "target": "en"}
     load("finetune").finetune(

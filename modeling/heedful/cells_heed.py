@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .configuration_heed_rnn import HeedRNNConfig
-from .fast_paths_heed import is_traced, is_transformed
+from .fast_paths_heed import is_original, is_traced, is_transformed
 
 # What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
 State = tuple[torch.Tensor, ...]
@@ -154,11 +154,12 @@ def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor |
     """Tell whether torch's fused cells run.
 
     On the CPU they know no mixed precision. The equations do: under autocast their products are in bfloat16, and the
-    state stays in float32. The functions of `torch.func` they do not know either; and to leave out padding, where
-    `tokens` are false, they read the tokens.
+    state stays in float32. The functions of `torch.func` they do not know either, nor an own `F.linear`; and to leave
+    out padding, where `tokens` are false, they read the tokens.
     """
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return config.use_fused_cells and not (is_mixed or is_transformed() or (is_traced() and tokens is not None))
+    knows_all = is_original(nn.Linear) and not (is_mixed or is_transformed() or (is_traced() and tokens is not None))
+    return config.use_fused_cells and knows_all
 
 
 def run_fused(

@@ -1,6 +1,8 @@
 """The SHA-256 of a saved model's weights and tokenizers, beside them: a changed bit or another's file can be told.
 
 Each part is written by what saves it, so that a model which is saved again, or gets another tokenizer, fits its file.
+The config of a Heed model has those of its weights too: who copies both, as transformers' Trainer does to push a
+checkpoint, may leave the checksums of an earlier model beside them.
 """
 
 import hashlib
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CHECKSUMS_FILE = "heed_checksums.json"
+CONFIG_KEY = "_weights_checksums"
 TARGET_FOLDER = "target_tokenizer"
 Part = Literal["weights", "tokenizer", "engine"]
 # Of the tokenizer only what decides about ids: its settings change with every library that saves them.
@@ -24,27 +27,36 @@ def write_checksums(folder: str | Path, part: Part) -> None:
     """Write the checksums of a part that a folder holds, and leave those of the others."""
     folder = Path(folder)
     try:
-        known = _read(folder)
+        known = _read(folder / CHECKSUMS_FILE, dict)
     except ValueError:  # a broken file is written anew
         known = {}
     known[part] = _found(folder, part)
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _write(folder / CHECKSUMS_FILE, known)
+    config = _read(folder / "config.json", object)
+    if part == "weights" and str(config.get("model_type")).startswith("heed"):
+        _write(folder / "config.json", config | {CONFIG_KEY: known[part]})
 
 
 def changed_files(folder: str | Path, part: Part) -> list[str] | None:
     """Return which files of a part are not as they were saved, are missing or new; None where none is known."""
     folder = Path(folder)
-    known = _read(folder).get(part)
+    known = _read(folder / CHECKSUMS_FILE, dict).get(part)
     if known is None:
         return None
     found = _found(folder, part)
-    return sorted(name for name in known | found if known.get(name) != found.get(name))
+    changed = sorted(name for name in known | found if known.get(name) != found.get(name))
+    is_copied = part == "weights" and _read(folder / "config.json", object).get(CONFIG_KEY) == found
+    return [] if is_copied else changed
 
 
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _found(folder: Path, part: Part) -> dict[str, str]:
@@ -57,14 +69,13 @@ def _found(folder: Path, part: Part) -> dict[str, str]:
     }
 
 
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / CHECKSUMS_FILE
+def _read(path: Path, kind: type) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON, but is not: {error}") from error
-    if not isinstance(known, dict) or not all(isinstance(files, dict) for files in known.values()):
-        raise ValueError(f"{path} must hold the checksums of files, but does not.")
+    if not isinstance(known, dict) or not all(isinstance(value, kind) for value in known.values()):
+        raise ValueError(f"{path} must hold {'the checksums of files' if kind is dict else 'a config'}, but does not.")
     return known

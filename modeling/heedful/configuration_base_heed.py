@@ -10,6 +10,8 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig, strict
 from transformers.utils import logging
 
+from .checksums_heed import CONFIG_KEY
+
 logger = logging.get_logger(__name__)
 
 # The `model_type` of both families, whose tokenizers fit their vocabularies exactly.
@@ -88,6 +90,7 @@ class HeedBaseConfig(PreTrainedConfig):
                 "was written by a newer Heedful. Install that one, or load the code that lies with the model (where "
                 "Heedful is not installed, with `trust_remote_code=True`)."
             )
+        kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])

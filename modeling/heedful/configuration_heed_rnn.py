@@ -34,6 +34,7 @@ class HeedRNNConfig(HeedBaseConfig):
         input_feeding (`bool`): Whether the decoder reads, beside each token, what it attended to before (Luong et al.,
             2015, section 3.3), for which training goes step by step; without attention, the encoder's last state (Cho
             et al., 2014).
+        num_attention_heads (`int`): 1, which prompts of peft ask for (and a `token_dim`, which is `embedding_size`).
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
             `copy`, or `none`, where the decoder begins with zeros.
         reverse_source (`bool`): Whether the source is read from its end (Sutskever et al., 2014, section 3.3).
@@ -61,6 +62,7 @@ class HeedRNNConfig(HeedBaseConfig):
     activation_function: Literal["tanh", "relu", "sigmoid", "linear"] = "tanh"
     bidirectional: bool = True
     attention: Literal["none", "dot", "scaled_dot", "general", "additive"] = "additive"
+    num_attention_heads: Literal[1] = 1
     input_feeding: bool = True
     bridge: Literal["linear", "copy", "none"] = "linear"
     reverse_source: bool = False

@@ -1,8 +1,8 @@
 """What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
 
 Each fast way steps aside where something else would have to happen: for hooks, tracing, transforms of functions,
-adapters, quantizers, shards, and for states that somebody may look at. `runs_plainly` tells that of a call, `is_plain`
-of a layer. They are entered by
+adapters, quantizers, shards, patches, and for states that somebody may look at. `runs_plainly` tells that of a call,
+`is_plain` of a layer, `runs_known_code` of a model. They are entered by
 
 - `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
@@ -14,10 +14,11 @@ of a layer. They are entered by
 Letters in shape comments: N tokens of a batch without its padding, D = d_model.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -25,7 +26,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils.hooks import RemovableHandle
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_base_heed import IGNORED_LABEL
 
@@ -54,22 +56,81 @@ def runs_plainly() -> bool:
     )
 
 
+# The files whose modules keep no tensor of a call, and those of the functions within: ours, be it from the Hub,
+# torch's and transformers'.
+OURS = rf"{re.escape(__name__.rpartition('.')[0])}\.\w+_heed"
+FILES_OF_MODULES = re.compile(rf"{OURS}|torch\.nn\.modules\.|transformers\.activations$")
+FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.")
+
+
+def is_known(function: Any) -> bool:
+    """Tell whether Heed, torch or transformers wrote a function and all that it wraps, and no user."""
+    while isinstance(function, FunctionType):
+        if not FILES_OF_FUNCTIONS.match(function.__globals__["__name__"]):  # its other names are copied by a patch
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return function is None or isinstance(function, BuiltinFunctionType)
+
+
+# The function of torch that a layer's `forward` calls, and both as they were.
+FUNCTIONS: dict[Any, str] = {nn.Linear: "linear", nn.LayerNorm: "layer_norm", nn.Dropout: "dropout"}
+AS_FOUND = ((kind, (kind.forward, getattr(F, name))) for kind, name in FUNCTIONS.items())
+ORIGINALS = {kind: called for kind, called in AS_FOUND if all(map(is_known, called))}
+
+
+def is_original(kind: type[nn.Module]) -> bool:
+    """Tell whether nobody has put functions of their own in the place of those that run in a layer."""
+    return (kind.forward, getattr(F, FUNCTIONS[kind])) == ORIGINALS.get(kind)
+
+
 def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     """Tell whether a layer is of exactly that class, and nothing stands before, behind or in place of its `forward`.
 
     So it is no adapter or quantizer, it is no shard, and has no hook of PyTorch's or Accelerate's.
     """
-    return type(layer) is kind and type(layer.weight) is nn.Parameter and not is_hooked(layer.__dict__)
+    is_of_torch = type(layer) is kind and type(layer.weight) is nn.Parameter and is_original(kind)
+    return is_of_torch and not is_hooked(layer)
 
 
-def is_hooked(module: dict[str, Any]) -> bool:
-    """Tell the same of hooks alone, of any module's attributes."""
-    return bool(
-        module["_forward_hooks"]
-        or module["_forward_pre_hooks"]
-        or module["_backward_hooks"]
-        or module["_backward_pre_hooks"]
-        or "forward" in module
+def is_hooked(module: nn.Module) -> bool:
+    """Tell the same of hooks alone, of any module."""
+    return bool(foreign_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
+
+
+def foreign_hooks(module: nn.Module) -> list[Callable]:
+    """Return what else is called with a module, but for hooks by which transformers records what it returns.
+
+    accelerate's hooks are a `forward` of the module's own, in place of its class's.
+    """
+    if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
+        return []
+    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+    found = [hook for hook in hooks if getattr(hook, "__module__", None) != capture_outputs.__module__]
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        found.append(own)
+    return found
+
+
+def runs_known_functions(model: Any) -> bool:
+    """Tell whether a model's attention function is no user's, and no function of torch was replaced within layers."""
+    return is_original(nn.Linear) and is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation))
+
+
+def runs_known_code(model: Any) -> bool:
+    """Tell whether no code of a user runs within a model, which might keep a tensor or count its rows.
+
+    Such code is a module of another class, a hook, or a method or function that somebody replaced.
+    """
+    modules = list(model.modules())
+    kinds: set[Any] = set(map(type, modules))
+    fields = [(type(m), *field) for m in modules if isinstance(m, PreTrainedModel) for field in vars(m).items()]
+    return (
+        runs_known_functions(model)
+        and not _has_any_global_hook()
+        and all(FILES_OF_MODULES.match(kind.__module__) and is_known(kind.forward) for kind in kinds)
+        and not any(map(foreign_hooks, modules))
+        and not any(callable(value) and callable(getattr(kind, name, None)) for kind, name, value in fields)
     )
 
 
@@ -206,8 +267,8 @@ class HeedDropout(nn.Dropout):
         if not self.training or self.p == 0.0:
             return states
         is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and runs_plainly()
-        if not is_for_bits or self.p == 1.0:
-            return F.dropout(states, self.p)
+        if not (is_for_bits and is_original(nn.Dropout)) or self.p == 1.0:
+            return super().forward(states)
         dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
         words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         kept = words.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().to(torch.int8)
@@ -333,26 +394,9 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
     return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
-# For each model without a hook how many hooks had been registered in this process when that was found out, and the
-# attributes of its modules.
-_unwatched: "WeakKeyDictionary[nn.Module, tuple[int, list[dict]]]" = WeakKeyDictionary()
-
-
-def is_watched(model: nn.Module, parts: Iterable[nn.Module]) -> bool:
-    """Tell whether a hook sees what parts of a model, or modules within them, are given or return.
-
-    The modules are gone through only where some hook has been registered since the last time, on whatever module:
-    torch counts them. (A part with an old hook that is put into the model later is found at the next registration.)
-    Accelerate's replace `forward`, and are not counted.
-    """
-    registered, modules = _unwatched.get(model, (None, []))
-    if registered == RemovableHandle.next_id:
-        return any("forward" in module for module in modules)
-    modules = [module.__dict__ for part in parts for module in part.modules()]
-    if any(is_hooked(module) for module in modules):
-        return True
-    _unwatched[model] = RemovableHandle.next_id, modules
-    return False
+def is_watched(parts: Iterable[nn.Module]) -> bool:
+    """Tell whether a hook sees what parts of a model, or modules within them, are given or return."""
+    return any(is_hooked(module) for part in parts for module in part.modules())
 
 
 # Norms
@@ -404,7 +448,7 @@ def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
 
 
 # What `generate()` reads, and neither calls nor fills.
-READ_ALONE = (torch.Tensor, str, float, int, type(None))
+READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))
 # Settings with which it returns or keeps more than tokens, or calls other code.
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 
@@ -421,8 +465,8 @@ def leaves_only_tokens(
     settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
         runs_plainly()
-        and all(isinstance(value, READ_ALONE) for value in (inputs, *args, *kwargs.values()))
+        and all(type(value) in READ_ALONE for value in (inputs, *args, *kwargs.values()))
         and not any(each.get(name) for each in settings for name in KEEPING_SETTINGS)
-        and not any(is_hooked(module.__dict__) for module in model.modules())
+        and runs_known_code(model)
         and not torch.is_autocast_enabled(model.device.type)  # which keeps copies of the weights
     )

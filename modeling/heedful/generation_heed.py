@@ -3,18 +3,21 @@
 The pipeline and the package read the lengths and the checks from here too.
 """
 
+import copy
 import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import is_plain, leaves_only_tokens, runs_plainly
+from .fast_paths_heed import is_plain, leaves_only_tokens, runs_known_code, runs_plainly
 from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
@@ -22,6 +25,8 @@ from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_know
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
+# Whether the latest call of `generate()` in this thread has a `custom_generate` of the user's own.
+_is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=False)
 
 
 def check_strategy_arguments(arguments: dict[str, Any]) -> None:
@@ -156,6 +161,9 @@ class HeedGenerationMixin(GenerationMixin):
         if kwargs.get("max_new_tokens") is not None:
             kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
         is_unseen = leaves_only_tokens(self, *args, **kwargs)
+        strategy = kwargs.get("custom_generate")
+        is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
+        _is_users_strategy.set(strategy is not None and not is_ours)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
             found: Any = GenerationMixin.generate(self, *args, **kwargs)
         if is_unseen:
@@ -198,7 +206,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
         input_ids: Any = None,
         **model_kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Make a row of the target's for each hypothesis. The hypotheses of a sentence share its source."""
+        """Make a row of the target's for each hypothesis; those of a sentence share its source, if no user sees it."""
+        if _is_users_strategy.get() or not runs_known_code(self):
+            given = model_kwargs.get("encoder_outputs")
+            given = BaseModelOutput(*given) if isinstance(given, tuple) else copy.copy(given)  # which is changed
+            model_kwargs["encoder_outputs"] = given
+            return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
         kept = {name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs}
         mask = kept.get("attention_mask")
         if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):

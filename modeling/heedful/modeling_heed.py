@@ -484,7 +484,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         stacks = self.model.encoder, self.model.decoder
         layers = [layer for stack in stacks for layer in stack.layers]
         is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
-        if not is_own or is_watched(self, [*layers, *(stack.norm for stack in stacks)]):
+        if not is_own or is_watched([*layers, *(stack.norm for stack in stacks)]):
             return {}
         return {"packing": packing_of(labels, *masks)}
 

@@ -6,6 +6,7 @@ sends the code along, so that a folder loads where Heedful is not installed, and
 
 import copy
 import math
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +23,8 @@ from .versions_heed import check_peft
 
 # Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
 # Where torch puts a tensor on the CPU: at a multiple of so many bytes.
 ALIGNMENT = 64
 
@@ -74,12 +77,11 @@ class HeedBaseModel(PreTrainedModel):
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
         """Raise a `ValueError` if an id is outside a stack's vocabulary, unless the ids lie on an accelerator.
 
-        They must be `(batch, length)` everywhere.
+        They must be `(batch, length)` everywhere, with a token at least.
         """
-        if input_ids.dim() != 2:
-            raise ValueError(
-                f"Token ids must be of shape (batch, length), but are of {tuple(input_ids.shape)} instead."
-            )
+        if input_ids.dim() != 2 or (runs_plainly() and not input_ids.shape[1]):
+            told = f"(batch, length), with a token at least, but are of {tuple(input_ids.shape)} instead."
+            raise ValueError(f"Token ids must be of shape {told}")
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
         if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
             return
@@ -165,7 +167,7 @@ class HeedBaseModel(PreTrainedModel):
         settings = {name: kwargs.pop(name) for name in PUSH_SETTINGS if pushes and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", args[0] if args else True):
-            _sign_weights(Path(save_directory))
+            _sign_weights(Path(save_directory), not (kwargs.get("variant") or getattr(self, "peft_config", None)))
             if pushes:
                 self.push_to_hub(settings.pop("repo_id", Path(save_directory).name), **settings)
 
@@ -301,12 +303,22 @@ def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
     setattr(module, "num_embeddings" if isinstance(module, nn.Embedding) else "out_features", size)
 
 
-def _sign_weights(folder: Path) -> None:
-    """Write the checksums of the weights in a folder, and give their files the mode of the config beside them."""
-    if (folder / "config.json").is_file():  # which an adapter's folder lacks
-        for path in folder.glob("*.safetensors"):
-            path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read its files
-        write_checksums(folder, "weights")
+def _sign_weights(folder: Path, is_whole: bool) -> None:
+    """Write the checksums of the weights in a folder, and give their files the mode of the config beside them.
+
+    If a whole model was saved, what is left of an earlier one is removed.
+    """
+    if not (folder / "config.json").is_file():  # which an adapter's folder lacks
+        return
+    if is_whole:
+        # transformers has removed the shards of an earlier model, but not a single file, which it would load first.
+        names = [path.name for path in folder.iterdir()]
+        left = "model.safetensors" if any(map(SHARD.fullmatch, names)) else "model.safetensors.index.json"
+        for name in (left, *filter(OLD_FORM.fullmatch, names)):
+            (folder / name).unlink(missing_ok=True)
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read its files
+    write_checksums(folder, "weights")
 
 
 def _rounded_up(size: int, multiple: int | None) -> int:

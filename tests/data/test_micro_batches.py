@@ -85,6 +85,13 @@ def test_collate_pads_on_the_right():
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
+def test_collate_pads_rows_that_are_all_empty_to_one_column():
+    batch = collate([{"input_ids": [], "labels": []}], pad_token_id=3)
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        **{"input_ids": [[3]], "attention_mask": [[0]], "labels": [[-100]]}
+    }
+
+
 def test_collate_refuses_nothing():
     with pytest.raises(ValueError, match="at least one row"):
         collate([], 0)

@@ -1,6 +1,7 @@
 import json
 import random
 import unicodedata
+import warnings
 
 import pytest
 from hypothesis import given, settings
@@ -355,7 +356,12 @@ def test_tokens_that_a_user_adds_are_read_as_the_guide_says(tmp_path):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})
     names = [tokenizer.convert_tokens_to_ids(token) for token in ("<name>", "<ent>", "<s>")]
     read = [set(tokenizer("a <name> b <ent> c <s>")["input_ids"]) & set(names)]
+    with pytest.warns(UserWarning, match=r"^<ent> will be split in texts, .*`tokenizer.add_tokens` adds tokens that"):
+        TokenizerPair(tokenizer, tokenizer)
     tokenizer.split_special_tokens = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TokenizerPair(tokenizer, tokenizer)
     tokenizer.save_pretrained(tmp_path / "changed")
     for changed in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "changed")):
         read.append(set(changed("a <name> b <ent> c <s>")["input_ids"]) & set(names))

@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from transformers import LogitsProcessor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.search import best_tokens
 from heedful.inference.native.weights import int8_engine
+from heedful.modeling_heed import HeedFeedForward
 
 TINY = {
     **{"vocab_size": 90, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64},
@@ -278,6 +282,31 @@ def test_the_best_tokens_are_those_of_a_full_sort(sentences, beams, vocabulary, 
     wanted = plain.topk(min(count, beams * vocabulary))
     assert totals.tolist() == wanted.values.tolist()
     assert (hypotheses * vocabulary + tokens).tolist() == wanted.indices.tolist()
+
+
+REPLACED = {
+    "attention": lambda model, patch: patch.setitem(
+        ALL_ATTENTION_FUNCTIONS, model.config._attn_implementation, lambda *args, **kwargs: pytest.fail("is called")
+    ),
+    "F.linear": lambda model, patch: patch.setattr(F, "linear", lambda *args: torch._C._nn.linear(*args)),
+    "nn.Linear": lambda model, patch: patch.setattr(nn.Linear, "forward", lambda module, states: states),
+    "a class": lambda model, patch: patch.setattr(HeedFeedForward, "forward", lambda module, states: states),
+    "a subclass": lambda model, patch: setattr(model, "__class__", type("Own", (type(model),), {"__module__": "own"})),
+    "an activation": lambda model, patch: setattr(
+        model.model.encoder.layers[0].feed_forward, "activation", type("Own", (nn.Module,), {"__module__": "own"})()
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_code_of_a_user_that_would_not_run_is_refused_and_noticed_later(what, monkeypatch):
+    model = make_model({})
+    decoder = NativeDecoder(model)
+    assert decoder.is_current
+    REPLACED[what](model, monkeypatch)
+    with pytest.raises(ValueError, match=r"must (be|have no)"):
+        NativeDecoder(model)
+    assert not decoder.is_current
 
 
 def test_a_hook_that_was_added_since_is_noticed():

@@ -1,6 +1,7 @@
 """Translations: their order, scores, limits, and independence of the batch they ran in."""
 
 import copy
+import functools
 import logging
 import pickle
 import threading
@@ -49,6 +50,20 @@ def test_results_do_not_depend_on_the_batch(translator, pairs, num_beams):
     for one, other in zip(together, alone, strict=True):
         assert one[0].text == other[0].text
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+
+
+def test_a_users_forward_may_keep_what_a_translation_computes(model, tokenizers, pairs):
+    own, kept = copy.deepcopy(model), []
+
+    def forward(*args, **kwargs):
+        outputs = model.forward(*args, **kwargs)
+        kept.append(outputs.logits)
+        return outputs
+
+    own.forward = functools.wraps(model.forward)(forward)
+    Translator(own, tokenizers, engine="generate").translate(list(pairs)[:1])
+    assert kept
+    assert not any(logits.is_inference() for logits in kept)
 
 
 def test_beam_scores_are_those_of_generate(translator, tokenizers, pairs, monkeypatch):

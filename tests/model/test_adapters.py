@@ -14,6 +14,7 @@ from peft import (
     LoraConfig,
     PeftModel,
     PrefixTuningConfig,
+    PromptEncoderConfig,
     PromptTuningConfig,
     get_peft_model,
 )
@@ -304,6 +305,15 @@ def test_virtual_tokens_beside_a_cache_that_peft_does_not_know_are_refused():
     model = adapted(PROMPTS["prefix"]).eval()
     with pytest.raises(ValueError, match=r"are two\. \(A peft that is too old .* 'heedful\[adapters\]'"):
         model.generate(input_ids=SOURCE, attention_mask=MASK, max_new_tokens=6)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PromptEncoderConfig])
+def test_prompts_find_the_heads_of_a_recurrent_model(kind):
+    model = tiny_model(family="recurrent")
+    settings = kind(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, token_dim=model.config.embedding_size)
+    prompted = get_peft_model(model, settings)
+    prompted(input_ids=SOURCE, attention_mask=MASK, labels=LABELS).loss.backward()
+    assert prompted.eval().generate(input_ids=SOURCE, attention_mask=MASK, max_new_tokens=3).shape[0] == len(SOURCE)
 
 
 def test_versions_that_do_not_go_together_are_named(monkeypatch, tmp_path):

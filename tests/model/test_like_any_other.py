@@ -425,6 +425,8 @@ def test_a_source_that_is_no_batch_is_named(name):
     cases = [(source[0], r"\(batch, source_length\).*\(6,\)"), (source[:0], r"\(0, 6\)"), (source[:, :0], r"\(3, 0\)")]
     assert_refused(cases, model.generate)
     assert_refused([(source[0], r"\(batch, length\).*\(6,\)")], model.get_encoder())
+    assert_refused([(source[:, :0], r"a token at least, but are of \(3, 0\)")], model.get_encoder())
+    assert_refused([(source[:, :0], r"a token at least")], lambda labels: model(source, labels=labels))
     assert_refused([(source, r"`generate\(\)` makes one, and `get_encoder\(\)` reads a source alone")], model)
 
 

@@ -1,8 +1,10 @@
 """Saving and loading change nothing, by every road and in both families of models."""
 
 import ast
+import itertools
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 import heedful
 from heedful import HeedForConditionalGeneration, HeedModel, HeedRNNModel
+from heedful.inference.loading import load_model
 from helpers import (
     FAMILIES,
     SHARINGS,
@@ -67,6 +70,42 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path, family, changes, i
         assert torch.equal(loaded.state_dict()[name], value), name
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert matrices_of(loaded) == matrices_of(model)
+
+
+FORMS = {"one file": "5GB", "two shards": "20KB", "more shards": "8KB"}
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(FORMS, 2), ("torch's", "one file")])
+def test_what_is_saved_replaces_what_was_there(tmp_path, before, after):
+    old, new = tiny_model(), tiny_model(seed=1)
+    old.save_pretrained(tmp_path, max_shard_size=FORMS.get(before, "5GB"))
+    if before == "torch's":
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(old.state_dict(), tmp_path / "pytorch_model.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    for name in ("model.fp16.safetensors", "model-of-mine.safetensors"):  # of somebody else
+        (tmp_path / name).write_bytes(b"")
+    new.save_pretrained(tmp_path, max_shard_size=FORMS[after])
+    loaded = load_model(tmp_path)
+    assert_near(loaded.lm_head.weight, new.lm_head.weight, 0)
+    new.save_pretrained(tmp_path / "alone", max_shard_size=FORMS[after])
+    names, wanted = ({path.name for path in folder.glob("*model*")} for folder in (tmp_path, tmp_path / "alone"))
+    assert names == wanted | {"model.fp16.safetensors", "model-of-mine.safetensors"}
+
+
+def test_weights_that_were_copied_with_their_config_are_whole_beside_an_older_models_checksums(tmp_path):
+    """So transformers' Trainer pushes a checkpoint: it copies files from a list of its own."""
+    for seed in (0, 1):
+        tiny_model(seed=seed).save_pretrained(tmp_path / str(seed))
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(tmp_path / "1" / name, tmp_path / "0")
+    assert_near(load_model(tmp_path / "0").lm_head.weight, tiny_model(seed=1).lm_head.weight, 0)
+    assert not hasattr(load_model(tmp_path / "0").config, "_weights_checksums")
+    weights = bytearray((tmp_path / "0" / "model.safetensors").read_bytes())
+    weights[-3] ^= 1
+    (tmp_path / "0" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match=r"model\.safetensors changed since"):
+        load_model(tmp_path / "0")
 
 
 def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,20 @@ def test_a_plain_cell_of_relu_is_torchs(is_fused):
     assert_near(outputs, expected)
     assert_near(last, final[0])
     assert_near(cell(inputs[:, 0], is_fused=is_fused)[0], expected[:, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_equations_run_where_somebody_has_replaced_the_product_of_torch(cell, monkeypatch):
+    model, tokens = tiny_rnn(cell=cell), torch.randint(14, 90, (2, 5))
+    plain, calls = F.linear, []
+    monkeypatch.setattr(F, "linear", lambda *args: calls.append(1) or plain(*args))
+    counts = []
+    for model.config.use_fused_cells in (False, True):
+        calls.clear()
+        model(tokens, decoder_input_ids=tokens)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 40
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from trainer_runs import (
     trained,
 )
 from transformers import Seq2SeqTrainer
+from transformers.utils import logging as transformers_logging
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
@@ -114,6 +115,27 @@ def shuffled():
     """Return a stream of the six pairs and one more, in another order every epoch."""
     rows = datasets.Dataset.from_list([*encoded_pairs(), encoded_pairs()[0]])
     return rows.to_iterable_dataset(num_shards=2).shuffle(seed=3, buffer_size=7)
+
+
+class Divided(Sized):
+    """A stream of which each worker reads a share."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(self.rows if worker is None else self.rows[worker.id :: worker.num_workers])
+
+
+@pytest.mark.parametrize("kind", [Sized, Divided])
+def test_a_stream_gives_the_same_pairs_in_the_same_order_with_any_number_of_workers(kind, tmp_path, caplog):
+    transformers_logging.enable_propagation()
+    losses = []
+    for workers in (0, 1, 2):
+        given = {"train_dataset": kind(encoded_pairs())}
+        options = {"per_device_train_batch_size": 2, "max_steps": 3, "dataloader_num_workers": workers}
+        assert "One worker reads" not in caplog.text
+        losses.append(logged(trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)))
+    assert losses[0] == losses[1] == losses[2]
+    assert "One worker reads a stream (`dataloader_num_workers`)" in caplog.text
 
 
 STREAMS = {

@@ -383,6 +383,63 @@ def test_sources_may_be_padded_on_the_left(kind, tmp_path):
 # evaluate
 
 
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_table_that_a_users_forward_makes_in_evaluation_can_be_trained_with(kind, tmp_path):
+    class Gated(HeedForConditionalGeneration):
+        table = None
+
+        def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
+            outputs = super().forward(input_ids, attention_mask, labels=labels, **kwargs)
+            if self.table is None:
+                self.table = outputs["logits"].new_ones(outputs["logits"].shape[-1])
+            outputs["logits"] = outputs["logits"] * self.table
+            if labels is not None:
+                outputs["loss"] = outputs["loss"] + 0 * outputs["logits"].mean()
+            return outputs
+
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "predict_with_generate": True}
+    given = {"compute_metrics": lambda results: {"rows": len(results.predictions)}}
+    trainer = trained(kind, tmp_path, Gated(fresh_model(label_smoothing=0.0).config), given, **arguments)
+    assert logged(trainer, "eval_rows") == [6, 6, 6]
+
+
+# Rows that lack something
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_sources_without_labels_are_translated_as_with_them(with_model, tmp_path):
+    model = fresh_model()
+    given = {"data_collator": collator(model=model) if with_model else None, "processing_class": joint_tokenizers()}
+    trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, given, predict_with_generate=True)
+    sources = [{"input_ids": row["input_ids"]} for row in encoded_pairs()]
+    found, expected = trainer.predict(sources), trainer.predict(encoded_pairs())
+    assert np.array_equal(found.predictions, expected.predictions)
+    assert found.label_ids is None
+    trainer.train_dataset = sources
+    with pytest.raises(ValueError, match="A batch must hold `labels`, but holds input_ids, attention_mask instead"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("empty", [("labels",), ("input_ids",), ("input_ids", "labels")], ids=str)
+def test_an_empty_row_alone_is_as_beside_others(empty, with_model, tmp_path):
+    rows = encoded_pairs()[:4]
+    rows[1] = rows[1] | {name: [] for name in empty}
+    found = []
+    for size in (1, 4):
+        model = fresh_model()
+        sizes = {"per_device_eval_batch_size": size, "per_device_train_batch_size": size, "max_steps": 1}
+        given = {"train_dataset": rows, "data_collator": collator(model=model) if with_model else collator()}
+        options = {**sizes, "gradient_accumulation_steps": 4 // size, "predict_with_generate": True}
+        trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, model, given, **options)
+        loss = trainer.evaluate(rows)["eval_loss"]
+        tokens = trainer.predict(rows, max_new_tokens=5, min_new_tokens=5).predictions
+        trainer.train()
+        found.append((loss, tokens.tolist(), trainer.state.log_history[-1]["train_loss"]))
+    assert found[0][1] == found[1][1]
+    assert found[0][::2] == pytest.approx(found[1][::2], rel=1e-6)
+
+
 def test_the_metric_loads_from_its_file_without_the_network():
     metric = evaluate.load(translation_metric.__file__)
     assert metric.compute(predictions=["a b"], references=["a b"], metrics=["exact_match"])["exact_match"] == 100.0

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_a_tokenizer_that_would_be_lost_is_warned_of(tmp_path, caplog):
     assert warnings_of(caplog, tmp_path, model, processing_class=joint_tokenizers().source)
 
 
+def test_a_token_that_no_text_would_give_is_told(tmp_path):
+    tokenizer = deepcopy(joint_tokenizers().source)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<ent>"]})
+    with pytest.warns(UserWarning, match="^<ent> will be split in texts"):
+        make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"processing_class": tokenizer})
+
+
 # The Hub
 
 
@@ -122,9 +130,10 @@ def test_what_is_pushed_is_whole(repositories, kind, strategy, tmp_path):
     for folder in folders:
         names = {path.removeprefix(f"{folder}/") for path in files if path.startswith(f"{folder}/")}
         assert names >= WHOLE | CODE | {"trainer_state.json", "optimizer.pt", "scheduler.pt"}
+    for path, content in files.items():
+        (tmp_path / "fetched" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetched" / path).write_bytes(content)
+    assert Translator.from_pretrained(tmp_path / "fetched").model.config.d_model == 32
     if strategy == "end":
-        for path, content in files.items():
-            (tmp_path / "fetched" / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "fetched" / path).write_bytes(content)
         check_folder(tmp_path / "fetched")
         assert b"Training hyperparameters" in files["README.md"]

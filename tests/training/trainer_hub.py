@@ -31,6 +31,10 @@ if __name__ == "__main__":
             save_strategy="steps",
             save_steps=1,
         )
+        # The weights of an earlier run, without their code, which only our trainer is to send.
+        fresh_model(**SEPARATE, d_model=16).save_pretrained(Path(sys.argv[1]) / name)
+        for path in (Path(sys.argv[1]) / name).glob("*.py"):
+            path.unlink()
         trainer.train()
         if strategy == "end":
             trainer.push_to_hub(language=["ko", "en"], license="apache-2.0")

@@ -83,7 +83,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
 
     def padded(sequences: list[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        is_token = np.arange(lengths.max()) < lengths[:, None]  # (batch, length)
+        is_token = np.arange(max(1, lengths.max())) < lengths[:, None]  # (batch, length)
         tokens = np.full(is_token.shape, padding, np.int64)
         tokens[is_token] = np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum()))
         return torch.from_numpy(tokens), torch.from_numpy(is_token.astype(np.int64))

@@ -63,6 +63,7 @@ class TokenizerPair:
                     f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, for nobody can seed it, "
                     f"but is {dropout} instead: `tokenizer.dropout` of a recipe cuts the words of training pairs anew."
                 )
+            warn_of_split_tokens(tokenizer)
         self.source = source
         self.target = target
         tags = sorted((id_, str(token)) for id_, token in source.added_tokens_decoder.items())
@@ -241,6 +242,15 @@ class TokenizerPair:
                 stacklevel=2,
             )
         return cls(source, target)
+
+
+def warn_of_split_tokens(tokenizer: Any) -> None:
+    """Warn of tokens of `add_special_tokens` that a tokenizer of ours reads out of no text."""
+    added = [str(token) for token in getattr(tokenizer, "extra_special_tokens", None) or ()]
+    is_ours = not type(tokenizer).__module__.startswith("transformers.models.")
+    if added and is_ours and tokenizer.split_special_tokens:
+        told = "`tokenizer.add_tokens` adds tokens that are read, `tokenizer.split_special_tokens = False` reads all"
+        warnings.warn(f"{listed(added)} will be split in texts, as every special token is: {told}.", stacklevel=3)
 
 
 def encode_texts(

@@ -96,7 +96,7 @@ def word_states(
     places = [place for place, (begin, end) in spans if begin < found.end() and end > found.start()]
     if not places:
         raise ValueError(f"`word` must have a token, but is {word!r} instead, which the tokenizer leaves out.")
-    with evaluation_mode(model), torch.inference_mode():
+    with evaluation_mode(model), torch.no_grad():
         source = torch.tensor([ids], device=model.device)
         states = model.get_encoder()(input_ids=source, output_hidden_states=True, return_dict=True).hidden_states
         table = model.get_input_embeddings().weight

@@ -71,7 +71,7 @@ class GenerateEngine:
         settings = self._settings(config)
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        with evaluation_mode(self.model), torch.inference_mode():
+        with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
             for batch in token_batches(costs, token_budget):
                 own = None if processors is None else processors(batch)
                 found = self._search_batch([sources[number] for number in batch], settings, config, own)

@@ -1,15 +1,13 @@
 """Whether a copy of a model's weights computes what the model does, and still does later."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
 from heedful.modeling_heed import HeedForConditionalGeneration
 
-# The files that travel with a Heed model stand in one package.
-OWN_PACKAGE = HeedForConditionalGeneration.__module__.rpartition(".")[0]
 # Numbers of each weight that are compared: a fused optimizer leaves no other trace.
 COMPARED = 4
 
@@ -32,19 +30,6 @@ class Fingerprint:
         return _traces(self._model) == self._traces and torch.equal(_bits(self._samples), self._values)
 
 
-def foreign_hooks(module: nn.Module) -> list[Callable]:
-    """Return what else is called with a module, but for transformers' own hooks, which only record what it returns.
-
-    accelerate's hooks are a `forward` of the module's own, in place of its class's.
-    """
-    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
-    found = [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers.")]
-    own = module.__dict__.get("forward")
-    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
-        found.append(own)
-    return found
-
-
 def obstacle_to_copies(model: Any, engine: str) -> str | None:
     """Return why weights copied into an engine would not compute what any model does, or `None` where they would.
 
@@ -54,18 +39,18 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
         return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
     if model.config.attention_scoring == "additive":
         return f"`attention_scoring` must be scaled_dot or dot for {engine}, but is additive instead."
+    if not runs_known_functions(model):
+        return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
     for name, module in model.named_modules():
         # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
-        package, _, file = type(module).__module__.rpartition(".")
-        is_ours = package == OWN_PACKAGE or (package, file) == ("torch.nn.modules", "container")
-        is_plain = type(module) in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
-        if not is_ours and not is_plain and any(True for _ in module.parameters()):
-            return f"The model's modules must be Heed's for {engine}, but {name} is a {type(module)} instead."
-        if foreign_hooks(module):
-            return (
-                f"The model must have no forward hooks for {engine}, which would not call them, but "
-                f"{name or 'the model itself'} has one."
-            )
+        kind: Any = type(module)
+        has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
+        is_plain = kind in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+        if not FILES_OF_MODULES.match(kind.__module__) or (has_weights and not is_plain):
+            return f"The model's modules must be Heed's for {engine}, but {name or 'it'} is a {kind} instead."
+        if foreign_hooks(module) or not is_known(kind.forward):
+            name = name or "the model itself"
+            return f"The model must have no forward hooks and no other `forward` for {engine}, but {name} has one."
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.is_meta or not parameter.is_floating_point():
@@ -76,12 +61,13 @@ def obstacle_to_copies(model: Any, engine: str) -> str | None:
     return None
 
 
-def _traces(model: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes whenever a weight is replaced or written to, or another's hook comes between modules."""
-    found = []
+def _traces(model: Any) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
+    found = [(0, int(runs_known_functions(model)))]
+    kinds: list[Any] = list(dict.fromkeys(map(type, model.modules())))
+    found += [(id(kind), id(kind.forward)) for kind in kinds]
     for module in model.modules():
-        if module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__:
-            found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
         for parameter in module._parameters.values():
             if parameter is not None:
                 version = 0 if parameter.is_inference() else parameter._version

@@ -49,7 +49,7 @@ def record_attention(
     model computes in evaluation mode; if its attention function returns no weights, it is set to `eager` for the
     duration.
     """
-    with evaluation_mode(model), torch.inference_mode():
+    with evaluation_mode(model), torch.no_grad():
         found = _run(model, source_ids, fed_ids, kinds, layer)
         if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
             with _eager(model):
@@ -103,7 +103,7 @@ def record_gates(
         raise ValueError(f"`cell` must be lstm or gru, whose gates can be recorded, but is {cell} instead.")
     encoder, decoder = model.get_encoder(), model.get_decoder()
     found: dict[str, list[dict[str, torch.Tensor]]] = {}
-    with evaluation_mode(model), torch.inference_mode(), ExitStack() as hooks:
+    with evaluation_mode(model), torch.no_grad(), ExitStack() as hooks:
         for side, stack in {"encoder": encoder, "decoder": decoder}.items():
             for name, part in stack.named_modules():
                 if isinstance(part, Cell):

@@ -17,6 +17,7 @@ from heedful.inference.strategies.steps import (
     UNSET,
     active_settings,
     check_request,
+    once_per_sentence,
 )
 
 # Settings of other ways of decoding.
@@ -129,6 +130,8 @@ class NativeDecoder:
         settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
         prompt = input_ids[:: settings.beams]
         source, mask = model_kwargs["encoder_outputs"][0], model_kwargs.get("attention_mask")
+        source = once_per_sentence(source, len(prompt))
+        mask = None if mask is None else once_per_sentence(mask, len(prompt))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             state = self.network.start(source, mask, prompt, settings.beams)
             search = greedy_search if settings.beams == 1 else beam_search

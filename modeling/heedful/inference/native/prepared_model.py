@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import torch
 
+from heedful.fast_paths_heed import runs_known_code
 from heedful.inference.native.decoder import KNOWN_CRITERIA, NativeDecoder, settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
@@ -113,8 +114,7 @@ class PreparedModel:
             and all(type(each) in KNOWN_CRITERIA for each in stopping_criteria)
             and not any(model_kwargs.get(name) for name in ("streamer", "synced_gpus"))
             and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))
-            # Prefix tuning of peft sets its own.
-            and "prepare_inputs_for_generation" not in self.model.__dict__
+            and runs_known_code(self.model)  # prefix tuning of peft, for one, sets a method of its own
             # A cache that the user passed in must be filled; `HeedGenerationMixin.generate` marks it so.
             and not getattr(cache, "is_the_users", False)
         )

@@ -24,6 +24,16 @@ def without_labels(batch: Any) -> Any:
     return {**batch, "labels": torch.full_like(batch["labels"], LABEL_PADDING)} if "labels" in batch else batch
 
 
+def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
+    """Return what a collated batch holds, with one column of padding where all rows of a side are empty."""
+    held = {name: values for name, values in batch.items() if values is not None}
+    fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": LABEL_PADDING}
+    for name, filler in (fillers | {"decoder_input_ids": config.decoder_start_token_id or 0}).items():
+        if getattr(held.get(name), "shape", ())[1:] == (0,):
+            held[name] = held[name].new_full((len(held[name]), 1), filler, dtype=torch.long)
+    return held
+
+
 def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
     """Make tensors of the rows of a micro-batch, of which those of a `Filler` do not count."""
     batch = collate(list(rows))

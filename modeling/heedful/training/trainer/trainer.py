@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from heedful.configuration_base_heed import HeedBaseConfig
 from heedful.data.micro_batches import LABEL_PADDING
-from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
+from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair, warn_of_split_tokens
 from heedful.files import remove
 from heedful.loss_heed import smoothed_cross_entropy
 from heedful.training.processes.collectives import any_rank, broadcast, local_shard
@@ -39,6 +39,7 @@ from heedful.training.trainer.batches import (
     collate_micro_batch,
     is_list,
     micro_batches,
+    with_a_column,
     without_padding,
 )
 from heedful.training.trainer.checkpoints import (
@@ -110,8 +111,9 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         if isinstance(tokenizers, TokenizerPair) and isinstance(config, HeedBaseConfig):
             tokenizers.check_config(config)
         tokenizer = tokenizers.source if isinstance(tokenizers, TokenizerPair) else tokenizers
-        if given.get("data_collator") is None and isinstance(tokenizer, PreTrainedTokenizerBase):
-            given["data_collator"] = DataCollatorForSeq2Seq(tokenizer)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            warn_of_split_tokens(tokenizer)
+            given["data_collator"] = given.get("data_collator") or DataCollatorForSeq2Seq(tokenizer)
         if given.get("model_init") is not None:
             given["model_init"] = self._completing(given["model_init"])
         own_generation = deepcopy(getattr(model, "generation_config", None))
@@ -196,6 +198,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         Raises:
             ValueError: If there are no labels, or if the model is trained with more than their cross-entropy.
         """
+        inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
         labels = inputs["labels"]
@@ -433,17 +436,16 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
                 f"`train_dataset` must have a length or be an IterableDataset, but is {type(rows).__name__} instead."
             )
         args, copies = self.args, self.get_tp_size()  # processes that are given the same pairs
-        batches = DataLoader(
-            rows,
-            batch_size=args.per_device_train_batch_size,
-            **self._loading(),
-        )
+        loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
+        if args.dataloader_num_workers > 1:
+            logger.warning("One worker reads a stream (`dataloader_num_workers`): of several each would read it all.")
+        batches = DataLoader(rows, batch_size=args.per_device_train_batch_size, **loading)
         processes, process = args.world_size // copies, args.process_index // copies
         parts = args.gradient_accumulation_steps * processes
         self._stream = StreamedBatches(batches, parts, processes, process, self._check_agreement)
         # A generator of its own leaves the random numbers of dropout as they are.
-        options: dict[str, Any] = {"batch_size": None, "collate_fn": _same, "generator": torch.Generator()}
-        return DataLoaderShard(self._stream, device=self.accelerator.device, **options)
+        options: dict[str, Any] = {"collate_fn": lambda batch: batch, "generator": torch.Generator()}
+        return DataLoaderShard(self._stream, device=self.accelerator.device, batch_size=None, **options)
 
     def _check_agreement(self, mark: float) -> None:
         """Refuse a stream that is another one in another process."""
@@ -482,12 +484,9 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Return the number of pairs."""
-        dataset = getattr(dataloader, "dataset", None)
-        return (
-            len(dataset.rows)
-            if isinstance(dataset, MicroBatches | StreamedBatches)
-            else super().num_examples(dataloader)
-        )
+        dataset: Any = getattr(dataloader, "dataset", None)
+        is_ours = isinstance(dataset, MicroBatches | StreamedBatches)
+        return len(dataset.rows) if is_ours else super().num_examples(dataloader)
 
     # Evaluation
 
@@ -554,6 +553,7 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         self, model: Any, inputs: Inputs, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
     ) -> tuple[Any, Any, Any]:
         """Return loss, predictions and labels of one batch; generated tokens and labels are padded with -100."""
+        inputs = with_a_column(inputs, self._plain_model.config)
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         labels, loss = inputs.get("labels"), None
@@ -590,11 +590,6 @@ def _listed(rows: Any) -> Any:
     if isinstance(rows, dict):
         return {name: _listed(each) for name, each in rows.items()}
     return rows if rows is None or is_list(rows) else list(rows)
-
-
-def _same(batch: Inputs) -> Inputs:
-    """Return a batch that is collated already."""
-    return batch
 
 
 def _shifted(config: PreTrainedConfig, labels: torch.Tensor) -> torch.Tensor:

@@ -361,6 +361,27 @@ def test_evaluation_as_json_is_what_training_measured(model, heedful, tmp_path):
     assert len((tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()) == 20
 
 
+def test_an_evaluation_shows_how_many_sentences_are_done(model, heedful, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("".join(f"{sentence}\n" for sentence in SENTENCES[:3]))
+    data = ["--data", "builtin:test:3", "--source", "ko", "--target", "en", "--bootstrap", "0"]
+    for words in (["evaluate", model, *data], ["translate", model, "--input", sentences, "-o", tmp_path / "out.txt"]):
+        code, _, errors = heedful(*words, "--token-budget", "1")
+        assert code == 0
+        assert "0/3 [" in errors
+
+
+def test_an_evaluation_in_the_other_direction_than_the_trainings_is_warned_of(model, heedful):
+    settings = ["--data", "builtin:test:2", "--bootstrap", "0", "--max-new-tokens", "2"]
+    told = f"`--source` and `--target` should be ko and en, as {model} was trained, but are en and ko instead."
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        heedful("evaluate", model, *settings, "--source", "en", "--target", "ko")
+    with pytest.warns(UserWarning, match="cut off") as record:
+        heedful("evaluate", model, *settings, "--source", "ko", "--target", "en")
+    assert not any("should be" in str(each.message) for each in record)
+
+
 def test_evaluation_for_people_has_every_score_with_its_interval(model, heedful, tmp_path):
     for name, key in (("a.ko", "ko"), ("a.en", "en")):
         lines = [pair[key] + "\n" for pair in korean_english_pairs("test", 6)]

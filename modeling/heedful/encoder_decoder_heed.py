@@ -82,7 +82,7 @@ class EncoderDecoder(nn.Module):
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
             raise ValueError(
                 f"The attention mask must cover {source.shape[1]} tokens of the source, "
-                f"but it covers {attention_mask.shape[1]} instead."
+                f"but it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)."
             )
         decoded = self.decoder(
             input_ids=decoder_input_ids,

@@ -218,7 +218,7 @@ class HeedStack(HeedPreTrainedModel):
         self.relative_positions = RelativePositions(config, self.side)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = HeedDropout(config.dropout)
-        self.norm = make_norm(config) if config.norm_placement == "pre" else nn.Identity()
+        self.norm = make_norm(config) if config.norm_placement == "pre" else None
         self.gradient_checkpointing = False
         depth = getattr(config, f"{self.side}_layers")
         self.layers = nn.ModuleList([self.layer_class(config) for _ in range(1 if config.share_layers else depth)])
@@ -339,7 +339,7 @@ class HeedEncoder(HeedStack):
                 **kwargs,
             )
             hidden_states = self.drop_layer(hidden_states, transformed)
-        hidden_states = self.norm(hidden_states)
+        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
 
@@ -433,7 +433,7 @@ class HeedDecoder(HeedStack):
                 **kwargs,
             )
             hidden_states = self.drop_layer(hidden_states, transformed)
-        hidden_states = self.norm(hidden_states)
+        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
             **by_name(cache),
@@ -484,7 +484,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
         stacks = self.model.encoder, self.model.decoder
         layers = [layer for stack in stacks for layer in stack.layers]
         is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
-        if not is_own or is_watched([*layers, *(stack.norm for stack in stacks)]):
+        if not is_own or is_watched([*layers, *filter(None, (stack.norm for stack in stacks))]):
             return {}
         return {"packing": packing_of(labels, *masks)}
 

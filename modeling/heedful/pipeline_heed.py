@@ -22,65 +22,60 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, TextStreamer
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.pipelines.base import ChunkPipeline
 
 from .checksums_heed import TARGET_FOLDER, write_checksums
 from .configuration_base_heed import HEED_TYPES, first_three, position_limit
-from .generation_heed import (
-    DEFAULT_MAX_NEW_TOKENS,
-    check_strategy_arguments,
-    weights_that_are_no_numbers,
-)
-from .symbols_heed import unknown_symbol
+from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_strategy_arguments, stopped, weights_that_are_no_numbers
+from .symbols_heed import check_are_several, trimmed, unknown_symbol
 
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"
 
 # Arguments of a call for the source; the target's language is needed to generate too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
+# Those by which `generate()` treats the rows of a batch in their order, so that a list keeps its own.
+ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "logits_processor", "stopping_criteria"}
 # What `generate()` takes beside the fields of a generation config; the pipeline itself sets its other arguments,
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 # and these fields.
-OWN_FIELDS = {
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "return_dict_in_generate",
-}
+OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
 # Sentences and languages
 
 
 # A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
-SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
+SENTENCE_END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
 # ... unless the full stop belongs to one of these, to an initial, or to a list's number.
 ABBREVIATION = re.compile(
     r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
     r"bzw|usw|Mme|Mlle|(?:[A-Za-z]\.)+[A-Za-z]))\.$"
 )
+LONGEST_ABBREVIATION = 40
+SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
 
 
 def split_sentences(line: str) -> list[tuple[str, str]]:
-    """Split a line, without line breaks, into pairs of a sentence and the white space behind it.
+    """Split a text, in time that grows with its length, into pairs of a sentence and the white space behind it.
 
-    Together they are the line. White space at its beginning is a first pair with an empty sentence.
+    Together they are the text. White space at its beginning is a first pair with an empty sentence.
     """
     pieces = []
     start = len(line) - len(line.lstrip())
     if start:
         pieces.append(("", line[:start]))
     for match in SENTENCE_END.finditer(line, start):
-        sentence, rest = line[start : match.end()], line[match.end() :]
-        follower = rest.lstrip()
-        if ABBREVIATION.search(sentence) or (follower and follower[0].islower()):
+        end = match.end()
+        follower = len(line) if (found := SEEN.search(line, end)) is None else found.start()
+        last, behind = line[max(start, end - LONGEST_ABBREVIATION) : end], line[follower : follower + 1]
+        if ABBREVIATION.search(last) or behind.islower():
             continue
-        space = rest[: len(rest) - len(follower)]
-        pieces.append((sentence, space))
-        start = match.end() + len(space)
+        pieces.append((line[start:end], line[end:follower]))
+        start = follower
     if start < len(line):
         sentence = line[start:].rstrip()
         pieces.append((sentence, line[start + len(sentence) :]))
@@ -152,13 +147,15 @@ class TargetTags(Languages):
 class LanguageCodes(Languages):
     """The tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART."""
 
-    def __init__(self, codes: dict[str, int], config: Any, generation_config: Any):
+    def __init__(self, codes: dict[str, int], tokenizer: Any, model: Any):
         super().__init__(codes)
         self.codes = codes
         # mBART of 25 languages starts the decoder with the language itself.
-        starts = config.decoder_start_token_id in codes.values()
+        starts = model.config.decoder_start_token_id in codes.values()
         self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
-        self.has_default = getattr(generation_config, self.option) in codes.values()
+        self.has_default = getattr(model.generation_config, self.option) in codes.values()
+        # The first or the last id of a source is its language.
+        self.place = 0 if tokenizer("")["input_ids"][0] in codes.values() else -1
 
     def require(self, tgt_lang: str | None) -> None:
         """Raise if neither the caller nor the model's generation config names the target language."""
@@ -166,15 +163,11 @@ class LanguageCodes(Languages):
             super().require(tgt_lang)
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, marked with its language; the tokenizer is left as it was."""
-        before = tokenizer.src_lang
-        try:
-            if src_lang is not None:
-                tokenizer.src_lang = src_lang
-            return super().encode(tokenizer, text, src_lang, tgt_lang)
-        finally:
-            if src_lang is not None:
-                tokenizer.src_lang = before
+        """Encode a source text, marked with its language; the tokenizer, which other threads use, keeps its own."""
+        ids = super().encode(tokenizer, text, src_lang, tgt_lang)
+        if src_lang is not None:
+            ids[self.place] = self.codes[src_lang]
+        return ids
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
         """Return the id that the target begins with."""
@@ -214,7 +207,7 @@ def languages_of(tokenizer: Any, model: Any) -> Languages:
         codes = getattr(tokenizer, "lang_code_to_id", None) or {
             token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
         }
-        return LanguageCodes(dict(codes), model.config, model.generation_config)
+        return LanguageCodes(dict(codes), tokenizer, model)
     tasks = getattr(model.config, "task_specific_params", None) or {}
     prefixes = {
         (match[1], match[2]): task["prefix"]
@@ -260,6 +253,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         self.target_tokenizer = _target_tokenizer(model, tokenizer, target_tokenizer)
         _check_tokenizers(model, tokenizer, self.target_tokenizer)
         self.languages = languages_of(tokenizer, model)
+        self.defaults = frozenset(kwargs)
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
         self.model.eval()
 
@@ -294,11 +288,12 @@ class HeedTranslationPipeline(ChunkPipeline):
         """
         if isinstance(inputs, str):
             return super().__call__(inputs, **kwargs)
+        check_are_several(inputs, "inputs")
         if isinstance(inputs, list | tuple):
             texts = [_checked(text) for text in inputs]
             # Texts of similar length share a batch; a stream keeps its order.
             order = list(range(len(texts)))
-            if kwargs.get("streamer") is None:
+            if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:
                 order.sort(key=lambda number: -len(texts[number]))
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
@@ -337,12 +332,11 @@ class HeedTranslationPipeline(ChunkPipeline):
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
         # Beyond it a model has seldom seen a text, even if its positions go on.
         soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        pieces = (
-            [Piece(_checked(text))] if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
-        )
+        whole = [Piece(trimmed(_checked(text)))]
+        pieces = whole if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
         for number, piece in enumerate(pieces):
             ids = encode(piece.text)
-            if hard is not None and len(ids) > hard and piece.text.strip():
+            if hard is not None and len(ids) > hard and piece.text:
                 raise ValueError(
                     f"A {self.unit} must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
                     " shorten it, or split it yourself."
@@ -354,22 +348,23 @@ class HeedTranslationPipeline(ChunkPipeline):
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
         pieces: list[tuple[str, str]] = []
-        parts = LINE_BREAK.split(_checked(text))
+        parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
             sentences = split_sentences(line)
-            if not split and len(sentences) > 1 and len(encode(line)) <= limit:
-                stripped = line.strip()
+            stripped = line.strip()
+            if not split and len(sentences) > 1 and len(encode(stripped)) <= limit:
                 start = line.index(stripped)
                 sentences = [("", line[:start]), (stripped, line[start + len(stripped) :])]
             pieces += [*sentences, ("", line_break)]
         # What holds no text is white space of the piece before it.
-        joined = [Piece("")]
+        joined: list[tuple[str, list[str]]] = [("", [])]
         for sentence, space in pieces:
-            if sentence:
-                joined.append(Piece(sentence, space))
+            if trimmed(sentence):
+                joined.append((sentence, [space]))
             else:
-                joined[-1] = Piece(joined[-1].text, joined[-1].space + space)
-        return joined if joined[0].space or len(joined) == 1 else joined[1:]
+                joined[-1][1].extend((sentence, space))
+        found = [Piece(sentence, "".join(spaces)) for sentence, spaces in joined]
+        return found if found[0].space or len(found) == 1 else found[1:]
 
     def _forward(
         self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
@@ -379,48 +374,65 @@ class HeedTranslationPipeline(ChunkPipeline):
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
         options = {**self.languages.generate_options(tgt_lang), **self._length(options), **options}
-        config = options.get("generation_config") or self.model.generation_config
-        penalty = options.get("length_penalty", config.length_penalty)
+        penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")
         penalty = 1.0 if penalty is None else penalty
-        if options.get("streamer") is not None:
+        is_streamed = options.get("streamer") is not None
+        if is_streamed:
             if is_batch:
                 raise ValueError("`batch_size` must be 1 with a `streamer`, but is more instead.")
             options["streamer"] = _OneStream(options["streamer"], pieces[0].space, is_last[0])
-        rows = [number for number, piece in enumerate(pieces) if piece.text.strip()]
-        size = (len(pieces), options.get("num_return_sequences") or config.num_return_sequences or 1)
-        result = {"sequences": torch.zeros(*size, 0, dtype=torch.long), "counts": torch.zeros(size, dtype=torch.long)}
-        result |= {"finished": torch.ones(size, dtype=torch.bool), "scores": torch.zeros(size)}
-        result["penalty"] = torch.full((len(pieces),), float(penalty))
+        rows = [number for number, piece in enumerate(pieces) if piece.text]
+        blank = [number for number, piece in enumerate(pieces) if not piece.text]
+        if rows and not is_streamed and ROW_ARGUMENTS & options.keys():
+            rows = [*range(len(pieces))]  # or those behind a blank one would have another number
+        if stops:  # a strategy gets no `tokenizer` to know them by
+            criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
+            options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+        size, filled = (len(pieces), self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
             generate: Any = self.model.generate
             output = generate(**inputs, **options, return_dict_in_generate=True, output_scores=return_scores)
             generated = output.sequences[:, 1:]  # (B·N, T)
-            counts, finished = _counts(generated, options.get("eos_token_id", config.eos_token_id))
-            result["sequences"] = torch.zeros(*size, generated.shape[1], dtype=torch.long)
+            counts, finished = self._counts(generated, options, stops)
             filled = {"sequences": generated, "counts": counts, "finished": finished}
             if return_scores:
                 filled["scores"] = _log_probabilities(output, counts, penalty)
-            for name, tensor in filled.items():
-                result[name][rows] = tensor.view(len(rows), size[1], *tensor.shape[1:]).to(result[name])
-        elif options.get("streamer") is not None:
+            size = (len(pieces), len(generated) // len(rows), generated.shape[1])  # a strategy may choose among them
+        elif is_streamed:
             options["streamer"].end()
-        return result | passed
+        result = {"sequences": torch.zeros(size, dtype=torch.long), "counts": torch.zeros(size[:2], dtype=torch.long)}
+        result |= {"finished": torch.ones(size[:2], dtype=torch.bool), "scores": torch.zeros(size[:2])}
+        for name, tensor in filled.items():
+            result[name][rows] = tensor.view(len(rows), *size[1:2], *tensor.shape[1:]).to(result[name])
+        result["counts"][blank], result["scores"][blank], result["finished"][blank] = 0, 0.0, True
+        return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
 
     def _length(self, options: dict[str, Any]) -> dict[str, int]:
         """Return the length limit where nobody else sets one."""
-        if {"max_new_tokens", "max_length", "generation_config"} & options.keys():
-            return {}
-        config = self.model.generation_config
-        if config.max_new_tokens is not None or config.max_length is not None:
+        if any(self._setting(options, name) is not None for name in ("max_new_tokens", "max_length")):
             return {}
         positions = position_limit(self.model.config)
         return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}
 
+    def _setting(self, options: dict[str, Any], name: str) -> Any:
+        """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""
+        own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
+        return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
+
+    def _counts(self, generated: torch.Tensor, options: Any, stops: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count the tokens of sequences (B·N, T), their end included, and tell which of them have ended."""
+        ends, pad = self._setting(options, "eos_token_id"), self._setting(options, "pad_token_id")
+        is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
+        finished, places = is_end.any(dim=1), torch.arange(1, 1 + generated.shape[1], device=generated.device)
+        lengths = places if pad is None else places * (generated != pad)  # a row without an end may be padded too
+        counts = torch.where(finished, is_end.int().argmax(dim=1) + 1, lengths.amax(-1))
+        return stopped(generated, counts, finished, stops, self.target_tokenizer) if stops else (counts, finished)
+
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
         """Join the translations of one text's pieces."""
         results = []
-        for rank in range(model_outputs[0]["counts"].shape[1]):
+        for rank in range(min(output["counts"].shape[1] for output in model_outputs)):
             text = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
@@ -502,13 +514,6 @@ class _OneStream(BaseStreamer):
             held = str(streamer.tokenizer.decode(streamer.token_cache, **streamer.decode_kwargs))[streamer.print_len :]
             streamer.token_cache, streamer.print_len, streamer.next_tokens_are_prompt = [], 0, True
             streamer.on_finalized_text(held + self.space)
-
-
-def _counts(generated: torch.Tensor, ends: int | list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count the tokens of sequences (B·N, T), their end included, and tell which of them have one."""
-    is_end = torch.isin(generated, torch.tensor(ends, device=generated.device))
-    finished = is_end.any(dim=1)
-    return torch.where(finished, is_end.int().argmax(dim=1) + 1, generated.shape[1]), finished
 
 
 def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> torch.Tensor:

@@ -1,11 +1,47 @@
-"""Closed vocabularies of symbols, such as phonemes and commands: what they hold, and which symbol they lack.
+"""What a text is, what of it counts, and the symbols of closed vocabularies (phonemes, commands).
 
 This file travels with every model, for its pipeline.
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
+
+# The categories of Unicode whose characters leave no mark: controls, formats such as a zero width space, and spaces.
+UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
+HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
+
+
+def trimmed(text: str) -> str:
+    """Return a text without the white space around it, which is no part of it; nothing where none of it is seen."""
+    is_seen = any(unicodedata.category(each) not in UNSEEN and each not in HANGUL_FILLERS for each in text)
+    return text.strip() if is_seen else ""
+
+
+def check_are_several(texts: Any, name: str) -> None:
+    """Raise a `ValueError` for what is no list or stream; one text or a mapping would be taken apart in silence."""
+    with suppress(TypeError):
+        if not isinstance(texts, str | bytes | Mapping):
+            iter(texts)
+            return
+    shown = f"the text {texts!r:.60}" if isinstance(texts, str) else f"a {type(texts).__name__}"
+    raise ValueError(f"`{name}` must be a list or a stream, but is {shown} instead.")
+
+
+def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
+    """Return a list of texts, which messages number from `first` on; a `ValueError` names what is no text."""
+    check_are_several(texts, name)
+    texts = list(texts)
+    for index, text in enumerate(texts, start=first):
+        if not isinstance(text, str):
+            raise ValueError(f"`{name}[{index}]` must be a string, but is {type(text).__name__} instead.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"`{name}[{index}]` must be Unicode, but is not: {error}.") from error
+    return texts
 
 
 class UnknownSymbol(ValueError):

@@ -11,6 +11,8 @@ from transformers import AutoTokenizer, MarianConfig, PreTrainedTokenizerFast
 from heedful.data import tokenizer_training
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.symbols_heed import trimmed
+from helpers import assert_refused
 
 
 def sentences(stems, endings, count=400):
@@ -57,14 +59,35 @@ def lossless(request, trained, tmp_path_factory):
 
 def test_hard_texts_come_back_exactly(lossless):
     assert lossless.decode_target(lossless.encode_target(HARD)) == HARD
-    assert lossless.decode_target(lossless.encode_source(HARD, "ko")) == HARD
+    assert lossless.decode_target(lossless.encode_source(HARD, "ko")) == list(map(trimmed, HARD))
     assert lossless.decode_target(lossless.encode_target(KOREAN)) == KOREAN
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text())
-def test_any_text_comes_back_in_composed_form(trained, text):
+def test_any_target_comes_back_in_composed_form(trained, text):
     assert trained.decode_target(trained.encode_target([text])) == [unicodedata.normalize("NFC", text)]
+
+
+def test_white_space_around_a_source_is_no_part_of_it_and_inside_it_is(trained):
+    (plain,), (spaced,) = (trained.encode_source([text], "ko") for text in ("물을  마신다", "물을 마신다"))
+    for around in (" {}", "{} ", "\t{}\r\n", "\u3000{}\u00a0"):
+        assert trained.encode_source([around.format("물을  마신다")], "ko") == [plain] != [spaced]
+
+
+@pytest.mark.parametrize("text", [" \n", "\u200b", "\ufeff", "\u2060 \u00ad", "\x00\x7f", "\u3164"])
+def test_a_source_in_which_nothing_can_be_seen_is_empty(trained, text):
+    assert trained.encode_source([text], "ko") == trained.encode_source([""], "ko")
+    assert trained.encode_source([f"{text}a"], "ko") == trained.encode_source([f"{text.lstrip()}a"], "ko")
+
+
+def test_only_tokenizers_of_the_library_can_be_looked_into(trained, monkeypatch):
+    trained.check_is_fast("a page")
+    monkeypatch.setattr(type(trained.source), "is_fast", False)
+    with pytest.raises(
+        ValueError, match=r"must be a fast one \(of the library `tokenizers`\) for a page, but is a Tok"
+    ):
+        trained.check_is_fast("a page")
 
 
 def test_text_that_looks_like_a_control_token_is_text(lossless):
@@ -215,7 +238,7 @@ def test_the_target_language_must_be_known_and_told():
 
 
 def test_long_texts_are_not_truncated(trained):
-    text = "물을 마신다 " * 20_000
+    text = "물을 마신다 " * 20_000 + "."
     assert trained.decode_target(trained.encode_source([text], "ko")) == [text]
 
 
@@ -223,10 +246,18 @@ def test_encoding_nothing_gives_nothing(trained):
     assert trained.encode_source([], "ko") == trained.encode_target([]) == trained.decode_target([]) == []
 
 
-def test_one_string_is_not_a_list_of_strings(trained):
-    with pytest.raises(ValueError, match="`texts` must be a list of strings"):
-        trained.encode_target("hello")
-    with pytest.raises(ValueError, match="`source_texts` must be several texts"):
+def test_what_is_no_list_of_texts_is_named(trained):
+    assert_refused(
+        [
+            ("hello", "`texts` must be a list or a stream, but is the text 'hello' instead"),
+            ({"text": "hello"}, "`texts` must be a list or a stream, but is a dict"),
+            (b"hello", "`texts` must be a list or a stream, but is a bytes"),
+            (None, "`texts` must be a list or a stream, but is a NoneType"),
+            (["hello", None], r"`texts\[1\]` must be a string, but is NoneType"),
+        ],
+        trained.encode_target,
+    )
+    with pytest.raises(ValueError, match="`source_texts` must be a list or a stream"):
         train_tokenizers("hello", ["hello"], vocab_size=300)
     with pytest.raises(ValueError, match="`languages` must be a list"):
         train(languages="ko")

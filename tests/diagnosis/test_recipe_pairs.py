@@ -143,7 +143,6 @@ DEFECTIVE = {
     "mojibake": "schön ist Ã¤hnlich",
     "html": "Tom &amp; Jerry",
     "decomposed": "ᄒᆞᆫ글",
-    "outer_spaces": "sentence ",
     "tabs": "sen\ttence",
 }
 

@@ -220,6 +220,16 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
         decoder.encoded(torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
 
 
+def test_a_source_of_padding_alone_is_refused(model):
+    decoder, batch = NativeDecoder(model), make_batch(1)
+    encoded = model.model.encoder(**batch)
+    batch["attention_mask"][2] = 0
+    with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
+        decoder.encoded(**batch)
+    with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):
+        model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], custom_generate=decoder)
+
+
 def test_there_may_be_more_beams_than_tokens():
     model = make_model({"vocab_size": 6})
     ours, theirs = both(model, {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8)

@@ -122,15 +122,14 @@ def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch():
 def test_padding_may_stand_anywhere_and_threads_change_nothing(beams):
     model, batch = make_model({}), make_batch(4)
     batch["attention_mask"][:, 1::3] = 0
-    batch["attention_mask"][2] = 0  # nothing but padding: any tokens do
-    threads, rows = torch.get_num_threads(), torch.arange(7) != 2
+    threads = torch.get_num_threads()
     for number in (1, 2):
         torch.set_num_threads(number)
         try:
             ours, theirs = both(model, batch, num_beams=beams, max_new_tokens=40)
         finally:
             torch.set_num_threads(threads)
-        assert torch.equal(ours[rows], theirs[rows])
+        assert torch.equal(ours, theirs)
 
 
 @compiled

@@ -103,6 +103,17 @@ def test_what_the_native_decoder_cannot_do_is_done_as_before(model, name, steps)
     assert "step" not in steps
 
 
+def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(model, steps):
+    batch = make_batch(4)
+    batch["attention_mask"][2] = 0
+    before = model.generate(**batch)
+    with prepare_for_inference(model):
+        assert torch.equal(model.generate(**batch), before)
+        alone = model.generate(batch["input_ids"][2:3], attention_mask=batch["attention_mask"][2:3])[0]
+    assert alone.tolist() == before[2, : len(alone)].tolist()
+    assert not steps
+
+
 def test_a_streamer_is_fed_token_by_token(model, steps):
     class Streamer:
         def __init__(self):

@@ -42,7 +42,13 @@ def translator(request, model, recurrent, tokenizers) -> Translator:
 def mixed(pairs) -> list[tuple[str, str]]:
     """Right pairs, wrong ones, and an empty side, of many lengths."""
     texts = list(pairs.values())
-    return [*pairs.items(), *zip(pairs, reversed(texts), strict=True), ("", "Yes."), ("네.", ""), ("네.", "No! " * 9)]
+    return [
+        *pairs.items(),
+        *zip(pairs, reversed(texts), strict=True),
+        ("", "Yes."),
+        ("네.", ""),
+        ("네.", "No! " * 8 + "No!"),
+    ]
 
 
 def test_a_score_is_the_log_probability_of_each_token_of_the_target(translator, tokenizers, mixed):
@@ -252,10 +258,10 @@ def test_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, monkeypatch):
     monkeypatch.setattr("heedful.inference.translation.MOST_SOURCE_TOKENS", 12)
     monkeypatch.setattr(Translator, "_longest_trained", lambda self: None)
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\tYes.\n네.\t{'No! ' * 9}\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="Sentence 2, of 37 tokens, is too long to be scored"):
+    with pytest.warns(UserWarning, match="Sentence 2, of 36 tokens, is too long to be scored"):
         code, output, errors = score(tmp_path / "pairs.tsv")
     assert (code, table(output)[1]) == (0, {"log_probability": "", "per_token": "", "tokens": ""})
     assert "1 pairs, 5 target tokens: " in errors
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\t{'No! ' * 9}\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="Sentence 1, of 37 tokens, is too long to be scored"):
+    with pytest.warns(UserWarning, match="Sentence 1, of 36 tokens, is too long to be scored"):
         assert "0 pairs, 0 target tokens\n" in score(tmp_path / "pairs.tsv")[2]

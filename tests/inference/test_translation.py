@@ -7,16 +7,22 @@ import pickle
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from heedful.inference.strategies.contrastive import ContrastiveSearch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
 from heedful.inference import translation
+from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
-from heedful.inference.translation import SENTENCE, Translation, Translator
-from heedful.pipeline_heed import position_limit
+from heedful.inference.made_pairs import BackTranslation
+from heedful.inference.strategies.beam_search import BeamSearch
+from heedful.inference.translation import Translation, Translator
+from heedful.pipeline_heed import position_limit, split_sentences
+from helpers import assert_refused
 
 
 @pytest.fixture
@@ -267,10 +273,39 @@ def test_a_stream_refuses_unknown_settings_at_once(translator):
         translator.translate_lines(["네."], chunk_size=0)
 
 
-@pytest.mark.parametrize(("texts", "message"), [("네.", "must be a list"), (["네.", 3], r"`texts\[1\]` must be")])
-def test_what_is_not_a_list_of_strings_is_named(translator, texts, message):
-    with pytest.raises(ValueError, match=message):
-        translator.translate(texts)
+def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
+    wrong = [("네.", "must be a list or a stream"), ({"text": "네."}, "but is a dict"), (None, "but is a NoneType")]
+    wrong += [(b"a", "but is a bytes"), (["네.", 3], r"`(texts|lines)\[1\]` must be a string, but is int")]
+    assert_refused([*wrong, (["네.", b"a"], r"\[1\]` must be a string, but is bytes")], translator.translate)
+    assert_refused(wrong, lambda lines: list(translator.translate_lines(lines)))
+    assert_refused(
+        [([*["네."] * 3, None], r"`lines\[3\]`")], lambda lines: list(translator.translate_lines(lines, chunk_size=2))
+    )
+    pairs = [
+        ("네.", "`pairs` must be a list or a stream"),
+        (None, "`pairs` must be a list"),
+        ([None], "Pair 1 must be"),
+    ]
+    pairs += [([{"source": "네.", "target": "Yes."}], "Pair 1 must be a source and a target text, but is {'source'")]
+    assert_refused(pairs, lambda pairs: list(translator.score_pairs(pairs)))
+    assert_refused(wrong[:1], lambda lines: list(BackTranslation("greedy").pairs(translator, lines)))
+    with pytest.raises(ValueError, match="`tokenizers` must be a `TokenizerPair`, but is a Tokenizers"):
+        Translator(translator.model, tokenizers.source)
+
+
+@pytest.mark.parametrize("around", [" {}", "{} ", "{}\n", "\u00a0{}\t"])
+def test_white_space_around_a_text_changes_no_translation_and_no_score(translator, pairs, around):
+    spaced, plain = [around.format(text) for text in pairs], translator.translate(list(pairs))
+    assert translator.translate(spaced) == list(translator.translate_lines(spaced)) == plain
+    spaced_pairs = list(zip(spaced, map(around.format, pairs.values()), strict=True))
+    scored = [list(translator.score_pairs(each)) for each in (pairs.items(), spaced_pairs)]
+    assert scored[0] == scored[1]
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"])
+def test_a_text_in_which_nothing_can_be_seen_is_blank(translator, monkeypatch, text):
+    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
+    assert translator.translate([text]) == [[Translation()]]
 
 
 def test_tokenizers_of_another_vocabulary_are_refused(tokenizers):
@@ -414,17 +449,20 @@ def test_the_n_best_of_split_sources_are_joined_in_their_order(short_sources):
     assert row[0].score > row[1].score
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("One. Two!  “Three?” Four", ["One.", "Two!", "“Three?”", "Four"]),
-        ("It costs 3.5 (e.g. at noon).", ["It costs 3.5 (e.g. at noon)."]),
-        ("一。二！「三。」四", ["一。", "二！", "「三。」", "四"]),
-        ("no end\nat all", ["no end\nat all"]),
-    ],
-)
-def test_sentences_end_where_a_reader_ends_them(text, sentences):
-    assert [sentence.strip() for sentence in SENTENCE.findall(text)] == sentences
+def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypatch):
+    seen, encode = [], type(short_sources.tokenizers).encode_source
+
+    def record(self, texts, *language):
+        seen.extend(texts)
+        return encode(self, texts, *language)
+
+    monkeypatch.setattr(type(short_sources.tokenizers), "encode_source", record)
+    text = "Dr. Kim met J. S. Bach. 1. He left, i.e. went. \u200b  「三。」四"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
+    assert seen[1:] == [sentence for sentence, _ in split_sentences(text) if sentence]
+    assert seen[1:] == ["Dr. Kim met J. S. Bach.", "1. He left, i.e. went.", "\u200b  「三。」", "四"]
 
 
 def test_without_word_of_the_training_the_positions_of_the_config_count(model, tokenizers):
@@ -451,3 +489,59 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(translator):
 def test_half_a_surrogate_pair_is_named(translator):
     with pytest.raises(ValueError, match=r"`texts\[1\]` must be Unicode"):
         translator.translate(["네.", "a\udcff"])
+
+
+@pytest.mark.parametrize(
+    "setting", ["output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"]
+)
+def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, monkeypatch, setting):
+    beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
+    plain = translator.translate(["네."], num_beams=beams)
+    monkeypatch.setattr(translator.model.generation_config, setting, 2)
+    assert translator.translate(["네."], num_beams=beams)[0][0].token_ids == plain[0][0].token_ids
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_stop_string_ends_a_translation_alike_in_every_batch(translator, pairs, monkeypatch, num_beams):
+    monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["he", "pp"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        together = translator.translate(list(pairs), num_beams=num_beams)
+        alone = translator.translate(list(pairs), num_beams=num_beams, token_budget=1)
+    expected = ["The", "The", "I eat an app", "She", "Yes.", "We do not go to school tomorrow.", "a café in Paris"]
+    assert [row[0].text for row in together] == [*expected, "It rains."]
+    for (one,), (other,) in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+        assert one.finished
+
+
+def test_a_model_whose_weights_lie_on_disk_translates_scores_and_searches(folder, model, tokenizers, tmp_path, pairs):
+    sources = list(pairs)[:2]
+    on_disk = AutoModelForSeq2SeqLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path)
+    ours, theirs = (Translator(each, tokenizers, engine="generate") for each in (on_disk, model))
+    assert ours.translate(sources, num_beams=2) == theirs.translate(sources, num_beams=2)
+    assert list(ours.score_pairs(pairs.items())) == list(theirs.score_pairs(pairs.items()))
+    inputs = pad_sources(tokenizers.encode_source(sources), 0, torch.device("cpu"))
+    settings = {"max_length": None, "max_new_tokens": 30}
+    for strategy in (BeamSearch(models=[on_disk]), ContrastiveSearch(0.5, 3)):
+        beams = {"num_beams": 2} if isinstance(strategy, BeamSearch) else {}
+        found = on_disk.generate(**inputs, **settings, **beams, custom_generate=strategy)
+        assert tokenizers.decode_target(found) == [pairs[source] for source in sources]
+    maps = [attention_maps(each, tokenizers, sources[0], pairs[sources[0]]) for each in (on_disk, model)]
+    assert np.array_equal(*(each.weights["cross"] for each in maps))
+
+
+def test_progress_counts_the_lines_that_are_done_and_not_those_that_are_read(translator):
+    counts, lines = [], ["네.", "", "비가 온다.", "고양이가 잔다."]
+    found = translator.translate_lines(lines, token_budget=1, num_beams=1, progress=counts.append)
+    next(found)
+    assert counts == [1, 1, 1, 1]
+    assert len(list(found)) == 3
+    assert sum(counts) == len(lines)
+
+
+def test_progress_counts_lines_that_are_split_once(short_sources):
+    counts = []
+    list(short_sources.translate_lines(["네.", LONG], split=True, progress=counts.append))
+    assert sum(counts) == 2

@@ -11,6 +11,7 @@ import torch
 from peft import (
     AutoPeftModelForSeq2SeqLM,
     IA3Config,
+    LNTuningConfig,
     LoraConfig,
     PeftModel,
     PrefixTuningConfig,
@@ -63,6 +64,7 @@ ADAPTERS = {
     "rank_stabilised": LoraConfig(**LORA, use_rslora=True),
     "dora": LoraConfig(**{**LORA, "target_modules": "all-linear"}, use_dora=True),
     "new_tokens": LoraConfig(**LORA, trainable_token_indices=[20, 21]),
+    "norms": LNTuningConfig(**TASK, target_modules=["norm"]),  # of a post-norm model
     "ia3": IA3Config(**TASK, target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"]),
 }
 # What has other linear layers than the default, and every way to share embeddings.

@@ -115,6 +115,17 @@ def test_a_mask_of_the_new_tokens_alone_is_refused_beside_a_cache(model):
         model(SOURCE, decoder_attention_mask=torch.ones(2, 1), **new)
 
 
+def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model):
+    mask = torch.ones_like(SOURCE)
+    whole = {"decoder_input_ids": TARGET, "max_new_tokens": 3}
+    assert torch.equal(
+        model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole), model.generate(SOURCE, **whole)
+    )
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="`prefill_chunk_size`"):
+        model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
+
+
 def test_labels_that_are_all_ignored_are_refused(model):
     with pytest.raises(ValueError, match="at least one label other than -100"):
         model(SOURCE, labels=torch.full((2, 3), -100))

@@ -1,6 +1,7 @@
 """The translation pipeline: what goes in whole comes out whole, for every kind of checkpoint."""
 
 import json
+import time
 import warnings
 from threading import Thread
 
@@ -30,6 +31,8 @@ from heedful import pipeline_heed
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import LANGUAGE_TAG, TARGET_FOLDER
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference.strategies.beam_search import BeamSearch
+from heedful.inference.strategies.minimum_bayes_risk import MinimumBayesRisk
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.pipeline_heed import (
@@ -136,6 +139,42 @@ def test_padding_changes_no_translation_of_a_model_whose_outputs_depend_on_all_i
         assert texts_of(translate(iter(texts), batch_size=3)) == alone
 
 
+def test_settings_that_count_the_rows_of_a_batch_meet_its_texts_in_their_order(model, tokenizers, translate):
+    texts = [KOREAN[3], "", KOREAN[1]]  # the shortest first, and a blank one
+    first = [tokenizers.encode_target([word])[0][0] for word in ("It", "", "Yes")]
+    settings = {"prefix_allowed_tokens_fn": lambda row, ids: [first[row]] if len(ids) == 1 else list(range(272))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = texts_of(translate(texts, batch_size=3, **settings))
+        by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
+        assert texts_of(by_default(texts, batch_size=3)) == found
+    assert [text[:1] for text in found] == ["I", "", "Y"]
+    forced = BeamSearch(sentence_force_words_ids=[[], [], [tokenizers.encode_target(["Yes"])[0][:-1]]])
+    found = texts_of(translate(texts, batch_size=3, num_beams=4, custom_generate=forced))
+    assert found[:2] == [ENGLISH[3], ""]
+    assert "Yes" in found[2]
+
+
+def test_a_strategy_may_return_fewer_than_it_chose_among(translate, tokenizers):
+    chosen = MinimumBayesRisk(tokenizers, keep=2)
+    settings = {"custom_generate": chosen, "num_beams": 4, "num_return_sequences": 4, "batch_size": 2}
+    texts = [KOREAN[0], f"{KOREAN[3]}\n\n{KOREAN[5]}"]
+    found = translate(texts, **settings)
+    assert [len(each) for each in found] == [2, 2]
+    assert all(one["translation_text"].count("\n\n") == number for number, each in enumerate(found) for one in each)
+
+
+def test_stop_strings_end_a_translation_with_every_search(translate, model, tokenizers):
+    expected = ["The", "The", "I eat an app", "Yes.", "She", "It rains."]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for settings in ({}, {"num_beams": 3}, {"num_beams": 2, "custom_generate": BeamSearch()}):
+            found = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, batch_size=6, **settings)
+            assert texts_of(found) == expected
+            alone = translate(KOREAN, stop_strings=["he", "pp"], return_scores=True, **settings)
+            assert [one["score"] for one in found] == pytest.approx([one["score"] for one in alone], abs=1e-5)
+
+
 def test_iterators_are_read_lazily_and_in_order(translate):
     taken = []
     stream = translate((taken.append(text) or text for text in KOREAN), batch_size=2)
@@ -183,7 +222,7 @@ def test_lines_paragraphs_and_white_space_stay_where_they_are(translate):
         assert translate(text, batch_size=batch_size)[0]["translation_text"] == expected
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "\u2028"])
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "\u2028", "\u200b", "\ufeff", "\u2060\n \u00ad", "\u3164"])
 def test_a_text_without_words_is_not_shown_to_the_model(translate, monkeypatch, text):
     monkeypatch.setattr(translate.model, "generate", lambda **_: pytest.fail("the model was asked"))
     assert translate(text, return_scores=True) == [{"translation_text": text, "score": 0.0}]
@@ -205,7 +244,7 @@ def test_a_whole_text_keeps_its_line_breaks_for_the_model(translate, monkeypatch
     monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: seen.append(input_ids) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translate("네.\n네. ", split_sentences=False)
-    assert translate.tokenizer.batch_decode(seen[0], skip_special_tokens=True) == ["네.\n네. "]
+    assert translate.tokenizer.batch_decode(seen[0], skip_special_tokens=True) == ["네.\n네."]
 
 
 def test_nothing_is_cut_off_silently(translate, tokenizers):
@@ -251,6 +290,14 @@ def test_latin_sentences_end_where_a_reader_ends_them(sentences):
         *[(sentence, "  ") for sentence in sentences[:-1]],
         (sentences[-1], " "),
     ]
+
+
+@pytest.mark.parametrize("repeated", [".", "a. ", "A. ", "。a", "a.", '."', "(A.", "! ", " ", "1. "])
+def test_to_split_a_text_takes_time_that_grows_with_its_length(repeated):
+    begun = time.process_time()
+    pieces = split_sentences("a " + repeated * 50_000)
+    assert time.process_time() - begun < 5
+    assert "".join(sentence + space for sentence, space in pieces) == "a " + repeated * 50_000
 
 
 def test_chinese_and_japanese_sentences_need_no_space():
@@ -429,6 +476,21 @@ def test_nllb_marks_the_source_and_begins_with_the_target(no_warnings):
             translate("a", **{name: "fr"})
 
 
+def test_a_source_is_marked_with_its_language_while_other_threads_use_the_tokenizer(no_warnings, monkeypatch):
+    model, tokenizer = nllb()
+    vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")] + [("▁", -2.0), ("a", -3.0)]
+    for each in (tokenizer, MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="ro_RO")):
+        languages, before, expected = languages_of(each, model), each.src_lang, {}
+        for language in languages.known[:3]:
+            each.src_lang = language
+            expected[language] = each("a")["input_ids"]
+        each.src_lang = before
+        monkeypatch.setattr(type(each), "src_lang", property(lambda self, before=before: before))  # none can be set
+        found = {language: languages.encode(each, "a", language, before) for language in expected}
+        assert found == expected
+        assert len(set(map(tuple, found.values()))) == 3
+
+
 @pytest.mark.parametrize("starts_with_language", [False, True])
 def test_mbart_begins_with_the_target_in_either_of_its_ways(no_warnings, starts_with_language):
     vocabulary = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
@@ -482,10 +544,11 @@ def test_wrong_settings_are_named(translate, model, tokenizers):
     assert_refused(WRONG_SETTINGS, lambda settings: pipeline(TASK, **given, **settings))
 
 
-@pytest.mark.parametrize("inputs", [["네.", 3], [["네."]], 3.5])
-def test_what_is_no_text_is_named(translate, inputs):
-    with pytest.raises((ValueError, TypeError), match=r"string|iterable"):
-        translate(inputs)
+def test_what_is_no_text_is_named(translate):
+    wrong = [(["네.", 3], "must be a string, but is int"), ([["네."]], "must be a string, but is list")]
+    wrong += [(each, f"`inputs` must be a list or a stream, but is a {type(each).__name__}") for each in (3.5, None)]
+    wrong += [({"text": "네."}, "but is a dict"), ("네.".encode(), "but is a bytes")]
+    assert_refused(wrong, translate)
 
 
 def test_settings_of_the_pipeline_are_defaults_of_its_calls(model, tokenizers):
@@ -493,9 +556,22 @@ def test_settings_of_the_pipeline_are_defaults_of_its_calls(model, tokenizers):
     translate = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", **settings)
     assert [len(result) for result in translate(KOREAN)] == [2] * len(KOREAN)
     assert set(translate("네.", num_return_sequences=1)[0]) == {"translation_text", "score"}
-    own = GenerationConfig(num_beams=3, num_return_sequences=3, max_new_tokens=30, **tokenizers.special_ids())
-    plain = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu")
-    assert len(plain("네.", generation_config=own)) == 3
+
+
+def test_a_generation_config_says_what_it_says_to_generate(model, tokenizers, translate, monkeypatch):
+    assert len(translate("네.", generation_config=GenerationConfig(num_beams=3, num_return_sequences=3))) == 3
+    own = GenerationConfig(num_beams=2)
+    by_default = pipeline(TASK, model=model, tokenizer=tokenizers.source, device="cpu", generation_config=own)
+    assert texts_of(by_default(KOREAN, batch_size=2)) == ENGLISH
+    monkeypatch.setattr(model.generation_config, "num_beams", 3)
+    monkeypatch.setattr(model.generation_config, "num_return_sequences", 2)
+    assert [len(each) for each in translate(KOREAN[:2], generation_config=own, num_beams=3)] == [2, 2]
+    monkeypatch.setattr(model.generation_config, "max_length", None)
+    own = GenerationConfig(eos_token_id=99, num_beams=1, num_return_sequences=1)
+    with pytest.warns(UserWarning, match="1 sentence was cut off at 256 tokens"):
+        translate("네.", generation_config=own)
+    with pytest.warns(UserWarning, match="1 sentence was cut off at 9 tokens"):
+        translate("네.", eos_token_id=None, max_new_tokens=9, num_beams=1, num_return_sequences=1)
 
 
 def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):

@@ -16,10 +16,15 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Tra
 from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
+from heedful.inference.embeddings import word_states
+from heedful.inference.loading import STOCK
 from heedful.publishing.conversion import model_conversion as conversion
 from heedful.publishing.conversion.model_conversion import Conversion, convert, convert_config, convert_model
 from heedful.publishing.conversion.tokenizer_conversion import TEXTS
+from heedful.publishing.exports.transformers_export import export_transformers
 from heedful.publishing.hub import check_folder, read_card
+from heedful.publishing.web.page import write_page
+from heedful.publishing.web.web_export import check_pattern
 from heedful.training.run import train
 from helpers import assert_near
 from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
@@ -111,7 +116,7 @@ def test_the_generation_config_is_the_checkpoints_and_names_the_language(convert
 def test_tokenizers_give_the_same_ids_and_decode_to_the_same_text(converted):
     pair = TokenizerPair.from_pretrained(converted.result.folder)
     texts = [*TEXTS, *KOREAN, *ENGLISH]
-    assert pair.encode_source(texts) == converted.tokens(texts)
+    assert pair.encode_source(texts) == converted.tokens([text.strip() for text in texts])
     labels = converted.tokens(texts, "target")
     assert pair.encode_target(texts) == labels
     if converted.name in HAS_LANGUAGES:
@@ -262,6 +267,54 @@ def test_other_kinds_of_models_are_named(tmp_path):
     BartForSequenceClassification(BartConfig(**SIZES, vocab_size=99)).save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match=r"`architectures` must be .*, but is BartForSequenceClassification"):
         convert(tmp_path / "classifier", tmp_path / "heed")
+
+
+def test_a_published_model_is_named_with_the_command_that_converts_it(converted):
+    if converted.name == "pegasus":  # whose tokenizer Heedful takes as it is
+        assert Translator.from_pretrained(converted.source).translate(KOREAN[:1], max_new_tokens=3)
+        return
+    languages = " --source-language … --target-language …" if converted.name in HAS_LANGUAGES else ""
+    command = f"`heedful convert {converted.source} NEW_FOLDER{languages}`"
+    with pytest.raises(ValueError, match=f"must be one of Heedful's, but is a .* {re.escape(command)}"):
+        Translator.from_pretrained(converted.source)
+    assert Translator.from_pretrained(converted.result.folder).translate(KOREAN[:1], max_new_tokens=3)
+
+
+def test_the_models_that_can_be_converted_are_known_to_who_loads_one():
+    assert set(STOCK) == set(conversion.KINDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["marian", "pegasus", "nllb"])
+def test_a_checkpoint_in_half_precision_is_converted_as_exactly(tmp_path, name, dtype):
+    source = BUILDERS[name](tmp_path / name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(source).to(dtype)
+    model.save_pretrained(source)
+    result = convert(source, tmp_path / "heed")
+    assert result.difference < 1e-5
+    ours, theirs = (AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (result.folder, source))
+    assert ours.dtype == theirs.dtype == dtype
+    inputs = {"input_ids": torch.randint(5, 80, (2, 9)), "decoder_input_ids": torch.randint(5, 80, (2, 4))}
+    expected = theirs(**inputs).logits
+    assert_near(ours(**inputs).logits, expected, 16 * torch.finfo(dtype).eps)
+
+
+def test_what_looks_into_a_tokenizer_names_one_that_it_cannot_look_into(tmp_path):
+    folder = convert(BUILDERS["marian"](tmp_path / "marian"), tmp_path / "heed").folder
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"activation_function": "relu"})
+    )  # which a page can compute
+    translator = Translator.from_pretrained(folder)
+    for look in (
+        lambda: write_page([folder], tmp_path / "page.html"),
+        lambda: check_pattern(translator.tokenizers),
+        lambda: export_transformers(folder, tmp_path / "stock", KOREAN[:2], zero_start=True),
+        lambda: word_states(translator, translator.tokenizers, KOREAN[0].split()[0]),
+    ):
+        with pytest.raises(ValueError, match=r"must be a fast one .*, but is a MarianTokenizer instead"):
+            look()
+    assert {path.name for path in tmp_path.iterdir()} == {"marian", "heed"}
 
 
 def test_positions_that_are_no_sinusoids_are_refused(tmp_path):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from inspect import signature
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, TypeVar
+from typing import Annotated, Any, Literal, TextIO
 
 from typer import Argument, Option
 from typer.core import TyperCommand
@@ -48,7 +48,6 @@ RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="A YAML file, or a 
 Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
-Item = TypeVar("Item")
 
 
 class TakesSentences(TyperCommand):
@@ -264,15 +263,14 @@ def writing(path: Path | None) -> Iterator[TextIO]:
         raise
 
 
-def with_progress(results: Iterable[Item], source: Path | None) -> Iterable[Item]:
-    """Show on a terminal's standard error how many lines are done, of how many in a file."""
+def progress_bar(source: Path | None = None, total: int | None = None, is_shown: bool = True) -> Any:
+    """Return a bar on a terminal's standard error that counts lines, of a `total` or of how many a file has."""
     from tqdm import tqdm
 
-    total = None
     if source is not None and source.suffix != ".gz" and sys.stderr.isatty():
         with source.open("rb") as stream:
             total = sum(1 for _ in stream)
-    return tqdm(results, total=total, unit=" lines", leave=False, disable=None)
+    return tqdm(total=total, unit=" lines", leave=False, disable=None if is_shown else True)
 
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:

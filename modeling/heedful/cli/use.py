@@ -8,7 +8,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import chain, tee
 from operator import itemgetter
 from pathlib import Path
@@ -76,14 +76,14 @@ def translate(
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
     settings |= {"split": split, "keep_going": not text}
     is_dialogue = not text and source is None and sys.stdin.isatty()
-    if is_dialogue:
-        print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-        found: Iterable[Any] = chain.from_iterable(translator.translate_lines([line], **settings) for line in lines)
-    else:
-        found = translator.translate_lines(lines, **settings)
-        if not text and (output is not None or not sys.stdout.isatty()):
-            found = options.with_progress(found, source)
-    with options.writing(output) as stream:
+    is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
+    with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
+        if is_dialogue:
+            print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+            one_by_one = (translator.translate_lines([line], **settings) for line in lines)
+            found: Iterable[Any] = chain.from_iterable(one_by_one)
+        else:
+            found = translator.translate_lines(lines, progress=bar.update, **settings)
         for translations in found:
             for translation in translations:
                 score = f"{translation.score:.4f}\t" if scores and translation.score is not None else ""
@@ -156,6 +156,7 @@ def evaluate(
     pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
+    _warn_of_direction(Path(model), source, target)
     options.quieten()
     search = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     sources = [pair["source"] for pair in pairs]
@@ -178,6 +179,17 @@ def evaluate(
     options.print_result(scores, "\n".join(lines), as_json)
 
 
+def _warn_of_direction(model: Path, source: str, target: str) -> None:
+    """Warn where the recipe beside a model says that it was trained in the other direction alone."""
+    from heedful.training.recipe_file import read_recipe
+
+    with suppress(OSError, ValueError):
+        directions = {(part.source, part.target) for part in read_recipe(model / "recipe.yaml").data.parts.values()}
+        if (target, source) in directions and (source, target) not in directions:
+            told = f"`--source` and `--target` should be {target} and {source}, as {model} was trained, but are"
+            warnings.warn(f"{told} {source} and {target} instead.", stacklevel=3)
+
+
 def _translate_all(
     folder: str,
     revision: str | None,
@@ -195,7 +207,8 @@ def _translate_all(
     if world_size() == 1:
         translator = Translator.from_pretrained(folder, device, revision)
         check(translator)
-        return [best.text for best, *_ in translator.translate(sources, **settings)]
+        with options.progress_bar(total=len(sources)) as bar:
+            return [best.text for best, *_ in translator.translate_lines(sources, progress=bar.update, **settings)]
     from heedful.training.loop.validation import translate_on_ranks
     from heedful.training.processes.devices import join_processes
 
@@ -240,13 +253,13 @@ def score(
     if backward is not None or backward_to is not None:
         other = directions[0][0] if backward is None else Translator.from_pretrained(backward, device)
         directions.append((other, backward_to))
-    found: Iterable[Any] = _scored(rows, directions, token_budget)
-    if output is not None or not sys.stdout.isatty():
-        found = options.with_progress(found, None)
+    found = _scored(rows, directions, token_budget)
     as_json = as_json or (output is not None and ".jsonl" in output.suffixes)
     sums = [[0, 0, 0.0] for _ in directions]  # pairs, tokens and their log-probability
-    with options.writing(output) as stream:
+    is_shown = output is not None or not sys.stdout.isatty()
+    with options.progress_bar(is_shown=is_shown) as bar, options.writing(output) as stream:
         for number, (pair, scores) in enumerate(found):
+            bar.update()
             values = _score_values(scores, tokens)
             line = "\t".join(map(_cell, values.values()))
             if as_json:
@@ -268,7 +281,7 @@ def score(
 def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], token_budget: int) -> Iterator:
     """Yield pairs with their scores by translators into their languages: of targets, and perhaps of sources."""
     pairs, *copies = tee(rows, 1 + len(directions))
-    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True}
+    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True, "chunk_size": 1024}
     found = [
         translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
         for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)
@@ -331,13 +344,15 @@ def backtranslate(
         options.quieten()
         translator = Translator.from_pretrained(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    settings["chunk_size"] = 1024  # by which the bar moves
     _write_pairs(output, making.pairs(translator, _lines(texts, "line"), **settings), making, str(texts))
 
 
 def _write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any, given: str) -> None:
     written = 0
-    with options.writing(output) as stream:
-        for pair in options.with_progress(pairs, None):
+    with options.progress_bar() as bar, options.writing(output) as stream:
+        for pair in pairs:
+            bar.update()
             written += 1
             print(json.dumps(pair, ensure_ascii=False), file=stream)
         if not written:
@@ -387,7 +402,8 @@ def distill(
         return
     options.check_pairs_file(output, data)
     making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
-    settings = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
+    settings["chunk_size"] = 1024  # by which the bar moves
     made = making.pairs(load_teachers(teachers, device), pairs, **settings)
     # By the names of the data, so that a recipe reads them as it reads those.
     named = ({source: pair["source"], target: pair["target"]} for pair in made)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from heedful.data.tokenization import WORD_START, TokenizerPair, encode_texts
-from heedful.symbols_heed import UnknownSymbol
+from heedful.symbols_heed import UnknownSymbol, trimmed
 
 CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
 
 
 @dataclass
 class PairEncoder:
-    """Turns pairs into rows of token ids and leaves out what is too long, counting it.
+    """Turns pairs, without the white space around texts, into rows of token ids, and counts what is too long for it.
 
     The pairs of training data with several parts have the number of their part as `part`.
     """
@@ -36,7 +36,7 @@ class PairEncoder:
         stream, tokenizers = iter(pairs), self.tokenizers
         heads = [[id_ + WORD_START * self.mark_words for id_ in head] for head in self.heads]
         while chunk := list(islice(stream, CHUNK)):
-            sources, targets = [pair["source"] for pair in chunk], [pair["target"] for pair in chunk]
+            sources, targets = [pair["source"] for pair in chunk], [trimmed(pair["target"]) for pair in chunk]
             try:
                 inputs = encode_texts(tokenizers.source, "text", sources, self.mark_words)
                 labels = encode_texts(tokenizers.target, "text_target", targets, self.mark_words)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.checksums_heed import TARGET_FOLDER, changed_files, write_checksums
 from heedful.files import check_inside, check_name_inside, listed, read_object, write_text
-from heedful.symbols_heed import UnknownSymbol, symbols_of, unknown_symbol
+from heedful.symbols_heed import UnknownSymbol, checked_texts, symbols_of, trimmed, unknown_symbol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -86,7 +86,7 @@ class TokenizerPair:
         return self.source is self.target
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
-        """Encode source texts, without truncation.
+        """Encode source texts, without truncation and without the white space around them.
 
         Args:
             texts: The sentences.
@@ -135,6 +135,15 @@ class TokenizerPair:
         backend = getattr(self.target, "backend_tokenizer", None)
         is_decomposed = type(getattr(backend, "normalizer", None)).__name__ == "NFD"
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
+
+    def check_is_fast(self, use: str) -> None:
+        """Raise a `ValueError` for tokenizers that the library `tokenizers` does not compute, for a use it must."""
+        for tokenizer in (self.source, self.target):
+            if not tokenizer.is_fast:
+                raise ValueError(
+                    f"The tokenizer must be a fast one (of the library `tokenizers`) for {use}, but is a "
+                    f"{type(tokenizer).__name__} instead."
+                )
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
         """Check that closed vocabularies have all symbols of pairs; messages call where these stand `place`.
@@ -258,13 +267,14 @@ def encode_texts(
 ) -> list[list[int]]:
     """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins.
 
-    An `UnknownSymbol` names the first symbol that a closed vocabulary lacks.
+    White space around a source is no part of it. An `UnknownSymbol` names the first symbol that a closed vocabulary
+    lacks.
     """
-    if isinstance(texts, str):
-        raise ValueError(f"`texts` must be a list of strings, but is the string {texts!r} instead.")
-    if not len(texts):
+    texts = checked_texts(texts)
+    if not texts:
         return []
-    options: dict[str, Any] = {side: list(texts), "return_attention_mask": False, "truncation": False}
+    texts = list(map(trimmed, texts)) if side == "text" else texts
+    options: dict[str, Any] = {side: texts, "return_attention_mask": False, "truncation": False}
     try:
         encoded = tokenizer(**options, verbose=False)
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol

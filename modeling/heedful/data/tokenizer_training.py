@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
 from heedful.files import check_at_least
+from heedful.symbols_heed import check_are_several
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -115,8 +116,7 @@ def train_tokenizers(
         if each not in get_args(Algorithm):
             raise ValueError(f"`algorithm` must be one of {', '.join(get_args(Algorithm))}, but is {each!r} instead.")
     for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
-        if isinstance(texts, str):
-            raise ValueError(f"`{name}` must be several texts, but is one string instead.")
+        check_are_several(texts, name)
     tags = _language_tags(languages)
     if joint:
         if target_vocab_size is not None:

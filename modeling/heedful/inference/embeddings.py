@@ -74,7 +74,8 @@ def word_states(
         target_language: Language to translate into, where the tokenizers know several.
 
     Raises:
-        ValueError: If the word is empty, not in the sentence or of no token, or the model is recurrent or exported.
+        ValueError: If the word is empty, not in the sentence or of no token, the model is recurrent or exported, or
+            its tokenizer no fast one.
     """
     model = plain_model(model)
     if model.config.model_type == "heed_rnn":
@@ -84,7 +85,8 @@ def word_states(
         )
     if not word.strip():
         raise ValueError(f"`word` must be a word, but is {word!r} instead.")
-    word, sentence = word.strip(), word.strip() if sentence is None else sentence
+    tokenizers.check_is_fast("the embeddings of words")
+    word, sentence = word.strip(), (word if sentence is None else sentence).strip()
     start = rf"(?<!\w){re.escape(word)}"
     found = re.search(rf"{start}(?!\w)", sentence) or re.search(start, sentence)
     if found is None:

@@ -14,14 +14,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from heedful.generation_heed import stopped
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
 from heedful.inference.strategies.beam_search import BeamSearch
-from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings
+from heedful.inference.strategies.steps import SEARCH_SETTINGS, active_settings, device_of
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
+Progress = Callable[[int], Any]  # gets how many more sentences or lines are done
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class Engine(Protocol):
 class GenerateEngine:
     """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
 
-    With an `ensemble` of further models, the mean of their probabilities chooses each token.
+    The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
     """
 
-    def __init__(self, model: Any, ensemble: Sequence[Any] = ()):
-        self.model, self.ensemble = model, ensemble
+    def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
+        self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
     @property
     def is_current(self) -> bool:
@@ -65,9 +67,14 @@ class GenerateEngine:
         return True
 
     def search(
-        self, sources: Sequence[Sequence[int]], config: Any, token_budget: int, processors: Processors | None = None
+        self,
+        sources: Sequence[Sequence[int]],
+        config: Any,
+        token_budget: int,
+        processors: Processors | None = None,
+        progress: Progress = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        """Translate sentences batch by batch, as `Engine.search` says."""
+        """Translate sentences batch by batch, as `Engine.search` says; `progress` gets the number of each batch's."""
         settings = self._settings(config)
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
@@ -77,6 +84,7 @@ class GenerateEngine:
                 found = self._search_batch([sources[number] for number in batch], settings, config, own)
                 for number in batch:
                     results[number] = [next(found) for _ in range(config.num_return_sequences)]
+                progress(len(batch))
         return results
 
     def generate(
@@ -86,6 +94,8 @@ class GenerateEngine:
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
             search["custom_generate"] = BeamSearch(models=self.ensemble)
+        if settings.stop_strings:
+            search["tokenizer"] = self.tokenizer
         if not self.ensemble:
             return self.model.generate(**inputs, **search), None
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
@@ -101,14 +111,16 @@ class GenerateEngine:
     def _search_batch(
         self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any
     ) -> Iterator[Hypothesis]:
-        inputs = pad_sources(sources, self.model.config.pad_token_id, self.model.device)
+        inputs = pad_sources(sources, self.model.config.pad_token_id, device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
+        if config.stop_strings:
+            counts, finished = stopped(sequences[:, 1:], counts, finished, config.stop_strings, self.tokenizer)
         if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)
         # The first token is the decoder's start, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
-        yield from map(Hypothesis, rows, scores.tolist(), finished)
+        yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
 
 
 class NativeEngine(GenerateEngine):

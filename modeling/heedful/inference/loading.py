@@ -24,6 +24,8 @@ WEIGHT_FILES = (
 )
 ADAPTER_FILE = "adapter_config.json"
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
+# Models of transformers that `heedful convert` makes Heed models of.
+STOCK = ("bart", "m2m_100", "marian", "mbart", "pegasus")
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
@@ -181,6 +183,11 @@ def adapted_model(folder: Path) -> Path:
             f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
             "neither a folder here nor a model on the Hub."
         ) from error
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Return the folder with the tokenizers of a model: of an adapter without its own, that of the model below it."""
+    return adapted_model(folder) if is_adapter(folder) and not (folder / "tokenizer.json").is_file() else folder
 
 
 def _merged(folder: Path) -> "PreTrainedModel":

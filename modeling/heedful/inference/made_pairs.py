@@ -14,6 +14,7 @@ import numpy as np
 from heedful.files import check_at_least
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translation, Translator
+from heedful.symbols_heed import check_are_several, trimmed
 
 Method = Literal["greedy", "beam", "sampling", "noised"]
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
@@ -73,6 +74,7 @@ class BackTranslation:
 
         `settings` are keywords of `Translator.translate_lines`.
         """
+        check_are_several(lines, "lines")
         if self.method != "sampling":
             _check_search(translator, self.method)
         beams = (self.num_beams or 5) if self.method in ("beam", "noised") else 1
@@ -81,11 +83,11 @@ class BackTranslation:
             given, num_beams=beams, sampling=self.sampling(), keep_going=True, **settings
         )
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
-            target = line.rstrip("\r\n").removeprefix("\ufeff" if number == 1 else "")
+            target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = " ".join(best.text.split())
             if best.finished and self.method == "noised":
                 source = noised(source, 1 if self.seed is None else self.seed, number)
-            if target.strip() and source and is_useful(best):
+            if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:
                 self.left_out += 1

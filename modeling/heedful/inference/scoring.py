@@ -10,7 +10,7 @@ import torch
 from heedful.data.batching import BatchingSettings, TokenCounts, UpdateBatches
 from heedful.data.micro_batches import collate
 from heedful.inference.strategies.beams import length_penalty
-from heedful.inference.strategies.steps import end_tokens
+from heedful.inference.strategies.steps import device_of, end_tokens, filler
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
@@ -55,24 +55,25 @@ def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
     return abs(first - second) + (first + second) / 2
 
 
-def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, list[bool]]:
-    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended by itself.
+def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
 
-    The decoder's start token, which is first in each, is not counted, and </s> is. The `(sentences, source_length)`
-    mask is 0 at padding.
+    The decoder's start token, which is first in each, is not counted, and </s> is; neither is padding, which follows
+    other ends, as `stop_strings` are. The `(sentences, source_length)` mask is 0 at padding.
     """
     generated = sequences[:, 1:]
     ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
     ended = ends.any(dim=1)
-    # argmax finds the first </s>; a sequence without one is as long as the longest.
-    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, generated.shape[1])
+    places = torch.arange(1, 1 + generated.shape[1], device=generated.device)
+    # argmax finds the first </s>
+    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, (places * (generated != filler(config))).amax(dim=1))
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)
     if beyond is not None:  # each sentence has a limit of its own, and padding follows it
         limits = source_mask.sum(dim=1) + beyond
         counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
-    return counts, ended.tolist()
+    return counts, ended
 
 
 def score_sequences(
@@ -132,7 +133,7 @@ def forced_batches(
     pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(token_budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
-        inputs = {name: values.to(model.device) for name, values in batch.items()}
+        inputs = {name: values.to(device_of(model)) for name, values in batch.items()}
         labels = inputs.pop("labels")
         decoder_inputs = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
         yield numbers, inputs, decoder_inputs.masked_fill(decoder_inputs < 0, pad), labels

@@ -5,7 +5,6 @@ constant of the model or of the call.
 """
 
 import copy
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,16 +28,17 @@ from heedful.inference.engines import (
     GenerateEngine,
     Hypothesis,
     NativeEngine,
+    Progress,
     evaluation_mode,
     rows_per_sentence,
 )
-from heedful.inference.loading import adapted_model, first_line, is_adapter, load_model, model_folder, resolve_device
+from heedful.inference.loading import STOCK, first_line, load_model, model_folder, resolve_device, tokenizer_folder
 from heedful.inference.native.decoder import settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import PairScore, score_rows
 from heedful.inference.strategies.sampling import SeededSampling
-from heedful.symbols_heed import UnknownSymbol
+from heedful.symbols_heed import UnknownSymbol, check_are_several, checked_texts, trimmed
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -48,8 +48,6 @@ EngineName = Literal["auto", "native", "generate", "ctranslate2"]
 LONGEST_SOURCE = "longest_trained_source"
 # A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
 MOST_SOURCE_TOKENS = 8192
-# A sentence: up to a full stop or its like, with quotes and brackets after it, and no small letter in what follows.
-SENTENCE = re.compile(r".+?(?:[.!?…]+[\"'”’»)\]]*(?=\s+[^\sa-z])|[。！？]+[」』”’）]*|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ class _Request:
     split: bool = False
     keep_going: bool = False
     sampling: SeededSampling | None = None
+    progress: Progress = field(default=lambda count: None)
     unfinished: int = 0
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -111,6 +110,8 @@ class Translator:
         precision: Precision | ComputeType = "float32",
         ensemble: Sequence["PreTrainedModel"] = (),
     ):
+        if not isinstance(tokenizers, TokenizerPair):
+            raise ValueError(f"`tokenizers` must be a `TokenizerPair`, but is a {type(tokenizers).__name__} instead.")
         tokenizers.check_config(model.config)
         if ensemble:
             if engine not in ("auto", "generate") or any(
@@ -165,7 +166,7 @@ class Translator:
             ValueError: If one of them cannot be used, weights are missing from or unknown to the model, the device
                 does not exist here, or the engine cannot take the model's place.
         """
-        target = resolve_device(device)
+        target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
         model: Any
         if is_exported_folder(folder):
@@ -173,14 +174,20 @@ class Translator:
             model = ExportedModel(folder, target, compute_type)
         else:
             model = load_model(folder).to(target)  # type: ignore[arg-type]
-        if is_adapter(folder) and not (folder / "tokenizer.json").is_file():
-            folder = adapted_model(folder)
+        folder = tokenizer_folder(folder)
         try:
             tokenizers = TokenizerPair.from_pretrained(folder)
             tokenizers.check_config(model.config)
         except FileNotFoundError:
             raise
         except (OSError, KeyError, TypeError, ValueError) as error:
+            kind = getattr(model.config, "model_type", None)
+            if kind in STOCK:
+                languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""
+                raise ValueError(
+                    f"The model in {folder} must be one of Heedful's, but is a {kind} model as it was published: "
+                    f"`heedful convert {given} NEW_FOLDER{languages}` makes a Heed model of it that computes the same."
+                ) from error
             raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
         return cls(model, tokenizers, engine, precision)
 
@@ -224,7 +231,7 @@ class Translator:
         request = self._request(
             num_beams, num_return_sequences, target_language, max_new_tokens, early_stopping, token_budget
         )
-        results = self._translate(_checked_texts(texts), request, first_number=1)
+        results = self._translate(checked_texts(texts), request, first_number=1)
         self._warn(request)
         return results
 
@@ -236,6 +243,7 @@ class Translator:
         split: bool = False,
         keep_going: bool = False,
         sampling: SeededSampling | None = None,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.
@@ -248,6 +256,7 @@ class Translator:
             keep_going: Whether a sentence that is too long to be translated gives empty translations, and a warning,
                 and not an error.
             sampling: Draws one translation of each line, the same in every batch, in place of a search.
+            progress: Called while lines are translated, with the number of those that are done since the last call.
             **settings: The keyword arguments of `translate`.
 
         Returns:
@@ -256,6 +265,7 @@ class Translator:
         Raises:
             ValueError: As `translate` does; sentences are numbered through the whole stream.
         """
+        check_are_several(lines, "lines")
         check_at_least(1, chunk_size=chunk_size)
         defaults: dict[str, Any] = self.translate.__kwdefaults__ or {}
         for name in settings:
@@ -265,6 +275,7 @@ class Translator:
             settings["num_beams"] = settings.get("num_beams") or 1
         request = self._request(**defaults | settings)
         request.split, request.keep_going = split, keep_going
+        request.progress = progress or request.progress
         if sampling is not None:
             self._draw(request, sampling)
         return self._stream(lines, chunk_size, request)
@@ -298,6 +309,7 @@ class Translator:
             ValueError: If a setting is out of range, a pair is not two texts, one of them is longer than `translate`
                 takes, or the translator computes with CTranslate2 or in another precision than float32.
         """
+        check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
         if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
@@ -314,7 +326,7 @@ class Translator:
 
     def _stream(self, lines: Iterable[str], chunk_size: int, request: _Request) -> Iterator[list[Translation]]:
         stream, number = iter(lines), 1
-        while chunk := [line.rstrip("\r\n") for line in islice(stream, chunk_size)]:
+        while chunk := checked_texts(islice(stream, chunk_size), "lines", number - 1):
             if number == 1:
                 chunk[0] = chunk[0].removeprefix("\ufeff")
             yield from self._translate(chunk, request, first_number=number)
@@ -329,14 +341,14 @@ class Translator:
             _check_pairs(chunk, first_number)
             with _told_by_line(range(first_number, first_number + len(chunk))):
                 sources = self.tokenizers.encode_source([source for source, _ in chunk], request.target_language)
-                targets = self.tokenizers.encode_target([target for _, target in chunk])
+                targets = self.tokenizers.encode_target([trimmed(target) for _, target in chunk])
             kept = [
                 index
                 for index, row in enumerate(zip(sources, targets, strict=True))
                 if self._is_kept(first_number + index, row, request)
             ]
             rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
-            with evaluation_mode(self.model), torch.inference_mode():
+            with evaluation_mode(self.model), torch.no_grad():
                 found = dict(zip(kept, score_rows(self.model, rows, request.token_budget), strict=True))
             for index, ids in enumerate(targets):
                 labels = token_labels(self.tokenizers.target, ids)
@@ -372,7 +384,8 @@ class Translator:
             )
         config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens), None
         config.return_dict_in_generate = False
-        config.output_scores = config.output_attentions = config.output_hidden_states = False
+        config.output_scores = config.output_logits = False
+        config.output_attentions = config.output_hidden_states = False
         if early_stopping is not None and config.num_beams > 1:
             config.early_stopping = early_stopping
         if self.engine == "ctranslate2":
@@ -436,22 +449,25 @@ class Translator:
             elif name == "ctranslate2":
                 engine = CTranslate2Engine(self.model, self.tokenizers, precision)
             else:
-                engine = GenerateEngine(self.model, self.ensemble)
+                engine = GenerateEngine(self.model, self.ensemble, self.tokenizers.target)
             self._engines[name] = engine
         return engine
 
     def _translate(self, texts: list[str], request: _Request, first_number: int) -> list[list[Translation]]:
         config = request.generation_config
         results = [[Translation()] * config.num_return_sequences for _ in texts]
-        filled = [index for index, text in enumerate(texts) if text.strip()]
+        filled = [index for index, text in enumerate(texts) if trimmed(text)]
         rows = self._rows([(first_number + index, texts[index]) for index in filled], request)
         if not rows:
             return results
         engine: Any = self._engine(config)
-        search: dict[str, Any] = {}
+        # CTranslate2 batches by itself, and a text that is split is several rows.
+        is_counted = self.engine != "ctranslate2" and not request.split
+        search: dict[str, Any] = {"progress": request.progress} if is_counted else {}
         if (sampling := request.sampling) is not None:
             search["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
         found = engine.search([row for _, row in rows], config, request.token_budget, **search)
+        request.progress(len(texts) - len(rows) * is_counted)
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
         translated = (
             (number, [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row])
@@ -467,15 +483,15 @@ class Translator:
         trained = self._longest_trained()
         rows = list(self._encoded(texts, request))
         if request.split and trained is not None:
-            sentences = {number: map(str.strip, SENTENCE.findall(text.strip())) for number, text in texts}
-            rows = list(
-                chain.from_iterable(
-                    self._encoded([(number, each) for each in sentences[number]], request)
-                    if len(row) > trained
-                    else [(number, row)]
-                    for number, row in rows
-                )
-            )
+            from heedful.pipeline_heed import split_sentences
+
+            parts = [
+                self._encoded([(number, each) for each, _ in split_sentences(text) if trimmed(each)], request)
+                if len(row) > trained
+                else [(number, row)]
+                for (number, row), (_, text) in zip(rows, texts, strict=True)
+            ]
+            rows = list(chain.from_iterable(parts))
         return [(number, row) for number, row in rows if self._is_kept(number, [row], request)]
 
     def _is_kept(self, number: int, sides: Sequence[Sequence[int]], request: _Request) -> bool:
@@ -557,25 +573,12 @@ def _joined(parts: tuple[Translation, ...]) -> Translation:
     )
 
 
-def _checked_texts(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise ValueError(f"`texts` must be a list of sentences, but is the string {texts!r} instead.")
-    texts = list(texts)
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"`texts[{index}]` must be a string, but is {type(text).__name__} instead.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"`texts[{index}]` must be Unicode, but is not: {error}.") from error
-    return texts
-
-
 def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
     for number, pair in enumerate(pairs, start=first_number):
-        if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
             raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
-        _checked_texts(pair)
+        checked_texts(pair, f"pairs[{number - 1}]")
 
 
 def _is_unfinished(translations: list[Translation]) -> bool:

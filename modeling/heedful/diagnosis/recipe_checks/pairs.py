@@ -312,12 +312,6 @@ DEFECTS: dict[RowCheck, Callable[[str], object]] = {
         lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text)
     ),
     RowCheck(
-        "outer_spaces",
-        WITH + "spaces at their beginning or end.",
-        "Strip them: the model learns to write them.",
-        0.05,
-    ): lambda text: text != text.strip() and text.strip(),
-    RowCheck(
         "tabs",
         WITH + "tabs or line breaks inside.",
         "Look whether columns or lines have run together.",

@@ -24,6 +24,7 @@ from heedful.inference.attention.recording import (
 )
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
+from heedful.symbols_heed import trimmed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -288,12 +289,12 @@ def _tokens_as_words(tokens: list[str]) -> Words:
 
 def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | None, target_language=None):
     """Return the model itself, and the token ids of a source and its target, which may be the model's own."""
-    if not source.strip():
+    if not trimmed(source):
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
     plain = plain_model(model)
     source_ids = tokenizers.encode_source([source], target_language)[0]
     if target is not None:
-        return plain, source_ids, tokenizers.encode_target([target])[0]
+        return plain, source_ids, tokenizers.encode_target([trimmed(target)])[0]
     translator = model if isinstance(model, Translator) else Translator(plain, tokenizers)
     return plain, source_ids, translator.translate([source], target_language=target_language)[0][0].token_ids
 

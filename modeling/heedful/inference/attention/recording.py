@@ -16,6 +16,7 @@ from heedful.attention_heed import HeedAttention
 from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.engines import evaluation_mode
+from heedful.inference.strategies.steps import device_of
 from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
@@ -109,7 +110,7 @@ def record_gates(
                 if isinstance(part, Cell):
                     kept = found.setdefault(f"{side}.{name}", [])
                     hooks.enter_context(part.register_forward_hook(_keeper_of_gates(kept), with_kwargs=True))
-        source, fed = (torch.tensor([list(ids)], device=model.device) for ids in (source_ids, fed_ids))
+        source, fed = (torch.tensor([list(ids)], device=device_of(model)) for ids in (source_ids, fed_ids))
         encoded = encoder(input_ids=source, return_dict=True)
         if fed_ids:
             model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False)
@@ -149,7 +150,7 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
     asked = {"output_attentions": True, "return_dict": True}
     found: dict[Kind, list[torch.Tensor]] = {}
     left = None if _has_own_layers(model) else layer  # of a Heed model the others are dropped already
-    source = torch.tensor([list(source_ids)], device=model.device)
+    source = torch.tensor([list(source_ids)], device=device_of(model))
     encoder = model.get_encoder()
     if "encoder" in kinds:
         with _dropping(model, "encoder", kinds, layer):
@@ -159,7 +160,7 @@ def _run(model, source_ids, fed_ids, kinds: Collection[Kind], layer: int | None)
         encoded = encoder(input_ids=source, return_dict=True)
     kinds_of_decoder = {kind for kind in kinds if kind != "encoder"}
     if kinds_of_decoder:
-        fed = torch.tensor([list(fed_ids)], device=model.device)
+        fed = torch.tensor([list(fed_ids)], device=device_of(model))
         with _dropping(model, "decoder", kinds, layer):
             outputs = model(encoder_outputs=encoded, decoder_input_ids=fed, use_cache=False, **asked)
         for kind in kinds_of_decoder:

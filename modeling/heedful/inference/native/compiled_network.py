@@ -36,8 +36,8 @@ class CompiledNetwork(NativeNetwork):
         products = own.project, own.project_output, cross.project, cross.project_output, inner.inner, inner.outer
         return Layer(*(each.linear for each in products), *map(self._norm, layer.norm_modules.values()))
 
-    def _norm(self, module: nn.Module) -> Norm:
-        if isinstance(module, nn.Identity):
+    def _norm(self, module: nn.Module | None) -> Norm:
+        if module is None:
             return Norm()
         norm: Any = module
         weight, bias = (each.detach().float().contiguous() for each in (norm.weight, norm.bias))
@@ -96,7 +96,6 @@ class CompiledState(DecodingState):
     ):
         """Project `(N, S, D)` encoded sentences with a mask that is 0 at padding."""
         mask = torch.ones(source.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        mask = mask | ~mask.any(1, keepdim=True)  # nothing but padding: all of it is seen
         counts = mask.sum(1, dtype=torch.int32)
         # (R): where a row's source begins, and of how many tokens it is
         self.starts, self.counts = (

@@ -13,6 +13,7 @@ from heedful.inference.native.search import SearchSettings, beam_search, greedy_
 from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
 from heedful.inference.strategies.steps import (
     BEAM_MODES,
+    OTHER_MODES,
     SEARCH_SETTINGS,
     UNSET,
     active_settings,
@@ -21,7 +22,8 @@ from heedful.inference.strategies.steps import (
 )
 
 # Settings of other ways of decoding.
-OTHER_MODES = {
+UNREAD = {
+    **OTHER_MODES,
     **BEAM_MODES,
     **dict.fromkeys(("penalty_alpha", "max_time", "stop_strings"), UNSET),
     **SEARCH_SETTINGS,
@@ -30,6 +32,7 @@ OTHER_MODES = {
 SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
 # The stopping criteria that the native search applies itself.
 KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
+PADDING_ALONE = "`attention_mask` must leave a token of each source, but one is padding alone instead."
 # What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -75,8 +78,8 @@ class NativeDecoder:
             Arguments of `generate()`.
 
         Raises:
-            ValueError: If an id is outside the vocabulary, the mask has another shape than the ids, the source is
-                longer than the learned positions reach, or the model's weights have changed.
+            ValueError: If an id is outside the vocabulary, the mask has another shape than the ids, a source is
+                padding alone or longer than the learned positions reach, or the model's weights have changed.
         """
         self._check_weights()
         states = self.encode(input_ids, attention_mask)
@@ -91,6 +94,8 @@ class NativeDecoder:
                 f"{tuple(attention_mask.shape)} instead."
             )
         self.model.model.encoder.check_token_ids(input_ids)
+        if is_padding_alone(attention_mask):
+            raise ValueError(PADDING_ALONE)
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
         return states.clone()  # a tensor of inference mode could not be read where gradients are computed
@@ -144,7 +149,7 @@ class NativeDecoder:
                 "The model must be the one that the NativeDecoder was made of, but is another one instead."
             )
         self._check_weights()
-        reason = settings_obstacle(config)
+        reason = settings_obstacle(config, model_kwargs.get("attention_mask"))
         if reason is not None:
             raise ValueError(reason)
         check_request("NativeDecoder", model, config, model_kwargs)
@@ -170,9 +175,16 @@ class NativeDecoder:
             )
 
 
-def settings_obstacle(config: Any) -> str | None:
-    """Return why the native decoder cannot follow a generation config, or `None` if it can."""
-    for name, value in active_settings(config, OTHER_MODES).items():
+def is_padding_alone(attention_mask: torch.Tensor | None) -> bool:
+    """Return whether a `(batch, source_length)` mask hides all of a source: attention functions differ in that."""
+    return attention_mask is not None and not bool(attention_mask.any(dim=1).all())
+
+
+def settings_obstacle(config: Any, attention_mask: torch.Tensor | None = None) -> str | None:
+    """Return why the native decoder cannot follow a generation config, or a source's mask, or `None` if it can."""
+    if is_padding_alone(attention_mask):
+        return PADDING_ALONE
+    for name, value in active_settings(config, UNREAD).items():
         return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
     if config.do_sample:
         return "`do_sample` must be False with NativeDecoder, but is True instead."

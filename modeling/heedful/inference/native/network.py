@@ -362,9 +362,9 @@ def _kernel(
     return output.transpose(1, 2), None
 
 
-def _norm(module: nn.Module) -> Product:
-    """Return a norm over the last dimension."""
-    if isinstance(module, nn.Identity):
+def _norm(module: nn.Module | None) -> Product:
+    """Return a norm over the last dimension, where there is one."""
+    if module is None or isinstance(module, nn.Identity):
         return lambda states: states
     norm: Any = module
     weight, shape, epsilon = norm.weight.detach().float(), norm.weight.shape, norm.eps

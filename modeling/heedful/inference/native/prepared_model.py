@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 
 from heedful.fast_paths_heed import runs_known_code
-from heedful.inference.native.decoder import KNOWN_CRITERIA, NativeDecoder, settings_obstacle
+from heedful.inference.native.decoder import KNOWN_CRITERIA, NativeDecoder, is_padding_alone, settings_obstacle
 from heedful.inference.native.network import obstacle
 from heedful.inference.native.weights import Precision
 from heedful.versions_heed import CACHE
@@ -91,7 +91,7 @@ class PreparedModel:
         if input_ids.numel() == 0 or (attention_mask is not None and attention_mask.dim() != 2):
             return None
         decoder = self._current_decoder()
-        if decoder is None:
+        if decoder is None or is_padding_alone(attention_mask):
             return None
         # The decoder's modules may have to go on with it.
         return decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
@@ -110,7 +110,7 @@ class PreparedModel:
             self._may_compute()
             and not config.return_dict_in_generate
             and config.cache_implementation is None
-            and settings_obstacle(config) is None
+            and settings_obstacle(config, model_kwargs.get("attention_mask")) is None
             and all(type(each) in KNOWN_CRITERIA for each in stopping_criteria)
             and not any(model_kwargs.get(name) for name in ("streamer", "synced_gpus"))
             and not any(name in model_kwargs for name in ("decoder_attention_mask", "decoder_inputs_embeds"))

@@ -100,6 +100,11 @@ def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any
     return {name: value for name, value in values.items() if value not in settings[name]}
 
 
+def device_of(model: Any) -> torch.device:
+    """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
 def filler(generation_config: Any) -> int:
     """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
     if generation_config.pad_token_id is not None:
@@ -128,7 +133,7 @@ class ModelSteps:
         """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
         inputs = self.model.prepare_inputs_for_generation(
-            tokens.to(self.model.device),
+            tokens.to(device_of(self.model)),
             next_sequence_length=length,
             is_first_iteration=self._is_first,
             **self.model_kwargs,
@@ -149,7 +154,7 @@ class ModelSteps:
         """
         cache = self.model_kwargs.get(CACHE)
         if cache is not None:
-            cache.self_attention_cache.reorder_cache(rows.to(self.model.device))
+            cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
 
 
 class Records:
@@ -239,15 +244,15 @@ def member_steps(member: Any, source: torch.Tensor, first: ModelSteps, rows_per_
 
     given = first.model_kwargs
     mask = given.get("attention_mask")
-    mask = None if mask is None else once_per_sentence(mask, len(source)).to(member.device)
-    encoded = member.get_encoder()(input_ids=source.to(member.device), attention_mask=mask, return_dict=True)
+    mask = None if mask is None else once_per_sentence(mask, len(source)).to(device_of(member))
+    encoded = member.get_encoder()(input_ids=source.to(device_of(member)), attention_mask=mask, return_dict=True)
     model_kwargs = {"encoder_outputs": encoded, "attention_mask": mask}
     _, model_kwargs = member._expand_inputs_for_generation(
         expand_size=rows_per_sentence, is_encoder_decoder=True, **model_kwargs
     )
     model_kwargs["use_cache"] = given.get("use_cache")
     if given.get("decoder_attention_mask") is not None:
-        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(member.device)
+        model_kwargs["decoder_attention_mask"] = given["decoder_attention_mask"].to(device_of(member))
     if given.get("use_cache") and member._supports_default_dynamic_cache():  # others make their own
         config = member.config.get_text_config(decoder=True)
         model_kwargs[CACHE] = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))

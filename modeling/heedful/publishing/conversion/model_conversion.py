@@ -7,6 +7,7 @@ compared on random sentences.
 import json
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
+ROUNDING = 2e-3  # what half precision leaves of a sine
 # For each kind the class whose weights are read, and the options that make Heed compute what it does.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
@@ -235,8 +237,13 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     except Exception as error:  # safetensors, pickle and transformers each raise their own
         raise ValueError(f"The model in {source} cannot be loaded: {why_not_loaded(error)}") from error
     check_report(source, report, may_lack="final_logits_bias")  # a missing bias is zero
-    dtype = model.dtype
-    return model.float().eval(), dtype
+    dtype, ours = model.dtype, convert_config(config)
+    model = model.float().eval()
+    if ours.position_encoding == "sinusoidal" and dtype != torch.float32:
+        for name, table in chain(model.named_parameters(), model.named_buffers()):
+            if "embed_positions" in name:  # rounded to the dtype, as ours will be
+                table.data.copy_(_exact_sinusoids(name, table, ours, max(ROUNDING, torch.finfo(dtype).eps)))
+    return model, dtype
 
 
 def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
@@ -252,7 +259,7 @@ def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, t
             continue
         if "embed_positions" in name:
             if config.position_encoding == "sinusoidal":
-                _check_sinusoids(name, value, config)
+                _exact_sinusoids(name, value, config)
                 continue
             value = value[FIRST_POSITION:]
         for part, replacement in RENAMINGS.items():
@@ -275,15 +282,18 @@ def reordered(name: str, value: torch.Tensor, order: torch.Tensor) -> torch.Tens
     return value[:, order] if kind == "weight" else value  # biases of inner features and of tokens stay
 
 
-def _check_sinusoids(name: str, table: torch.Tensor, config: HeedConfig) -> None:
+def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:
+    """Return the sinusoids that a table holds rounded; a `ValueError` names it if they are none."""
     layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
     expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
-    # 2e-3 is what half precision leaves of a sine.
+    if layout == "tensor2tensor" and not table[config.pad_token_id].any():
+        expected[config.pad_token_id] = 0
     distance = (table.float().cpu() - expected).abs().max().item()
-    if not distance <= 2e-3:
+    if not distance <= tolerance:
         raise ValueError(
             f"`{name}` must hold the sinusoids that Heed computes, but differs from them by {distance:.1e} instead."
         )
+    return expected
 
 
 def _generation_config(theirs: GenerationConfig, config: HeedConfig) -> GenerationConfig:

@@ -133,7 +133,7 @@ def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
         tokenizer.set_src_lang_special_tokens(tokenizer.src_lang)
     pair = TokenizerPair(source, target)
     texts = _comparison_texts(tokenizer)
-    is_same = pair.encode_source(texts) == tokenizer(texts)["input_ids"]
+    is_same = pair.source(texts)["input_ids"] == tokenizer(texts)["input_ids"]
     is_same = is_same and pair.encode_target(texts) == tokenizer(text_target=texts)["input_ids"]
     return pair if is_same else None
 

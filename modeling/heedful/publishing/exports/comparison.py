@@ -16,8 +16,8 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.engines import GenerateEngine, token_batches
-from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
-from heedful.symbols_heed import UnknownSymbol
+from heedful.inference.loading import load_model, model_folder, tokenizer_folder
+from heedful.symbols_heed import UnknownSymbol, trimmed
 
 # A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50
@@ -82,15 +82,13 @@ def begun_export(
     `target` when all is in it.
     """
     check_is_new(Path(target))
-    sentences = [sentence for sentence in sentences if sentence.strip()]
+    sentences = list(filter(None, map(trimmed, sentences)))
     if not sentences:
         raise ValueError("`sentences` must hold a sentence to compare on, but hold none.")
     source = model_folder(model)
     loaded: Any = load_model(source)
     check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
-    if is_adapter(source) and not (source / "tokenizer.json").is_file():
-        source = adapted_model(source)
-    tokenizers = TokenizerPair.from_pretrained(source)
+    tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(source))
     tokenizers.check_config(loaded.config)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)

@@ -83,6 +83,7 @@ def export_transformers(
         own, stock = loaded.generation_config, stock_model(loaded)
         stock.generation_config = _generation_config(own)
         if zero_start:
+            tokenizers.check_is_fast("`zero_start`")
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
             write_checksums(folder, "tokenizer")

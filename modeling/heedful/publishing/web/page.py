@@ -183,6 +183,7 @@ def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
 
 def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
     """Return the vocabulary and the merges of a byte-level BPE tokenizer; another kind is a `ValueError`."""
+    tokenizers.check_is_fast("a page")
     tokenizer: Any = tokenizers.source
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     kind = state["model"]["type"], (state["pre_tokenizer"] or {}).get("type"), (state["normalizer"] or {}).get("type")

@@ -96,6 +96,7 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
 
 def check_pattern(tokenizers: TokenizerPair) -> None:
     """Raise a `ValueError` for a tokenizer of characters or words, which transformers.js does not take apart."""
+    tokenizers.check_is_fast("transformers.js")
     state = json.loads(tokenizers.source.backend_tokenizer.to_str())
     is_of_characters = CHARACTER in ((state["pre_tokenizer"] or {}).get("pattern") or {}).get("Regex", "")
     if is_of_characters or state["model"]["type"] == "WordLevel":

@@ -232,15 +232,24 @@ def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(fold
     assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
 
 
+# Settings of `generate()`, in place of the search of the paper's section 6.1.
+GENERATES = ("decoding.length_penalty_form=power", "decoding.tokens_beyond_source=null")
+
+
 def is_of_the_papers_shape(name):
     recipe = read_recipe(name)
     return recipe.tokenizer.joint and "position_encoding" not in recipe.model.options
 
 
 @pytest.mark.parametrize("name", filter(is_of_the_papers_shape, recipes()))
-def test_the_recipes_make_models_that_a_stock_class_can_say(name, tmp_path, monkeypatch):
+def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_search(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_recipe(read_recipe(name, ["publish.also=[transformers]"]))
+    recipe = read_recipe(name, ["publish.also=[transformers]"])
+    if recipe.decoding.length_penalty_form == "gnmt":
+        with pytest.raises(ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"):
+            check_recipe(recipe)
+        recipe = read_recipe(name, ["publish.also=[transformers]", *GENERATES])
+    check_recipe(recipe)
 
 
 def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):

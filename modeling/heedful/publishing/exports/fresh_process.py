@@ -4,13 +4,14 @@ It reads requests from standard input, a line of JSON each, and answers each wit
 trusted, and Heedful cannot be imported.
 """
 
+import copy
 import json
 import sys
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 
 def answer(model: Any, tokenizer: Any, request: dict[str, Any]) -> Any:
@@ -19,7 +20,9 @@ def answer(model: Any, tokenizer: Any, request: dict[str, Any]) -> Any:
         return [tokenizer(request["texts"])["input_ids"], tokenizer(text_target=request["texts"])["input_ids"]]
     if "settings" in request:
         inputs = {name: torch.tensor(request[name]) for name in ("input_ids", "attention_mask")}
-        return model.generate(**inputs, generation_config=GenerationConfig(**request["settings"])).tolist()
+        config = copy.deepcopy(model.generation_config)
+        config.update(**request["settings"])
+        return model.generate(**inputs, generation_config=config).tolist()
     inputs = load_file(request["file"])
     expected, is_compared = inputs.pop("logits"), inputs.pop("is_compared")
     found = model(**inputs).logits[is_compared][:, : expected.shape[-1]]

@@ -39,7 +39,7 @@ const [Tokenizer, search, Model] = new Function(`${code}; return [Tokenizer, sea
 const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
 const tokenizer = new Tokenizer(data.tokenizer), model = new Model(data, bytes);
 const forms = { page: (text) => {
-  const { hypotheses: [{ tokens }] } = search(model, tokenizer.encode(text), { ...data.search, beams: 1 });
+  const { hypotheses: [{ tokens }] } = search(model, tokenizer.encode(text), { ...data.search, num_beams: 1 });
   return tokenizer.decode(tokens);
 } };
 for (const [name, dtype] of [["float32", "fp32"], ["int8", "q8"]]) {

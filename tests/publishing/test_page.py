@@ -31,7 +31,7 @@ console.log(JSON.stringify(models.map((data) => {
   const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
   const tokenizer = new Tokenizer(data.tokenizer), model = new classes[data.config.model_type](data, bytes);
   return texts.map((text) => {
-    const ids = tokenizer.encode(text), { encoded, hypotheses } = search(model, ids, { ...data.search, beams });
+    const ids = tokenizer.encode(text), { encoded, hypotheses } = search(model, ids, { ...data.search, ...(beams && { num_beams: beams }) });
     const [{ tokens, score, steps }] = hypotheses;
     const weights = (head) => Array.from(head.weights);
     const cross = steps.map((step) => step.attention.cross.map((layer) => layer.map(weights)));
@@ -77,7 +77,7 @@ def saved(folder: Path, tokenizers, **options) -> Path:
     return folder
 
 
-def run(path: Path, texts: list[str], beams: int) -> list[list[dict]]:
+def run(path: Path, texts: list[str], beams: int | None) -> list[list[dict]]:
     command = [
         str(NODE),
         "-e",

@@ -17,18 +17,19 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
-from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
+from heedful.inference.strategies.steps import end_tokens
+from heedful.publishing.exports.comparison import asked_of, check_kind, check_one_tokenizer, check_settings
 from heedful.training.publication import MODEL_FOLDER
 
 PAGE, TRANSFORMER, RECURRENT = (
     Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
 )
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
-LONGEST = 512  # tokens of a translation where nothing else limits it
 WIDEST = 127  # of int8, symmetrical
 # fmt: off
-CONFIG_FIELDS = ("model_type", "encoder_layers", "decoder_layers", "eos_token_id", "decoder_start_token_id")
+CONFIG_FIELDS = ("model_type", "encoder_layers", "decoder_layers")
 TRANSFORMER_FIELDS = (
     "d_model", "encoder_attention_heads", "decoder_attention_heads", "norm_placement", "layer_norm_eps",
     "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding", "activation_function",
@@ -68,6 +69,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         folder = model_folder(model)
         loaded: Any = load_model(folder)
         _check_expressible(loaded.config)
+        check_settings(loaded.generation_config, "a page")
         tokenizers = TokenizerPair.from_pretrained(folder)
         check_one_tokenizer(tokenizers, "a page")
         place = folder.resolve()
@@ -140,16 +142,21 @@ def _packed(name: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
         encoder = [config.encoder_layers, config.encoder_attention_heads]
         kinds = {"cross": decoder, "encoder": encoder, "decoder": decoder}
     tensors, weights = _tensors(model)
+    start, most = search.decoder_start_token_id, search.max_new_tokens
+    if most is None:
+        most = DEFAULT_MAX_NEW_TOKENS if search.max_length is None else search.max_length - 1
     return {
         "name": name,
         "config": told,
         "kinds": kinds,
         "tokenizer": _tokenizer(tokenizers),
         "search": {
-            "beams": min(search.num_beams or 1, 5),
-            "lengthPenalty": 1.0 if search.length_penalty is None else search.length_penalty,
-            "longest": min(search.max_length or 256, position_limit(config) or LONGEST) - 1,
-            "earlyStopping": search.early_stopping is True,
+            **asked_of(search),
+            "num_beams": search.num_beams or 1,
+            "start": config.decoder_start_token_id if start is None else start,
+            "ends": end_tokens(search),
+            "max_new_tokens": most,
+            "longest": min(most, position_limit(config) or most),
         },
         "tensors": tensors,
         "weights": base64.b64encode(weights).decode("ascii"),

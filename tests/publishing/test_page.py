@@ -31,7 +31,8 @@ console.log(JSON.stringify(models.map((data) => {
   const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
   const tokenizer = new Tokenizer(data.tokenizer), model = new classes[data.config.model_type](data, bytes);
   return texts.map((text) => {
-    const ids = tokenizer.encode(text), { encoded, hypotheses } = search(model, ids, { ...data.search, ...(beams && { num_beams: beams }) });
+    const ids = tokenizer.encode(text), settings = { ...data.search, num_beams: beams ?? data.search.num_beams };
+    const { encoded, hypotheses } = search(model, ids, settings);
     const [{ tokens, score, steps }] = hypotheses;
     const weights = (head) => Array.from(head.weights);
     const cross = steps.map((step) => step.attention.cross.map((layer) => layer.map(weights)));

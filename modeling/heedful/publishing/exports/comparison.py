@@ -18,10 +18,10 @@ from transformers import GenerationConfig
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
+from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
-from heedful.inference.strategies.steps import SEARCH_SETTINGS, UNSET
-from heedful.inference.translation import LONGEST_SOURCE
+from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
 from heedful.symbols_heed import UnknownSymbol
 
 # A compared translation may have this many tokens more than the longest source of its batch.
@@ -29,42 +29,15 @@ MORE_THAN_SOURCE = 50
 TOKEN_BUDGET = 4096
 # The least mean share of tokens in common; a quantized model below it has lost what it learned.
 LEAST_LIKENESS = 0.5
-BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
-# fmt: off
-_TOKENS = (
-    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "suppress_tokens", "bad_words_ids",
-    "forced_eos_token_id",
-)
-_FIRST_TOKENS = ("forced_bos_token_id", "begin_suppress_tokens")
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
+TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
 SETTINGS: dict[str, frozenset[str]] = {
     "transformers": frozenset(vars(GenerationConfig())),
     "ONNX": frozenset(vars(GenerationConfig())),
-    "a page": frozenset((*_TOKENS, *_FIRST_TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
-    # Greedily: its warning names what is of beams.
-    "transformers.js": frozenset((*_TOKENS, *_FIRST_TOKENS, *BEAM_SETTINGS, "length_penalty_form")),
-    # Those of tokens greedily alone: its engine refuses them beside beams, and several end tokens too.
-    "CTranslate2": frozenset((*_TOKENS, *BEAM_SETTINGS)),
+    "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
+    "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
+    "CTranslate2": CTRANSLATE2_SETTINGS,
 }
-# What is no setting of a form: ids and lengths, which all have; what only sampling or an assistant reads; how numbers
-# are computed; what is returned.
-_OTHERS = (
-    "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
-    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
-    "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size",
-    "use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile",
-    "continuous_batching_config", "prefill_chunk_size", "low_memory", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "transformers_version",
-    "_from_model_config", LONGEST_SOURCE,
-)
-# The values that change nothing, where they are not those of `UNSET`.
-_IDLE = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "length_penalty_form"), (*UNSET, 1, "power")),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), (*UNSET, 1)),
-    "length_penalty": (None, 1), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
-}
-# fmt: on
 
 
 class Difference(NamedTuple):
@@ -151,12 +124,6 @@ def check_kind(config: Any) -> None:
             f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
             "turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models."
         )
-
-
-def asked_of(config: GenerationConfig) -> dict[str, Any]:
-    """Return what a generation config asks for, by the names of settings that change the tokens."""
-    settings = config.to_dict().items()
-    return {name: value for name, value in settings if name not in _OTHERS and value not in _IDLE.get(name, UNSET)}
 
 
 def check_settings(config: GenerationConfig, form: str, where: str = "The model's generation_config.json") -> None:

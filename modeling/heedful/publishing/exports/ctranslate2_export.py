@@ -76,7 +76,7 @@ def _searches(model: Any) -> dict[str, Any]:
             searches[name] = search
     if has_beams and own.early_stopping is not True and own.length_penalty != 0:
         warnings.warn(
-            f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 searches as with True.",
+            f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 stops as with True.",
             stacklevel=3,
         )
     return searches

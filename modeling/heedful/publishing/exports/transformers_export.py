@@ -26,8 +26,6 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import PAD
 from heedful.inference.engines import pad_sources
 from heedful.inference.loading import load_model
-from heedful.inference.strategies.steps import SEARCH_SETTINGS
-from heedful.inference.translation import LONGEST_SOURCE
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
@@ -164,9 +162,10 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 def _generation_config(own: GenerationConfig) -> GenerationConfig:
     """Return a generation config without what only our own search reads."""
-    unread = (*SEARCH_SETTINGS, LONGEST_SOURCE)
-    known = {name: value for name, value in own.to_dict().items() if name[0] != "_" and name not in unread}
-    return GenerationConfig.from_dict(known)
+    known = {name: value for name, value in own.to_dict().items() if name[0] != "_"}
+    return GenerationConfig.from_dict(
+        {name: known[name] for name in comparison.SETTINGS["transformers"] & known.keys()}
+    )
 
 
 class _FreshModel(nn.Module):

@@ -19,8 +19,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
-from heedful.inference.strategies.steps import end_tokens
-from heedful.publishing.exports.comparison import asked_of, check_kind, check_one_tokenizer, check_settings
+from heedful.inference.strategies.steps import asked_of, end_tokens
+from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer, check_settings
 from heedful.training.publication import MODEL_FOLDER
 
 PAGE, TRANSFORMER, RECURRENT = (

@@ -66,7 +66,12 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
     """
     for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
         import_extra(name, "onnx")
-    with comparison.begun_export(model, target, sentences, "transformers.js") as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "transformers.js") as (
+        loaded,
+        tokenizers,
+        compared,
+        folder,
+    ):
         comparison.check_one_tokenizer(tokenizers, "transformers.js")
         check_pattern(tokenizers)
         _check_size(loaded)

@@ -31,6 +31,7 @@ MEASURE = """<!doctype html><meta charset="utf-8"><script type="module">
 const { pipeline, env } = await import("/npm/@huggingface/transformers/dist/transformers.min.js");
 env.allowRemoteModels = false, env.allowLocalModels = true, env.localModelPath = "/";
 env.backends.onnx.wasm.numThreads = 1;
+env.backends.onnx.wasm.wasmPaths = "/npm/onnxruntime-web/dist/";
 const page = await (await fetch("/made/page.html")).text();
 const code = page.match(/<script>\\n"use strict";\\n([\\s\\S]*?)<\\/script>/)[1];
 const [data] = JSON.parse(page.match(/const views = (\\[.*\\])\\.map/)[1]);

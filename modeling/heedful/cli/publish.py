@@ -159,14 +159,23 @@ def export_to_transformers(
     print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
 
 
-def export_to_web(model: options.AnyModel, target: options.NewFolder, sentences: Sentences = None, count: Count = 500):
+def export_to_web(
+    model: options.AnyModel,
+    target: options.NewFolder,
+    sentences: Sentences = None,
+    count: Count = 500,
+    packages: Annotated[
+        Path | None,
+        Option(help="npm's folder node_modules, to copy transformers.js from. Default: a CDN has it."),
+    ] = None,
+):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.web.web_export import export_web
 
     compared = sentences_to_compare(sentences, count)
     options.quieten()
-    result = export_web(model, target, compared)
+    result = export_web(model, target, compared, packages)
     _print_comparisons(result.comparisons)
     print(f"{result.size / 1e6:,.1f} MB in int8, which a browser loads\nmodel: {result.folder}")
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from heedful.checksums_heed import checksum
 from heedful.files import flush
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -31,6 +32,7 @@ REGISTERS = {
     "AVX2": ["-mavx2", "-mfma"],
 }
 LONGEST_COMPILATION = 120  # seconds
+CHECKSUM = ".sha256"  # ends the name of the file beside the compiled one
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
 
@@ -150,9 +152,10 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
         if not _is_mine(folder):
             raise PermissionError(f"{folder} must belong to the user who runs this, but is another's")
         folder.chmod(0o700)
-    if _is_whole(path):
-        with suppress(OSError):  # what it needs may have gone since
-            return ctypes.CDLL(str(path))
+        # None that is cut, which would end Python; and what a whole one needs may have gone since.
+        with suppress(OSError):
+            if _is_mine(path, 0o022) and path.with_suffix(CHECKSUM).read_text("utf-8") == checksum(path):
+                return ctypes.CDLL(str(path))
     _compile(path, flags)
     return ctypes.CDLL(str(path))
 
@@ -161,17 +164,6 @@ def _is_mine(path: Path, forbidden: int = 0) -> bool:
     """Return whether a file or folder belongs to the user, and its mode has no bit of the forbidden ones."""
     found = path.stat()
     return os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & forbidden)
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a compiled file is there, nobody else's, and as it was written: a cut one would end Python."""
-    checksum = _checksum_of(path)
-    is_there = path.is_file() and checksum.is_file() and _is_mine(path, forbidden=0o022)
-    return is_there and hashlib.sha256(path.read_bytes()).hexdigest() == checksum.read_text("utf-8").strip()
-
-
-def _checksum_of(path: Path) -> Path:
-    return path.with_suffix(".sha256")
 
 
 def _compile(path: Path, flags: list[str]) -> None:
@@ -188,8 +180,8 @@ def _compile(path: Path, flags: list[str]) -> None:
         if subprocess.run([*command, "-fopenmp"], **settings).returncode:
             subprocess.run(command, check=True, **settings)
         made.chmod(0o700)
-        _checksum_of(made).write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="utf-8")
-        for file in (made, _checksum_of(made)):
+        made.with_suffix(CHECKSUM).write_text(checksum(made), encoding="utf-8")
+        for file in (made, made.with_suffix(CHECKSUM)):
             flush(file)
             file.replace(path.with_name(file.name))  # at once, for another process may want it
     flush(path.parent)

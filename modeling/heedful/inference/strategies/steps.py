@@ -32,7 +32,7 @@ GREEDY_SETTINGS = (
 LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
 # reads; how numbers are computed; what is returned.
-OTHER_SETTINGS = re.compile(
+OTHER = re.compile(
     "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
     "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
     "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
@@ -124,9 +124,8 @@ def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any
 
 def asked_of(generation_config: Any) -> dict[str, Any]:
     """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
-    settings = generation_config.to_dict().items()
-    known = {name: value for name, value in settings if not OTHER_SETTINGS.fullmatch(name)}
-    return {name: value for name, value in known.items() if value not in IDLE.get(name, UNSET)}
+    settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
+    return active_settings(generation_config, settings)
 
 
 def filler(generation_config: Any) -> int:

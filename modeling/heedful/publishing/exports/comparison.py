@@ -1,10 +1,10 @@
 """What every export shares: the model it is made of, a folder that appears whole or not at all, and the comparison.
 
-An engine is compared with `generate()` on sentences, token by token. What a generation config may ask of which form is
-said here too.
+An engine is compared with `generate()` on sentences, token by token. What each form can say of a generation config is here.
 """
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import adapted_model, is_adapter, load_model, model_folder
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
+from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol
+from heedful.training.publication import MODEL_FOLDER
 
 # A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50
@@ -112,6 +114,16 @@ def begun_export(
         yield loaded, tokenizers, sentences, folder
 
 
+def model_name(model: str | Path) -> str:
+    """Return what a model is called: its id on the Hub, or of a folder the heading of its card, or its run's name."""
+    place = Path(model).resolve()
+    if not place.is_dir():
+        return str(model)
+    card = place / CARD_FILE
+    heading = re.search(r"^# (.+)$", card.read_text(encoding="utf-8"), re.MULTILINE) if card.is_file() else None
+    return heading[1] if heading else (place.parent if place.name == MODEL_FOLDER else place).name
+
+
 def check_kind(config: Any) -> None:
     """Raise a `ValueError` for a model that is no Heed Transformer."""
     if config.model_type == "heed_rnn":
@@ -139,11 +151,9 @@ def check_settings(config: GenerationConfig, form: str, where: str = "The model'
 
 def searches_of(config: GenerationConfig, beams: int, **others: Any) -> dict[str, GenerationConfig]:
     """Return a model's own settings, greedily and with beams, without randomness and lengths, and with others."""
-    searches = {"greedy": 1, f"{beams} beams": beams}
-    changes = {"max_length": None, "do_sample": False, "num_return_sequences": 1}
-    found = {name: copy.deepcopy(config) for name in searches}
-    for name, number in searches.items():
-        found[name].update(num_beams=number, **changes, **others)
+    found = {name: copy.deepcopy(config) for name in ("greedy", f"{beams} beams")}
+    for number, search in zip((1, beams), found.values(), strict=True):
+        search.update(num_beams=number, max_length=None, do_sample=False, num_return_sequences=1, **others)
     return found
 
 

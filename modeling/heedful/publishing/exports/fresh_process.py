@@ -4,7 +4,6 @@ It reads requests from standard input, a line of JSON each, and answers each wit
 trusted, and Heedful cannot be imported.
 """
 
-import copy
 import json
 import sys
 from typing import Any
@@ -20,9 +19,8 @@ def answer(model: Any, tokenizer: Any, request: dict[str, Any]) -> Any:
         return [tokenizer(request["texts"])["input_ids"], tokenizer(text_target=request["texts"])["input_ids"]]
     if "settings" in request:
         inputs = {name: torch.tensor(request[name]) for name in ("input_ids", "attention_mask")}
-        config = copy.deepcopy(model.generation_config)
-        config.update(**request["settings"])
-        return model.generate(**inputs, generation_config=config).tolist()
+        model.generation_config.update(**request["settings"])
+        return model.generate(**inputs).tolist()
     inputs = load_file(request["file"])
     expected, is_compared = inputs.pop("logits"), inputs.pop("is_compared")
     found = model(**inputs).logits[is_compared][:, : expected.shape[-1]]

@@ -20,8 +20,7 @@ from heedful.files import check_writable, filled_template, json_in_html, write_t
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
 from heedful.inference.strategies.steps import asked_of, end_tokens
-from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer, check_settings
-from heedful.training.publication import MODEL_FOLDER
+from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer, check_settings, model_name
 
 PAGE, TRANSFORMER, RECURRENT = (
     Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
@@ -72,9 +71,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         check_settings(loaded.generation_config, "a page")
         tokenizers = TokenizerPair.from_pretrained(folder)
         check_one_tokenizer(tokenizers, "a page")
-        place = folder.resolve()
-        name = place.parent.name if place.name == MODEL_FOLDER else place.name  # a run has its model in a folder
-        packed.append(_packed(name if Path(model).is_dir() else str(model), loaded, tokenizers))
+        packed.append(_packed(model_name(model), loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")

@@ -20,8 +20,8 @@ from heedful.publishing.exports.comparison import check_settings
 from heedful.publishing.exports.ctranslate2_export import check_settings as check_for_ctranslate2
 from heedful.publishing.exports.onnx_graphs import write_onnx
 from heedful.publishing.exports.onnx_model import OnnxModel
-from heedful.publishing.exports.transformers_export import _generation_config
-from heedful.publishing.web.page import dequantized, write_page
+from heedful.publishing.web.page import write_page
+from helpers import dequantized
 from memorised import PAIRS, memorised_model
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "publish.md"
@@ -150,7 +150,6 @@ def compare(form, memorised, asked, folder):
         found = compare_ctranslate2(memorised, each)
     elif form == "transformers":
         stock = stock_model(memorised[0]).eval()
-        each = {name: _generation_config(config) for name, config in each.items()}
         found = compare_model(stock, memorised, each)
     else:
         (folder / "onnx").mkdir()

@@ -1,6 +1,6 @@
 """What every export shares: the model it is made of, a folder that appears whole or not at all, and the comparison.
 
-An engine is compared with `generate()` on sentences, token by token. What each form can say of a generation config is here.
+An engine is compared with `generate()` on sentences, token by token. SETTINGS says what else a form can do.
 """
 
 import copy
@@ -33,9 +33,10 @@ TOKEN_BUDGET = 4096
 LEAST_LIKENESS = 0.5
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
+_ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
 SETTINGS: dict[str, frozenset[str]] = {
-    "transformers": frozenset(vars(GenerationConfig())),
-    "ONNX": frozenset(vars(GenerationConfig())),
+    "transformers": _ALL,
+    "ONNX": _ALL,
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
     "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
     "CTranslate2": CTRANSLATE2_SETTINGS,
@@ -119,9 +120,13 @@ def model_name(model: str | Path) -> str:
     place = Path(model).resolve()
     if not place.is_dir():
         return str(model)
-    card = place / CARD_FILE
-    heading = re.search(r"^# (.+)$", card.read_text(encoding="utf-8"), re.MULTILINE) if card.is_file() else None
+    heading = re.search(r"^# (.+)$", card_of(place), re.MULTILINE)
     return heading[1] if heading else (place.parent if place.name == MODEL_FOLDER else place).name
+
+
+def card_of(folder: Path) -> str:
+    """Return the text of a model's card, empty where its folder has none."""
+    return (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
 
 
 def check_kind(config: Any) -> None:

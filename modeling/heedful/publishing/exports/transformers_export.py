@@ -81,7 +81,9 @@ def export_transformers(
     with comparison.begun_export(model, target, sentences, "transformers") as (loaded, tokenizers, compared, folder):
         comparison.check_one_tokenizer(tokenizers, "a stock form")
         own, stock = loaded.generation_config, stock_model(loaded)
-        stock.generation_config = _generation_config(own)
+        known = comparison.SETTINGS["transformers"]
+        settings = {name: value for name, value in own.to_dict().items() if name in known}
+        stock.generation_config = GenerationConfig.from_dict(settings)
         if zero_start:
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
@@ -158,14 +160,6 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
         vocabulary[pad["id"]][0] = unused
     pad["content"] = unused
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-
-
-def _generation_config(own: GenerationConfig) -> GenerationConfig:
-    """Return a generation config without what only our own search reads."""
-    known = {name: value for name, value in own.to_dict().items() if name[0] != "_"}
-    return GenerationConfig.from_dict(
-        {name: known[name] for name in comparison.SETTINGS["transformers"] & known.keys()}
-    )
 
 
 class _FreshModel(nn.Module):
@@ -257,10 +251,8 @@ def _fresh_model(folder: Path, stock: Any) -> Iterator[_FreshModel]:
 
 def _write_card(source: Path, name: str, folder: Path, facts: dict[str, Any]) -> None:
     """Write the model's own card, or one with little in it, with the code that loads the stock form."""
-    own = source / CARD_FILE
-    if own.is_file():
-        text = own.read_text(encoding="utf-8")
-    else:
+    text = comparison.card_of(source)
+    if not text:
         metadata = metadata_of_card(name, [UNDETERMINED], [], license="unknown").to_yaml()
         text = f"---\n{metadata}\n---\n\n# {name}\n\n## How to use\n"
     example = EXAMPLE.search(text)

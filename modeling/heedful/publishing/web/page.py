@@ -4,9 +4,9 @@ The page asks the network for nothing. `transformer.js` and `recurrent.js` compu
 """
 
 import base64
-import copy
 import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,14 @@ from heedful.files import check_writable, filled_template, json_in_html, write_t
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
 from heedful.inference.strategies.steps import asked_of, end_tokens
-from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer, check_settings, model_name
+from heedful.publishing.exports.comparison import card_of, check_kind, check_one_tokenizer, check_settings, model_name
 
 PAGE, TRANSFORMER, RECURRENT = (
     Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
 )
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
 WIDEST = 127  # of int8, symmetrical
-# fmt: off
-CONFIG_FIELDS = ("model_type", "encoder_layers", "decoder_layers")
-TRANSFORMER_FIELDS = (
-    "d_model", "encoder_attention_heads", "decoder_attention_heads", "norm_placement", "layer_norm_eps",
-    "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding", "activation_function",
-)
-RECURRENT_FIELDS = (
-    "embedding_size", "hidden_size", "cell", "activation_function", "bidirectional", "attention", "input_feeding",
-    "bridge", "reverse_source",
-)
-# fmt: on
+LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
 # What the JavaScript computes; every other value is refused.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_scoring": ("scaled_dot",),
@@ -71,7 +61,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         check_settings(loaded.generation_config, "a page")
         tokenizers = TokenizerPair.from_pretrained(folder)
         check_one_tokenizer(tokenizers, "a page")
-        packed.append(_packed(model_name(model), loaded, tokenizers))
+        packed.append(_packed(model_name(model), card_of(folder), loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
@@ -91,16 +81,6 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `(rows, columns)` int8 and the `(rows)` scales in float32 by which they are multiplied."""
     scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
     return (matrix / scales[:, None]).round().to(torch.int8), scales
-
-
-def dequantized(model: Any) -> Any:
-    """Return a copy of a model with the weights that a page computes with."""
-    same = copy.deepcopy(model).float()
-    for name, weight in same.named_parameters():
-        if weight.dim() == 2 and "embed_positions" not in name:
-            values, scales = quantize(weight.data)
-            weight.data = values * scales[:, None]
-    return same
 
 
 def _check_expressible(config: Any) -> None:
@@ -127,25 +107,18 @@ def _check_expressible(config: Any) -> None:
         raise ValueError(f"A page cannot hold the model: {' '.join(dict.fromkeys(faults))}")
 
 
-def _packed(name: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return all that the page needs of a model, as JSON can say it."""
+def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return all that the page needs of a model, and what its card tells of its limits, as JSON can say it."""
     config, search = model.config, model.generation_config
-    is_recurrent = config.model_type == "heed_rnn"
-    fields = RECURRENT_FIELDS if is_recurrent else TRANSFORMER_FIELDS
-    told = {field: getattr(config, field) for field in (*CONFIG_FIELDS, *fields)}
-    kinds = {"cross": [1, 1]}  # what attention there is to look at: layers, and heads of each
-    if not is_recurrent:
-        decoder = [config.decoder_layers, config.decoder_attention_heads]
-        encoder = [config.encoder_layers, config.encoder_attention_heads]
-        kinds = {"cross": decoder, "encoder": encoder, "decoder": decoder}
+    limits = LIMITS.search(card)
     tensors, weights = _tensors(model)
     start, most = search.decoder_start_token_id, search.max_new_tokens
     if most is None:
         most = DEFAULT_MAX_NEW_TOKENS if search.max_length is None else search.max_length - 1
     return {
         "name": name,
-        "config": told,
-        "kinds": kinds,
+        "limits": limits[1].strip() if limits else "",
+        "config": {field: value for field, value in config.to_dict().items() if field[0] != "_"},
         "tokenizer": _tokenizer(tokenizers),
         "search": {
             **asked_of(search),

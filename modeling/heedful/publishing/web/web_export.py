@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import models
 from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.data.tokenizer_training import CHARACTER
 from heedful.files import filled_template, import_extra
+from heedful.inference.attention.labels import is_of_characters
 from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of, end_tokens
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
@@ -135,10 +136,10 @@ def _library(packages: Path) -> dict[str, bytes]:
 
 def check_pattern(tokenizers: TokenizerPair) -> None:
     """Raise a `ValueError` for a tokenizer of characters or words, which transformers.js does not take apart."""
-    state = json.loads(tokenizers.source.backend_tokenizer.to_str())
-    is_of_characters = CHARACTER in ((state["pre_tokenizer"] or {}).get("pattern") or {}).get("Regex", "")
-    if is_of_characters or state["model"]["type"] == "WordLevel":
-        kind = "characters" if is_of_characters else "words"
+    tokenizer: Any = tokenizers.source
+    is_split = is_of_characters(tokenizer)
+    if is_split or isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
+        kind = "characters" if is_split else "words"
         raise ValueError(
             f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
         )

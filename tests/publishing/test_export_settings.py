@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ from transformers import GenerationConfig
 from heedful import BeamSearch
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.ctranslate2.engine import CTranslate2Engine
+from heedful.inference.strategies.steps import asked_of
 from heedful.publishing.conversion.stock_models import stock_model
-from heedful.publishing.exports.comparison import check_settings
-from heedful.publishing.exports.ctranslate2_export import check_settings as check_for_ctranslate2
+from heedful.publishing.exports import ctranslate2_export
+from heedful.publishing.exports.comparison import SETTINGS, check_settings
 from heedful.publishing.exports.onnx_graphs import write_onnx
 from heedful.publishing.exports.onnx_model import OnnxModel
 from heedful.publishing.web.page import write_page
+from heedful.publishing.web.web_export import greedy_config
 from helpers import dequantized
 from memorised import PAIRS, memorised_model
 
@@ -86,7 +89,7 @@ def refused(form, config):
     try:
         check_settings(config, form)
         if form == "CTranslate2":
-            check_for_ctranslate2(config, config)
+            ctranslate2_export.check_settings(config, config)
     except ValueError as error:
         return str(error)
     return None
@@ -175,6 +178,52 @@ def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tm
     assert len(tokens) > 0.6 * len(found)  # the settings change what is said
     known = {"a page": 17, "CTranslate2": 8, "transformers": 18, "ONNX": 18}
     assert len(found) == known[form]
+
+
+def test_each_form_takes_what_the_guide_says():
+    table = GUIDE.read_text(encoding="utf-8").split("| the generation config asks for |")[1].split("\n\n")[0]
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    forms = [{"page": "a page", "web": "transformers.js"}.get(head, head) for head in heads if head]
+    assert sorted(forms) == sorted(SETTINGS)
+    told = set()
+    for names, *cells in rows:
+        for name in re.findall("`([^`]+)`", names):
+            told.add(name)
+            for form, cell in zip(forms, cells, strict=True):
+                assert cell.startswith(("yes", "warned")) == (name in SETTINGS[form]), (name, form)
+    assert told >= set(SETTINGS["a page"])
+
+
+def test_a_setting_that_is_not_known_is_refused_where_not_generate_carries_it_out():
+    config = GenerationConfig.from_dict({"a_new_mode": 3, "num_beams": 2, "top_k": 50, "temperature": 0.5})
+    assert asked_of(config) == {"a_new_mode": 3, "num_beams": 2}
+    for form in SETTINGS:
+        with pytest.raises(ValueError, match=r"what .* cannot do: `a_new_mode` must not be set, but is 3"):
+            check_settings(config, form)
+
+
+def test_what_changes_nothing_is_nothing_asked():
+    idle = {"num_beams": 1, "repetition_penalty": 1.0, "min_length": 0, "length_penalty": 1.0, "do_sample": False}
+    idle |= {"bad_words_ids": [], "early_stopping": False, "no_repeat_ngram_size": 0, "length_penalty_form": "power"}
+    assert asked_of(GenerationConfig.from_dict(idle)) == {}
+    zeros = {"forced_bos_token_id": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "min_new_tokens": 1}
+    assert asked_of(GenerationConfig.from_dict(zeros)) == zeros
+
+
+def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_or_ends_them_otherwise(memorised):
+    asked = {"num_beams": 4, "length_penalty": 0.5, "bad_words_ids": [[2], [60]], "no_repeat_ngram_size": 3}
+    with pytest.warns(UserWarning, match="js searches greedily, and does not read `num_beams` 4 and `length_pen"):
+        greedy = greedy_config(with_settings(memorised[0], asked))
+    assert asked_of(greedy) == {"no_repeat_ngram_size": 3, "bad_words_ids": [[60]]}
+    model = copy.copy(memorised[0])
+    model.generation_config = with_settings(model, {"num_beams": 3, "early_stopping": False})
+    with pytest.warns(UserWarning, match="`early_stopping` of the generation config is False, but CTranslate2"):
+        assert set(ctranslate2_export._searches(model)) == {"greedy", "5 beams"}
+    model.generation_config = with_settings(model, {"no_repeat_ngram_size": 3, "num_beams": 1})
+    assert set(ctranslate2_export._searches(model)) == {"greedy"}
+    model.generation_config.num_beams = 3
+    with pytest.raises(ValueError, match="`no_repeat_ngram_size` must not be set in CTranslate2's beam search"):
+        ctranslate2_export._searches(model)
 
 
 # What is drawn from, one setting at a time.

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_export_settings import ASKED, TEXTS, accepted, generated
 from typer.testing import CliRunner
 
 from chromium import EXECUTABLE, MODULES, Chromium, served
@@ -19,7 +21,7 @@ from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.exports.onnx_model import session_of
 from heedful.publishing.web import web_export
-from heedful.publishing.web.web_export import export_web
+from heedful.publishing.web.web_export import export_web, greedy_config
 from memorised import PAIRS, memorised_model
 
 onnx = pytest.importorskip("onnx")
@@ -115,6 +117,47 @@ def test_transformers_js_gives_the_translations_and_the_attention_in_node(saved,
     found = json.loads(done.stdout)
     assert found["fp32"] == found["q8"] == list(PAIRS.values())
     assert np.abs(np.array(found["attention"]) - attention_of(saved).numpy()).max() < 1e-5
+
+
+GENERATE = """
+const { AutoModelForSeq2SeqLM, Tensor, env } = await import(process.argv[2]);
+Object.assign(env, { allowRemoteModels: false, localModelPath: process.argv[3] });
+const found = {};
+for (const [name, sources] of Object.entries(JSON.parse(process.argv[4]))) {
+  const model = await AutoModelForSeq2SeqLM.from_pretrained(name, { dtype: "fp32" });
+  found[name] = [];
+  for (const ids of sources) {
+    const tensor = (values) => new Tensor("int64", BigInt64Array.from(values, BigInt), [1, ids.length]);
+    const tokens = await model.generate({ input_ids: tensor(ids), attention_mask: tensor(ids.map(() => 1)) });
+    found[name].push(tokens.tolist()[0].slice(1).map(Number));
+  }
+}
+console.log(JSON.stringify(found));
+"""
+
+
+@needs_package
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_transformers_js_carries_out_the_settings_of_the_generation_config_in_node(saved, web, tmp_path):
+    model, pair, _ = saved
+    each = accepted("transformers.js", (model, pair), ASKED)
+    sources = pair.encode_source(TEXTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        greedy = {f"s{number}": greedy_config(config) for number, config in enumerate(each.values())}
+    for name, config in greedy.items():
+        shutil.copytree(web, tmp_path / name)
+        config.to_json_file(tmp_path / name / "generation_config.json")
+    script = tmp_path / "generate.mjs"
+    script.write_text(GENERATE, encoding="utf-8")
+    entry = PACKAGE / "dist" / "transformers.node.mjs"
+    command = [NODE, script, entry, f"{tmp_path}/", json.dumps(dict.fromkeys(greedy, sources))]
+    done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    expected = {name: [generated(model, ids, config) for ids in sources] for name, config in greedy.items()}
+    assert json.loads(done.stdout) == expected
+    assert len(set(map(json.dumps, expected.values()))) > 7
+    assert len(expected) == 16
 
 
 def test_the_page_runs_only_files_whose_hashes_it_knows(web):

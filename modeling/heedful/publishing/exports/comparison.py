@@ -5,10 +5,12 @@ An engine is compared with `generate()` on sentences, token by token. SETTINGS s
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import torch
 from transformers import GenerationConfig
 
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
 from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
@@ -25,6 +28,7 @@ from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, S
 from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol
 from heedful.training.publication import MODEL_FOLDER
+from heedful.training.recipe_file import read_recipe
 
 # A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50
@@ -257,16 +261,24 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
             )
 
 
-def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Return the first sentences of a text file in UTF-8, one a line, or built-in Korean and English ones.
+def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
+    """Return the first sentences of a text file in UTF-8, one a line, or of the validation data of a model's own run.
 
-    The built-in sentences try a model of any language with tokens and lengths of real text.
+    Where neither is there, they are built-in Korean and English ones, which a warning says: these try a model of any
+    language with tokens and lengths of real text.
     """
     check_at_least(1, count=count)
-    if path is None:
-        pairs = korean_english_pairs("test", (count + 1) // 2)
-        return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
-    sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
-    if not sentences:
-        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
-    return sentences
+    if path is not None:
+        sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
+        if not sentences:
+            raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
+        return sentences
+    with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
+        data = read_recipe(Path(model) / "recipe.yaml").data
+        where = data.locations.validation or data.locations.train
+        pairs = islice(read_pairs(where, data.source, data.target, split="validation"), count)
+        return [pair["source"] for pair in pairs]
+    told = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
+    warnings.warn(told, stacklevel=2)
+    builtin = korean_english_pairs("test", (count + 1) // 2)
+    return [sentence for pair in builtin for sentence in (pair["ko"], pair["en"])][:count]

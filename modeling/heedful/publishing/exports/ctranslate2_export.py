@@ -75,10 +75,8 @@ def _searches(model: Any) -> dict[str, Any]:
             check_settings(search, model.config)
             searches[name] = search
     if has_beams and own.early_stopping is not True and own.length_penalty != 0:
-        warnings.warn(
-            f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 stops as with True.",
-            stacklevel=3,
-        )
+        told = f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 ends as with True."
+        warnings.warn(told, stacklevel=3)
     return searches
 
 

@@ -113,7 +113,7 @@ def stock_form(model: str | Path) -> Iterator[Path]:
     """
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
-        yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare()).folder
+        yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -98,8 +98,7 @@ def _check_expressible(config: Any) -> None:
             )
     for side in ("encoder", "decoder"):
         heads = getattr(config, f"{side}_attention_heads")
-        if getattr(config, f"{side}_key_value_heads") not in (None, heads):
-            told = getattr(config, f"{side}_key_value_heads")
+        if (told := getattr(config, f"{side}_key_value_heads")) not in (None, heads):
             faults.append(f"`{side}_key_value_heads` must be {heads}, but is {told} instead.")
         if (config.d_k or config.d_model // heads) != (config.d_v or config.d_model // heads):
             faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")

@@ -43,14 +43,11 @@ PAGE = Path(__file__).with_name("translate.html")
 SUFFIXES = {"float32": "", "int8": "_quantized"}
 MERGED = "decoder_model_merged"
 # What transformers.js reads of a config.json; its type is one that it knows, whose graph it does not ask for.
-# fmt: off
 CONFIG_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "vocab_size",
     "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
     "is_encoder_decoder",
-)
-# fmt: on
-
+)  # fmt: skip
 CDN = "https://cdn.jsdelivr.net/npm/"
 # What translate.html runs that is not its own: address, package of npm, version, file and hash.
 LIBRARY = re.compile(rf'url: "({CDN}(@?[^"@]+)@([^"/]+)/([^"]+))", integrity: "sha384-([^"]+)"')
@@ -136,10 +133,9 @@ def _library(packages: Path) -> dict[str, bytes]:
 
 def check_pattern(tokenizers: TokenizerPair) -> None:
     """Raise a `ValueError` for a tokenizer of characters or words, which transformers.js does not take apart."""
-    tokenizer: Any = tokenizers.source
-    is_split = is_of_characters(tokenizer)
-    if is_split or isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
-        kind = "characters" if is_split else "words"
+    is_of_words = isinstance(tokenizers.source.backend_tokenizer.model, models.WordLevel)
+    if is_of_words or is_of_characters(tokenizers.source):
+        kind = "words" if is_of_words else "characters"
         raise ValueError(
             f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
         )

@@ -32,7 +32,6 @@ REGISTERS = {
     "AVX2": ["-mavx2", "-mfma"],
 }
 LONGEST_COMPILATION = 120  # seconds
-CHECKSUM = ".sha256"  # ends the name of the file beside the compiled one
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
 
@@ -154,7 +153,7 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
         folder.chmod(0o700)
         # None that is cut, which would end Python; and what a whole one needs may have gone since.
         with suppress(OSError):
-            if _is_mine(path, 0o022) and path.with_suffix(CHECKSUM).read_text("utf-8") == checksum(path):
+            if _is_mine(path, 0o022) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
                 return ctypes.CDLL(str(path))
     _compile(path, flags)
     return ctypes.CDLL(str(path))
@@ -180,8 +179,8 @@ def _compile(path: Path, flags: list[str]) -> None:
         if subprocess.run([*command, "-fopenmp"], **settings).returncode:
             subprocess.run(command, check=True, **settings)
         made.chmod(0o700)
-        made.with_suffix(CHECKSUM).write_text(checksum(made), encoding="utf-8")
-        for file in (made, made.with_suffix(CHECKSUM)):
+        made.with_suffix(".sha256").write_text(checksum(made), encoding="utf-8")
+        for file in (made, made.with_suffix(".sha256")):
             flush(file)
             file.replace(path.with_name(file.name))  # at once, for another process may want it
     flush(path.parent)

@@ -38,9 +38,8 @@ LEAST_LIKENESS = 0.5
 # The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
 _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
-SETTINGS: dict[str, frozenset[str]] = {
-    "transformers": _ALL,
-    "ONNX": _ALL,
+SETTINGS = {
+    **dict.fromkeys(("transformers", "ONNX"), _ALL),
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
     "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
     "CTranslate2": CTRANSLATE2_SETTINGS,

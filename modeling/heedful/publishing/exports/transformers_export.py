@@ -39,8 +39,7 @@ from heedful.training.run import RunResult
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-5
 BEAMS = 5
-# What a search changes of the generation config that the folder has.
-SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")
+SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
 LOGITS_AT_ONCE = 2**24  # so many logits lie in one file for the other process

@@ -157,7 +157,7 @@ def test_transformers_js_carries_out_the_settings_of_the_generation_config_in_no
     expected = {name: [generated(model, ids, config) for ids in sources] for name, config in greedy.items()}
     assert json.loads(done.stdout) == expected
     assert len(set(map(json.dumps, expected.values()))) > 7
-    assert len(expected) == 16
+    assert len(expected) == 17
 
 
 def test_the_page_runs_only_files_whose_hashes_it_knows(web):

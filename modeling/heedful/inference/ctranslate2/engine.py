@@ -124,7 +124,9 @@ class CTranslate2Engine:
     def _search_options(self, config: Any) -> dict[str, Any]:
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         stops_at_the_best = _any_rule_ends_alike(config) and config.early_stopping is not True
-        shortest = max((config.min_length or 0) - 1, config.min_new_tokens or 0, 0)
+        # An end token that is forced takes the last position.
+        longest = max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1)
+        shortest = min(max((config.min_length or 0) - 1, config.min_new_tokens or 0, 0), longest)
         # As in generate(), an end token is not a bad word.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
@@ -132,8 +134,7 @@ class CTranslate2Engine:
             "beam_size": config.num_beams,
             "num_hypotheses": config.num_return_sequences,
             "length_penalty": penalty if penalty or stops_at_the_best else ALMOST_ZERO,
-            # An end token that is forced takes the last position.
-            "max_decoding_length": max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1),
+            "max_decoding_length": longest,
             "min_decoding_length": shortest,
             "end_token": [self._target_tokens[token] for token in end_tokens(config)],
             "repetition_penalty": config.repetition_penalty or 1.0,
@@ -177,8 +178,8 @@ def check_settings(config: Any, model_config: Any) -> None:
     require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
     for name, value in asked_of(config).items():
         require(name in CTRANSLATE2_SETTINGS, name, "not be set with CTranslate2", repr(value))
-        must = "not be set in CTranslate2's beam search"
-        require(beams == 1 or name not in GREEDY_SETTINGS, name, must, repr(value))
+        is_taken = beams == 1 or name not in GREEDY_SETTINGS
+        require(is_taken, name, "not be set in CTranslate2's beam search", repr(value))
     require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
     if beams > 1:
         require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)

@@ -80,9 +80,8 @@ def export_transformers(
     with comparison.begun_export(model, target, sentences, "transformers") as (loaded, tokenizers, compared, folder):
         comparison.check_one_tokenizer(tokenizers, "a stock form")
         own, stock = loaded.generation_config, stock_model(loaded)
-        known = comparison.SETTINGS["transformers"]
-        settings = {name: value for name, value in own.to_dict().items() if name in known}
-        stock.generation_config = GenerationConfig.from_dict(settings)
+        kept = {name: value for name, value in own.to_dict().items() if name in comparison.SETTINGS["transformers"]}
+        stock.generation_config = GenerationConfig.from_dict(kept)
         if zero_start:
             stock = start_from_zero(stock)
             _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)

@@ -38,7 +38,7 @@ ASKED = {
     "length penalty": {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
     "a patient search": {"num_beams": 3, "early_stopping": "never", "length_penalty": 0.4},
     "min_length": {"min_length": 11, "num_beams": 2},
-    "min_new_tokens": {"min_new_tokens": 9},
+    "min_new_tokens": {"min_new_tokens": 9, "min_length": 13},
     "a shortest beyond the longest": {"min_length": 20, "max_length": 6},
     "max_new_tokens": {"max_length": None, "max_new_tokens": 4, "num_beams": 2},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
@@ -207,7 +207,7 @@ def test_what_changes_nothing_is_nothing_asked():
     idle = {"num_beams": 1, "repetition_penalty": 1.0, "min_length": 0, "length_penalty": 1.0, "do_sample": False}
     idle |= {"bad_words_ids": [], "early_stopping": False, "no_repeat_ngram_size": 0, "length_penalty_form": "power"}
     assert asked_of(GenerationConfig.from_dict(idle)) == {}
-    zeros = {"forced_bos_token_id": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "min_new_tokens": 1}
+    zeros = {"forced_bos_token_id": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "min_new_tokens": 0}
     assert asked_of(GenerationConfig.from_dict(zeros)) == zeros
 
 

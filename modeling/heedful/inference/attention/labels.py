@@ -113,8 +113,7 @@ def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Wor
     for index, (id_, word) in enumerate(zip(ids, words, strict=True)):
         is_continued = groups and id_ not in control and ids[index - 1] not in control
         if is_continued and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
-            begun = any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
-            is_continued = not begun and not is_spelt
+            is_continued = not is_spelt and not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
         if is_continued and words[index - 1] in (None, word):
             groups[-1].append(index)
         else:

@@ -126,7 +126,7 @@ class CTranslate2Engine:
         stops_at_the_best = _any_rule_ends_alike(config) and config.early_stopping is not True
         # An end token that is forced takes the last position.
         longest = max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1)
-        shortest = min(max((config.min_length or 0) - 1, config.min_new_tokens or 0, 0), longest)
+        shortest = (config.min_length or 1) - 1 if config.min_new_tokens is None else config.min_new_tokens
         # As in generate(), an end token is not a bad word.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
@@ -135,7 +135,7 @@ class CTranslate2Engine:
             "num_hypotheses": config.num_return_sequences,
             "length_penalty": penalty if penalty or stops_at_the_best else ALMOST_ZERO,
             "max_decoding_length": longest,
-            "min_decoding_length": shortest,
+            "min_decoding_length": min(shortest, longest),
             "end_token": [self._target_tokens[token] for token in end_tokens(config)],
             "repetition_penalty": config.repetition_penalty or 1.0,
             "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,

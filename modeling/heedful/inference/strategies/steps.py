@@ -42,7 +42,7 @@ OTHER = re.compile(
 IDLE: Settings = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), (None,)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
     **{"length_penalty": (None, 1), "length_penalty_form": (None, "power")},
 }
 
@@ -125,6 +125,8 @@ def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any
 def asked_of(generation_config: Any) -> dict[str, Any]:
     """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
     settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
+    if generation_config.min_new_tokens is not None:  # which `generate()` takes in its place
+        settings.pop("min_length", None)
     return active_settings(generation_config, settings)
 
 

@@ -20,11 +20,9 @@ from heedful.files import check_writable, filled_template, json_in_html, write_t
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
 from heedful.inference.strategies.steps import asked_of, end_tokens
-from heedful.publishing.exports.comparison import card_of, check_kind, check_one_tokenizer, check_settings, model_name
+from heedful.publishing.exports import comparison
 
-PAGE, TRANSFORMER, RECURRENT = (
-    Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
-)
+PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
 WIDEST = 127  # of int8, symmetrical
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
@@ -58,10 +56,10 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         folder = model_folder(model)
         loaded: Any = load_model(folder)
         _check_expressible(loaded.config)
-        check_settings(loaded.generation_config, "a page")
+        comparison.check_settings(loaded.generation_config, "a page")
         tokenizers = TokenizerPair.from_pretrained(folder)
-        check_one_tokenizer(tokenizers, "a page")
-        packed.append(_packed(model_name(model), card_of(folder), loaded, tokenizers))
+        comparison.check_one_tokenizer(tokenizers, "a page")
+        packed.append(_packed(comparison.model_name(model), comparison.card_of(folder), loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
@@ -89,7 +87,7 @@ def _check_expressible(config: Any) -> None:
         if config.attention == "none":
             raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
         return
-    check_kind(config)
+    comparison.check_kind(config)
     faults = []
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
@@ -111,9 +109,7 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
     config, search = model.config, model.generation_config
     limits = LIMITS.search(card)
     tensors, weights = _tensors(model)
-    start, most = search.decoder_start_token_id, search.max_new_tokens
-    if most is None:
-        most = DEFAULT_MAX_NEW_TOKENS if search.max_length is None else search.max_length - 1
+    most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
     return {
         "name": name,
         "limits": limits[1].strip() if limits else "",
@@ -122,7 +118,7 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
         "search": {
             **asked_of(search),
             "num_beams": search.num_beams or 1,
-            "start": config.decoder_start_token_id if start is None else start,
+            "start": (search if search.decoder_start_token_id is not None else config).decoder_start_token_id,
             "ends": end_tokens(search),
             "max_new_tokens": most,
             "longest": min(most, position_limit(config) or most),

@@ -108,13 +108,15 @@ def export_web(
 
 def greedy_config(config: GenerationConfig) -> GenerationConfig:
     """Return a generation config for transformers.js, which searches greedily, and warn of what it has of beams."""
-    beams = [f"`{name}` {value}" for name, value in asked_of(config).items() if name in BEAM_SETTINGS]
+    asked = asked_of(config)
+    beams = [f"`{name}` {asked[name]}" for name in BEAM_SETTINGS if name in asked]
     if (config.num_beams or 1) > 1:
         warnings.warn(f"transformers.js searches greedily, and does not read {' and '.join(beams)}.", stacklevel=3)
     greedy = copy.deepcopy(config)
     greedy.update(num_beams=1, do_sample=False, num_return_sequences=1, length_penalty=1.0, early_stopping=False)
-    ends = [[token] for token in end_tokens(config)]  # which `generate()` takes for no bad words
-    greedy.bad_words_ids = [word for word in config.bad_words_ids or [] if word not in ends] or None
+    # `generate()` takes no end for a bad word.
+    words = [word for word in config.bad_words_ids or [] if word not in [[end] for end in end_tokens(config)]]
+    greedy.update(bad_words_ids=words or None, min_length=asked.get("min_length"))
     return greedy
 
 

@@ -171,7 +171,7 @@ def served(**folders: Path) -> Iterator[str]:
             first, _, rest = self.path.lstrip("/").partition("/")
             file = places.get(first, MODULES) / (re.sub(r"(?<=\w)@[^/]+", "", rest) or "index.html")
             content = file.read_bytes() if file.is_file() else b""
-            if file.suffix in kinds:
+            if file.suffix == ".html":
                 content = content.replace(CDN.encode(), f"{address}/npm/".encode())
             self.send_response(200 if file.is_file() else 404)
             self.send_header("Content-Type", kinds.get(file.suffix, "application/octet-stream"))

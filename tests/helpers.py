@@ -1,6 +1,7 @@
 """Tiny models and batches, pairs of options and new processes that several test files use."""
 
 import ast
+import copy
 import itertools
 import json
 import os
@@ -138,6 +139,18 @@ def tiny_rnn(seed: int = 0, **changes) -> HeedRNNForConditionalGeneration:
 def tiny_rnn_config(**changes) -> HeedRNNConfig:
     """Return the config of a tiny recurrent model."""
     return tiny_config("recurrent", **changes)
+
+
+def dequantized(model):
+    """Return a copy of a model with the int8 weights that a page computes with."""
+    from heedful.publishing.web.page import quantize
+
+    same = copy.deepcopy(model).float()
+    for name, weight in same.named_parameters():
+        if weight.dim() == 2 and "embed_positions" not in name:
+            values, scales = quantize(weight.data)
+            weight.data = values * scales[:, None]
+    return same
 
 
 def matrices_of(model) -> list[int]:

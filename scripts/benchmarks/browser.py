@@ -21,25 +21,27 @@ from harness import Json, begin, report
 from heedful import Translator
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import score_translations
-from heedful.publishing.web.page import dequantized, write_page
+from heedful.publishing.web.page import write_page
 from heedful.publishing.web.web_export import export_web
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from chromium import Chromium, served
+from helpers import dequantized
 
 MEASURE = """<!doctype html><meta charset="utf-8"><script type="module">
 const { pipeline, env } = await import("/npm/@huggingface/transformers/dist/transformers.min.js");
 env.allowRemoteModels = false, env.allowLocalModels = true, env.localModelPath = "/";
 env.backends.onnx.wasm.numThreads = 1;
+env.backends.onnx.wasm.wasmPaths = "/npm/onnxruntime-web/dist/";
 const page = await (await fetch("/made/page.html")).text();
 const code = page.match(/<script>\\n"use strict";\\n([\\s\\S]*?)<\\/script>/)[1];
-const [data] = JSON.parse(page.match(/const views = (\\[.*\\])\\.map/)[1]);
+const [data] = JSON.parse(page.match(/const MODELS = (\\[.*\\]);/)[1]);
 const [Tokenizer, search, Model] = new Function(`${code}; return [Tokenizer, search,
   { heed: Transformer, heed_rnn: Recurrent }["${data.config.model_type}"]];`)();
 const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
 const tokenizer = new Tokenizer(data.tokenizer), model = new Model(data, bytes);
 const forms = { page: (text) => {
-  const { hypotheses: [{ tokens }] } = search(model, tokenizer.encode(text), { ...data.search, beams: 1 });
+  const { hypotheses: [{ tokens }] } = search(model, tokenizer.encode(text), { ...data.search, num_beams: 1 });
   return tokenizer.decode(tokens);
 } };
 for (const [name, dtype] of [["float32", "fp32"], ["int8", "q8"]]) {

@@ -351,6 +351,15 @@ def test_words_of_sentencepiece_and_tags_are_shown_without_their_marks():
     assert shown_words(words.source, words.encode_source(["고양이가 zz"])[0]).labels == ["고양이가", "<unk>", "</s>"]
 
 
+def test_a_single_word_of_a_tokenizer_of_characters_is_shown_letter_by_letter():
+    dates = ["2021-03-03", "1 March 2021"]
+    pair = train_tokenizers(dates, dates, vocab_size=300, algorithm="character")
+    shown = [shown_words(pair.target, pair.encode_target([text])[0]).labels for text in dates]
+    assert shown == [[*dates[0], "</s>"], ["1", "March", "2021", "</s>"]]
+    pieces = train_tokenizers(dates, dates, vocab_size=265)
+    assert shown_words(pieces.target, pieces.encode_target(dates)[0]).labels == [dates[0], "</s>"]
+
+
 def test_a_broken_character_is_shown_by_its_bytes(tokenizers):
     first = tokenizers.source("네").input_ids[0]
     assert shown_words(tokenizers.source, [first, 2]) == (["‹EB›", "</s>"], [0, 1])

@@ -155,6 +155,9 @@ def page(browser, maps, tmp_path):
     assert browser.complaints() == []
 
 
+TEXTS = "[...document.querySelectorAll('{} bdi')].map(e => e.textContent)"
+
+
 def token(side, index):
     return f"document.querySelectorAll('#{side} .token')[{index}]"
 
@@ -225,8 +228,7 @@ def test_kinds_layers_and_heads_are_chosen(page, maps, kind):
     page.move_to(token("rows", 3))
     assert_shows(shown(page, "columns"), attention_rollout(maps, kind).weights[3])
     for side, labels in (("columns", maps.map(kind).source_tokens), ("rows", maps.map(kind).target_tokens)):
-        texts = "[...document.querySelectorAll('{} bdi')].map(e => e.textContent)"
-        assert page.run(texts.format(f"#{side}")) == page.run(texts.format(f"#map .{side}")) == labels
+        assert page.run(TEXTS.format(f"#{side}")) == page.run(TEXTS.format(f"#map .{side}")) == labels
 
 
 @needs_chromium
@@ -295,6 +297,29 @@ def test_scores_are_shown_in_place_of_weights_and_as_dots(browser, scored, tmp_p
     choose(browser, "layers", "rollout")
     assert browser.run("document.getElementById('numbers-shown').hidden") is True
     assert browser.complaints() == []
+
+
+@needs_chromium
+def test_the_page_is_in_korean_too_and_keeps_what_was_chosen(page, maps):
+    choose(page, "layers", "0")
+    page.click(token("rows", 1))
+    words = "document.querySelector('main').innerText.replace(/^.*\\n/, '')"  # without the title
+    english = page.run(words)
+    page.run("find('language').value = 'ko'; find('language').dispatchEvent(new Event('change'))")
+    assert page.run("document.documentElement.lang") == "ko"
+    korean = page.run(words)
+    assert "Point at a word" in english
+    assert "가리키거나" in korean
+    said = [token for label in ("columns", "rows") for token in page.run(TEXTS.format(f"#{label}"))]
+    for each in [*said, "English"]:
+        korean = korean.replace(each, "")
+    assert re.findall("[A-Za-z]{2,}", korean) == ["Tab", "Esc"]
+    assert page.run("document.querySelector('#map canvas').ariaLabel").startswith(
+        "교차 어텐션, 층 0, 헤드 평균의 히트맵"
+    )
+    assert_shows(shown(page, "columns"), maps.map("cross", 0).weights[1])
+    page.run("find('language').value = 'en'; find('language').dispatchEvent(new Event('change'))")
+    assert page.run(words) == english
 
 
 @needs_chromium

@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from heedful.inference.loading import load_model, resolve_device
 from heedful.inference.translation import Translator
+from helpers import tiny_model
 
 
 @pytest.fixture
@@ -126,3 +127,13 @@ def test_a_gpu_beyond_the_last_is_named(monkeypatch):
 def test_a_device_of_no_known_name_is_named(name):
     with pytest.raises(ValueError, match=f"`device` must be cpu, cuda, cuda:N or mps, but is '{name}'"):
         resolve_device(name)
+
+
+def test_settings_of_heedfuls_own_search_are_read_however_they_came_into_the_generation_config(tmp_path):
+    model = tiny_model()
+    for name, value in {"length_penalty_form": "gnmt", "tokens_beyond_source": 3, "num_beams": 2}.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(tmp_path)
+    config = load_model(tmp_path).generation_config
+    assert (config.length_penalty_form, config.tokens_beyond_source, config.num_beams) == ("gnmt", 3, 2)
+    assert config.eos_token_id == model.generation_config.eos_token_id

@@ -1,7 +1,10 @@
 """The native decoder's own kernels compute what torch does, and are done without where they cannot be compiled."""
 
+import os
 import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,8 +17,8 @@ from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.network import NativeNetwork
 
-compiled = pytest.mark.skipif(not kernels.can_multiply(4, False), reason="no kernels can be compiled here")
-in_bytes = pytest.mark.skipif(not kernels.can_multiply(4, True), reason="this processor has no products of bytes")
+compiled = pytest.mark.skipif(not kernels.can_multiply(False), reason="no kernels can be compiled here")
+in_bytes = pytest.mark.skipif(not kernels.can_multiply(True), reason="this processor has no products of bytes")
 
 
 @pytest.fixture
@@ -23,9 +26,15 @@ def without(monkeypatch):
     monkeypatch.setattr(kernels, "library", lambda: None)
 
 
+def load():
+    """Load the kernels as a new process does."""
+    return kernels.library.__wrapped__()
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Let kernels be compiled into an empty cache."""
+    """Let kernels be compiled into an empty cache, in little time."""
+    monkeypatch.setattr(kernels, "FLAGS", ["-O0", *kernels.FLAGS[1:]])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "heedful"
 
@@ -48,9 +57,9 @@ def test_products_are_those_of_torch(rows, features, inputs, is_relu):
 
 @in_bytes
 @settings(max_examples=20, deadline=None)
-@given(rows=st.integers(2, 20), features=st.integers(1, 150), quarter=st.integers(2, 40))
-def test_a_row_in_bytes_is_near_and_knows_nothing_of_the_others(rows, features, quarter):
-    product, states, expected = product_of(rows, features, 4 * quarter, True)
+@given(rows=st.integers(2, 20), features=st.integers(1, 150), inputs=st.integers(5, 160))
+def test_a_row_in_bytes_is_near_and_knows_nothing_of_the_others(rows, features, inputs):
+    product, states, expected = product_of(rows, features, inputs, True)
     states[0] *= 1000
     together = product(states)
     assert (together - expected)[1:].norm() < 0.03 * expected[1:].norm() + 0.1
@@ -99,8 +108,9 @@ def test_without_kernels_it_decodes_too(precision, beams):
 
 
 @in_bytes
-def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch():
-    model, lengths = make_model({}), torch.tensor([5, 17, 33, 40])
+@pytest.mark.parametrize("width", [32, 42])
+def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(width):
+    model, lengths = make_model({"encoder_ffn_dim": width, "decoder_ffn_dim": width}), torch.tensor([5, 17, 33, 40])
     batch = {
         "input_ids": torch.randint(4, 90, (4, 40)),
         "attention_mask": (torch.arange(40) < lengths[:, None]).long(),
@@ -133,18 +143,83 @@ def test_padding_may_stand_anywhere_and_threads_change_nothing(beams):
 
 
 @compiled
-def test_they_are_compiled_once_into_the_users_cache(cache, monkeypatch):
-    assert kernels.library.__wrapped__() is not None
-    assert [each.suffix for each in cache.iterdir()] == [".so"]
+def test_they_are_compiled_once_into_the_users_cache_which_is_the_users_alone(cache, monkeypatch):
+    cache.mkdir(parents=True, mode=0o777)
+    assert load() is not None
+    assert sorted(each.suffix for each in cache.iterdir()) == [".sha256", ".so"]
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert kernels.library.__wrapped__() is not None
+    assert load() is not None
+
+
+# In another process, which a cut file ends; each is what happened to the file.
+LOAD = """
+import hashlib, sys
+from pathlib import Path
+from heedful.inference.native import kernels
+
+kernels.FLAGS[0] = "-O0"
+(file,) = Path(sys.argv[1]).glob("*.so")
+whole = file.read_bytes()
+
+def write(content):
+    other = file.with_suffix(".other")  # this process has loaded the file itself
+    other.write_bytes(content)
+    other.chmod(0o700)
+    other.replace(file)
+
+def write_with_checksum(content):
+    write(content)
+    file.with_suffix(".sha256").write_text(hashlib.sha256(content).hexdigest())
+
+for name, spoil in {
+    "not of this machine": lambda: write_with_checksum(b"of another machine"),
+    "cut": lambda: write(whole[: len(whole) // 2]),
+    "other bytes": lambda: write(whole[:-9] + b"123456789"),
+    "no checksum": file.with_suffix(".sha256").unlink,
+    "open to others": lambda: file.chmod(0o722),
+}.items():
+    spoil()
+    assert kernels.library.__wrapped__() is not None, name
+    assert file.stat().st_mode & 0o777 == 0o700, name
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == file.with_suffix(".sha256").read_text(), name
+"""
+
+
+@compiled
+def test_a_file_that_is_cut_changed_open_to_others_or_cannot_be_loaded_is_compiled_again(cache):
+    assert load() is not None
+    done = subprocess.run([sys.executable, "-c", LOAD, cache], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@compiled
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can give files away")
+def test_what_belongs_to_another_user_is_not_loaded(cache):
+    load()
+    (file,) = cache.glob("*.so")
+    os.chown(file, 12345, 12345)
+    assert load() is not None
+    assert file.stat().st_uid == 0
+    os.chown(cache, 12345, 12345)
+    with pytest.warns(UserWarning, match=r"and slower: .*heedful must belong to the user who runs this, but is anoth"):
+        assert load() is None
+
+
+@compiled
+def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert load() is not None
+    assert [each.name for each in tmp_path.iterdir()] == ["home"]
 
 
 @compiled
 def test_a_missing_compiler_is_told(cache, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match=r"without kernels of its own, and slower: no C\+\+ compiler \(c\+\+, g\+\+"):
-        assert kernels.library.__wrapped__() is None
+        assert load() is None
     assert not cache.exists()
 
 
@@ -155,12 +230,12 @@ def test_what_a_compiler_complains_of_is_told_and_nothing_is_left(cache, monkeyp
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken))
     with pytest.warns(UserWarning, match="and slower: this is not C"):
-        assert kernels.library.__wrapped__() is None
+        assert load() is None
     assert list(cache.iterdir()) == []
 
 
 @pytest.mark.usefixtures("cache")
 def test_other_processors_do_without_and_are_told_nothing(monkeypatch, recwarn):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert kernels.library.__wrapped__() is None
+    assert load() is None
     assert len(recwarn) == 0

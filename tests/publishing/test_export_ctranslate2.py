@@ -301,7 +301,7 @@ def test_several_end_tokens_end_greedy_search(tokenizers):
         ({"no_repeat_ngram_size": 2}, 3, "no_repeat_ngram_size"),
         ({"repetition_penalty": 1.2}, 3, "repetition_penalty"),
         ({"min_new_tokens": 3}, 3, "min_new_tokens"),
-        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, 3, "num_beam_groups"),
+        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, 3, "diversity_penalty"),
     ],
 )
 def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name(tokenizers, settings, beams, name):

@@ -24,9 +24,11 @@ from heedful.publishing.exports.comparison import sentences_to_compare
 from heedful.publishing.exports.onnx_export import export_onnx
 from heedful.publishing.exports.onnx_graphs import check_exportable, write_onnx, write_part
 from heedful.publishing.exports.onnx_model import ONNX_FILES, OnnxModel
+from heedful.training.recipe_file import to_yaml
 from heedful.versions_heed import cache_of
 from helpers import VARIANTS, assert_near, padded, sentences, tiny_model
 from memorised import PAIRS, SHOWN, memorised_model
+from tiny_runs import tiny_recipe
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -398,8 +400,25 @@ def test_sentences_must_be_there(saved, tmp_path):
         export_onnx(saved, tmp_path / "out", ["", " "])
 
 
-def test_the_built_in_sentences_are_as_many_as_asked_for():
-    assert [len(set(sentences_to_compare(count=count))) for count in (1, 2, 500)] == [1, 2, 500]
+def test_the_built_in_sentences_are_as_many_as_asked_for_and_said_not_to_be_the_models(tmp_path):
+    for count in (1, 2, 500):
+        with pytest.warns(UserWarning, match="built-in ones, in Korean and English: `--sentences` takes yours"):
+            assert len(set(sentences_to_compare(tmp_path, count=count))) == count
+
+
+def test_a_model_of_a_run_is_compared_on_its_validation_sentences(tmp_path):
+    lines = [f"{number}\tnumber {number}\n" for number in range(9)]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.tsv").write_text("source\ttarget\n" + "".join(lines[name == "validation" :]))
+    files = {"data.train": str(tmp_path / "train.tsv"), "data.source": "source", "data.target": "target"}
+    for validation, first in ((str(tmp_path / "validation.tsv"), "1"), (None, "0")):
+        recipe = tiny_recipe(tmp_path / "run", files | {"data.validation": validation})
+        (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+        assert sentences_to_compare(tmp_path, count=3) == [str(int(first) + more) for more in range(3)]
+        assert sentences_to_compare(tmp_path)[0] == first
+    (tmp_path / "train.tsv").unlink()
+    with pytest.warns(UserWarning, match="built-in"):
+        assert len(sentences_to_compare(tmp_path, count=3)) == 3
 
 
 def test_a_model_of_another_kind_is_named(saved, tmp_path):

@@ -211,6 +211,18 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_stock_form_keeps_the_settings_of_the_generation_config(folder, tmp_path):
+    asked = {"min_length": 9, "no_repeat_ngram_size": 1, "forced_bos_token_id": 50, "eos_token_id": [2, 60]}
+    shutil.copytree(folder, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked | {"longest_trained_source": 9}))
+    found = export_transformers(tmp_path / "model", tmp_path / "out", list(PAIRS)[:3])
+    assert set(found.comparisons) == {"greedy", "5 beams"}  # in which nothing differs, or there was no folder
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written.items() >= asked.items()
+    assert "longest_trained_source" not in written
+
+
 def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(folder, tmp_path):
     korean, english = list(PAIRS), list(PAIRS.values())
     for name, options in {
@@ -232,15 +244,24 @@ def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(fold
     assert {path.name for path in tmp_path.iterdir()} == {"two", "several", "used"}
 
 
+# Settings of `generate()`, in place of the search of the paper's section 6.1.
+GENERATES = ("decoding.length_penalty_form=power", "decoding.tokens_beyond_source=null")
+
+
 def is_of_the_papers_shape(name):
     recipe = read_recipe(name)
     return recipe.tokenizer.joint and "position_encoding" not in recipe.model.options
 
 
 @pytest.mark.parametrize("name", filter(is_of_the_papers_shape, recipes()))
-def test_the_recipes_make_models_that_a_stock_class_can_say(name, tmp_path, monkeypatch):
+def test_the_recipes_make_models_that_a_stock_class_can_say_but_for_the_papers_search(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_recipe(read_recipe(name, ["publish.also=[transformers]"]))
+    recipe = read_recipe(name, ["publish.also=[transformers]"])
+    if recipe.decoding.length_penalty_form == "gnmt":
+        with pytest.raises(ValueError, match=r"`publish.also` must be empty.*`length_penalty_form`.*`tokens_beyond"):
+            check_recipe(recipe)
+        recipe = read_recipe(name, ["publish.also=[transformers]", *GENERATES])
+    check_recipe(recipe)
 
 
 def test_what_a_run_is_to_publish_besides_is_judged_before_it_begins(tmp_path):

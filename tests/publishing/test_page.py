@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from chromium import EXECUTABLE, Chromium
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.pipeline_heed import TEXT_TASK, pipelines_of_folder
 from heedful.publishing.web import page as page_module
-from heedful.publishing.web.page import dequantized, write_page
-from helpers import assert_refused, tiny_model, tiny_rnn
+from heedful.publishing.web.page import write_page
+from helpers import assert_refused, dequantized, tiny_model, tiny_rnn
 from memorised import PAIRS, memorised_model
 
 NODE = shutil.which("node")
@@ -23,7 +24,7 @@ NODE = shutil.which("node")
 RUN = r"""
 const page = require("fs").readFileSync(process.argv[2], "utf8");
 const code = page.match(/<script>\n"use strict";\n([\s\S]*?)<\/script>/)[1];
-const models = JSON.parse(page.match(/const views = (\[.*\])\.map/)[1]);
+const models = JSON.parse(page.match(/const MODELS = (\[.*\]);/)[1]);
 const kinds = "{ heed: Transformer, heed_rnn: Recurrent }";
 const [Tokenizer, search, classes] = new Function(`${code}; return [Tokenizer, search, ${kinds}];`)();
 const [texts, beams] = JSON.parse(process.argv[3]);
@@ -31,7 +32,8 @@ console.log(JSON.stringify(models.map((data) => {
   const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0)).buffer;
   const tokenizer = new Tokenizer(data.tokenizer), model = new classes[data.config.model_type](data, bytes);
   return texts.map((text) => {
-    const ids = tokenizer.encode(text), { encoded, hypotheses } = search(model, ids, { ...data.search, beams });
+    const ids = tokenizer.encode(text), settings = { ...data.search, num_beams: beams ?? data.search.num_beams };
+    const { encoded, hypotheses } = search(model, ids, settings);
     const [{ tokens, score, steps }] = hypotheses;
     const weights = (head) => Array.from(head.weights);
     const cross = steps.map((step) => step.attention.cross.map((layer) => layer.map(weights)));
@@ -77,7 +79,14 @@ def saved(folder: Path, tokenizers, **options) -> Path:
     return folder
 
 
-def run(path: Path, texts: list[str], beams: int) -> list[list[dict]]:
+def ranged(character: str, count: int) -> str:
+    """Return the range of the characters that begin with some bytes of one."""
+    encoded = character.encode()
+    first, last = (encoded[:count] + filler * (len(encoded) - count) for filler in (b"\x80", b"\xbf"))
+    return f"{first.decode()}–{last.decode()}"
+
+
+def run(path: Path, texts: list[str], beams: int | None) -> list[list[dict]]:
     command = [
         str(NODE),
         "-e",
@@ -129,6 +138,23 @@ def test_the_attention_that_a_page_shows_is_the_models(tokenizers, tmp_path, opt
     assert expected.std() > 0.01
 
 
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_bytes_are_shown_as_what_one_reads_and_a_begun_character_as_its_range():
+    page = page_module.PAGE.read_text(encoding="utf-8")
+    functions = page[page.index("function decoded(") : page.index("const mean = ")]
+    known = {" 노트": "▁노트", "북": "북", "😀": "😀", "\ufeff": "\ufeff"}
+    cases = {text.encode(): label for text, label in known.items()}
+    # The first bytes of characters: of two, three and four bytes, and those whose second byte has fewer values.
+    cases |= {" 뷁".encode()[:2]: "▁뀀–뿿", "북".encode()[:2]: ranged("북", 2)}
+    cases |= {"😀".encode()[:3]: ranged("😀", 3), "é".encode()[:1]: ranged("é", 1), b"\xe0": "ࠀ–\u0fff"}
+    cases |= {b"\xed": "퀀–\ud7ff", b"\xf0": "\U00010000–\U0003ffff", b"\xf4": "\U00100000–\U0010ffff"}
+    cases |= {b"\x85\xb8": "‹85 B8›", b"\xff": "‹FF›"}
+    program = f"{functions}; console.log(JSON.stringify(JSON.parse(process.argv[1]).map(readable)))"
+    command = [str(NODE), "-e", program, json.dumps([list(each) for each in cases])]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert json.loads(done.stdout) == list(cases.values())
+
+
 @pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(tokenizers, tmp_path):
     folders = [saved(tmp_path / name, tokenizers, **EXPRESSIBLE[name]) for name in ("the_paper", "pre_norm")]
@@ -158,19 +184,57 @@ def test_a_page_opens_from_a_disk_translates_and_asks_the_network_for_nothing(to
             "[...document.querySelector('.weights').rows].map((row) => [...row.cells].map((each) => each.textContent))"
         )
         table = browser.run(rows)
-        assert len(table) == len(tokenizers.encode_source(["비가 온다."])[0])
+        assert "".join(row[0] for row in table) == "비가▁온다.</s>"
         assert sum(float(row[3]) for row in table) == pytest.approx(1, abs=0.02)
         assert {len(row) for row in table} == {4}
         assert browser.run("document.querySelector('.next').rows.length") == 8
         for kind in ("encoder", "decoder"):
             browser.run(f"document.querySelector('.kind').value = '{kind}'; views[0].chooseKind()")
             assert browser.run(rows)
+        # Layers and heads count as `heedful attention` counts them.
+        browser.run("document.querySelector('.kind').value = 'cross'; views[0].chooseKind()")
+        numbers = "[...document.querySelector('%s').options].map((each) => each.textContent)"
+        assert [browser.run(numbers % name) for name in (".layer", ".head")] == [["0", "1"], ["mean", *"0123"]]
+        # No token is half a character: those of one stand together, and what it attends to adds up to 1.
+        browser.run("source.value = '곰돌이가 뷁 잔다.'; views[0].translate(source.value)")
+        labels = "[...views[0].section.querySelectorAll('.source button')].map((each) => each.textContent)"
+        assert "".join(browser.run(labels)) == "곰돌이가▁뷁▁잔다.</s>"
+        assert len(browser.run(labels)) < len(tokenizers.encode_source(["곰돌이가 뷁 잔다."])[0])
+        assert sum(float(row[3]) for row in browser.run(rows)) == pytest.approx(1, abs=0.02)
         browser.run("language = 'ko'; sayAll()")
         assert "원문 토큰" in browser.run("document.querySelector('h3').textContent")
+        assert "번역" in browser.run("document.querySelector('main > p').textContent")
         browser("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
         assert browser.run("document.documentElement.scrollWidth") <= 360
         assert browser.requests() == [path.as_uri()]
         assert not browser.complaints()
+    finally:
+        browser.close()
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
+def test_a_page_of_a_model_for_another_task_speaks_of_no_translation_and_names_it_once(tokenizers, tmp_path):
+    folder = saved(tmp_path / "answers" / "model", tokenizers)
+    config = json.loads((folder / "config.json").read_text())
+    config["custom_pipelines"] = pipelines_of_folder(TEXT_TASK)
+    (folder / "config.json").write_text(json.dumps(config))
+    card = "---\n---\n\n# 문의 <b>답변\n\n## Limits\n\n- It knows no prices.\n\n## How to use\n\nNot this.\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_page([folder], tmp_path / "page.html", "네. " * 9 + "가" * 99)
+    (tmp_path / "profile").mkdir()
+    browser = Chromium(tmp_path / "profile")
+    try:
+        browser.open(tmp_path / "page.html")
+        for language, words in {"en": ["translat"], "ko": ["번역", "원문"]}.items():
+            browser.run(f"language = '{language}'; sayAll()")
+            shown = browser.run("document.querySelector('main').innerText")
+            assert not any(word in shown for word in words)
+            assert shown.count("문의 <b>답변") == 1
+        assert browser.run("document.querySelector('.limits').textContent") == "- It knows no prices."
+        browser("Emulation.setDeviceMetricsOverride", width=390, height=740, deviceScaleFactor=1, mobile=True)
+        assert browser.run("document.documentElement.scrollWidth") <= 390
+        ends = "[...document.querySelectorAll('.weights td')].map((each) => each.getBoundingClientRect().right)"
+        assert max(browser.run(ends)) <= 390
     finally:
         browser.close()
 

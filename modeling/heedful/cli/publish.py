@@ -11,7 +11,8 @@ from heedful.cli import options
 
 export = Typer(name="export", help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[
-    Path | None, Option(help="Text file in the source language, one sentence a line. Default: built-in ones.")
+    Path | None,
+    Option(help="Text file in the source language, one sentence a line. Default: the run's, or built-in."),
 ]
 Count = Annotated[int, Option(help="Sentences to compare on, the first ones.")]
 
@@ -107,7 +108,7 @@ def export_to_onnx(
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.onnx_export import export_onnx
 
-    compared = sentences_to_compare(sentences, count)
+    compared = sentences_to_compare(model, sentences, count)
     options.quieten()
     result = export_onnx(model, target, compared, quantization)
     _print_comparisons(result.comparisons)
@@ -131,7 +132,7 @@ def export_to_ctranslate2(
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 
-    compared = sentences_to_compare(sentences, count)
+    compared = sentences_to_compare(model, sentences, count)
     options.quieten()
     result = export_ctranslate2(model, target, compared, quantization, device)
     _print_comparisons(result.comparisons)
@@ -152,21 +153,27 @@ def export_to_transformers(
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.exports.transformers_export import export_transformers
 
-    compared = sentences_to_compare(sentences, count)
+    compared = sentences_to_compare(model, sentences, count)
     options.quieten()
     result = export_transformers(model, target, compared, zero_start)
     _print_comparisons(result.comparisons)
     print(f"logits differ by {result.difference:.1e} at most\nmodel: {result.folder}")
 
 
-def export_to_web(model: options.AnyModel, target: options.NewFolder, sentences: Sentences = None, count: Count = 500):
+def export_to_web(
+    model: options.AnyModel,
+    target: options.NewFolder,
+    sentences: Sentences = None,
+    count: Count = 500,
+    packages: Annotated[Path | None, Option(help="npm's node_modules, to copy the page's library from.")] = None,
+):
     """Write a model for transformers.js, with a page that translates in the browser and serves as a Space."""
     from heedful.publishing.exports.comparison import sentences_to_compare
     from heedful.publishing.web.web_export import export_web
 
-    compared = sentences_to_compare(sentences, count)
+    compared = sentences_to_compare(model, sentences, count)
     options.quieten()
-    result = export_web(model, target, compared)
+    result = export_web(model, target, compared, packages)
     _print_comparisons(result.comparisons)
     print(f"{result.size / 1e6:,.1f} MB in int8, which a browser loads\nmodel: {result.folder}")
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.files import check_inside, import_extra, listed, read_object
+from heedful.inference.strategies.steps import SEARCH_SETTINGS
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -129,6 +130,10 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
     check_report(folder, report)
     _check_numbers(folder, model)
     check_unchanged(folder, changed.result())  # last, because the errors above say more
+    saved = read_object(folder / "generation_config.json")
+    if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
+        known = {name: value for name, value in saved.items() if name[0] != "_"}
+        model.generation_config = type(model.generation_config).from_dict(known)
     return model.eval()
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
-from heedful.inference.strategies.steps import SEARCH_SETTINGS
-from heedful.inference.translation import LONGEST_SOURCE, Translator
+from heedful.inference.strategies.steps import LONGEST_SOURCE, SEARCH_SETTINGS
+from heedful.inference.translation import Translator
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
 from heedful.training.checkpoints.progress import Progress

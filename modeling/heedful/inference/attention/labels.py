@@ -1,5 +1,6 @@
 """Readable labels of tokens in any script, and the words that tokens belong to."""
 
+import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import decoders, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from heedful.data.tokenizer_training import CHARACTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,6 +62,12 @@ def token_labels(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> li
     return [label if label.strip(JOINERS) else _escaped(label) for label in labels]
 
 
+def is_of_characters(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Return whether a tokenizer takes text apart into characters, or jamo."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    return CHARACTER in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
+
+
 def token_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int | None]:
     """Return the number from 0 of the word that each token of a sequence belongs to; white space separates words.
 
@@ -94,15 +103,17 @@ def shown_words(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> Wor
     """Put the tokens of a sequence together to the words that people read.
 
     Words are those of `token_words`; a control token stands for itself, and a token of white space goes with the word
-    after it. Where a script has no spaces, each token that begins a character stands for itself.
+    after it. Where a script has no spaces, each token that begins a character stands for itself; and in a date or any
+    other single word of a tokenizer of characters.
     """
     pieces, words = token_labels(tokenizer, ids), token_words(tokenizer, ids)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
+    is_spelt = is_of_characters(tokenizer) and len({*words} - {None}) == 1
     groups: list[list[int]] = []
     for index, (id_, word) in enumerate(zip(ids, words, strict=True)):
         is_continued = groups and id_ not in control and ids[index - 1] not in control
         if is_continued and words[index - 1] == word and not pieces[index].startswith(CONTINUATION_MARK):
-            is_continued = not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
+            is_continued = not is_spelt and not any(map(BEGINS_UNSPACED.match, (pieces[index], pieces[index - 1][-1])))
         if is_continued and words[index - 1] in (None, word):
             groups[-1].append(index)
         else:

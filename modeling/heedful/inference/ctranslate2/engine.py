@@ -21,11 +21,9 @@ from heedful.inference.engines import Hypothesis, rows_per_sentence
 from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.strategies.steps import (
-    BEAM_MODES,
-    SEARCH_SETTINGS,
-    UNSET,
-    Settings,
-    active_settings,
+    BEAM_SETTINGS,
+    GREEDY_SETTINGS,
+    asked_of,
     end_tokens,
     require,
 )
@@ -39,27 +37,8 @@ FORMAT_VERSION = 1
 # In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
 # scores are divided by 1 with this number too.
 ALMOST_ZERO = 1e-30
-# Settings that change the next token's scores or the search, and the values that change nothing.
-IDLE_SETTINGS: Settings = {
-    **BEAM_MODES,
-    **dict.fromkeys(("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens"), UNSET),
-    **SEARCH_SETTINGS,
-    **dict.fromkeys(("max_time", "stop_strings", "sequence_bias", "exponential_decay_length_penalty"), (None,)),
-    **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids"), (None,)),
-    **dict.fromkeys(("begin_suppress_tokens", "watermarking_config", "constraints"), (None, [])),
-    **dict.fromkeys(("guidance_scale", "encoder_repetition_penalty"), (None, 1, 1.0)),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "remove_invalid_values": (None, False),
-}
-# Settings that greedy search takes; in beam search CTranslate2 changes logits, but `generate()` log-probabilities.
-GREEDY_SETTINGS: Settings = {
-    "min_length": (None, 0, 1),  # the decoder's start token is counted
-    "min_new_tokens": (None, 0),
-    "no_repeat_ngram_size": (None, 0),
-    "repetition_penalty": (None, 1, 1.0),
-    "bad_words_ids": (None, []),
-    "suppress_tokens": (None, []),
-}
+# In beam search CTranslate2 changes logits, but `generate()` log-probabilities: there the greedy ones are refused.
+CTRANSLATE2_SETTINGS = frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS, "forced_eos_token_id"))
 
 
 class ExportedModel:
@@ -138,14 +117,16 @@ class CTranslate2Engine:
             pairs = zip(rows, result.scores, strict=True)
             found.append([Hypothesis(row, score, row[-1] in ends) for row, score in pairs])
         is_cut = any(not each.finished for row in found for each in row)
-        if (is_cut and config.forced_eos_token_id is not None) or active_settings(config, GREEDY_SETTINGS):
+        if (is_cut and config.forced_eos_token_id is not None) or asked_of(config).keys() & GREEDY_SETTINGS:
             return self._rescored(words, found, config)
         return found
 
     def _search_options(self, config: Any) -> dict[str, Any]:
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         stops_at_the_best = _any_rule_ends_alike(config) and config.early_stopping is not True
-        shortest = max((config.min_length or 0) - 1, config.min_new_tokens or 0, 0)
+        # An end token that is forced takes the last position.
+        longest = max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1)
+        shortest = (config.min_length or 1) - 1 if config.min_new_tokens is None else config.min_new_tokens
         # As in generate(), an end token is not a bad word.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
@@ -153,9 +134,8 @@ class CTranslate2Engine:
             "beam_size": config.num_beams,
             "num_hypotheses": config.num_return_sequences,
             "length_penalty": penalty if penalty or stops_at_the_best else ALMOST_ZERO,
-            # An end token that is forced takes the last position.
-            "max_decoding_length": max(config.max_new_tokens - (config.forced_eos_token_id is not None), 1),
-            "min_decoding_length": shortest,
+            "max_decoding_length": longest,
+            "min_decoding_length": min(shortest, longest),
             "end_token": [self._target_tokens[token] for token in end_tokens(config)],
             "repetition_penalty": config.repetition_penalty or 1.0,
             "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,
@@ -196,13 +176,13 @@ def check_settings(config: Any, model_config: Any) -> None:
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     require(not config.do_sample, "do_sample", "be False with CTranslate2", True)
-    for name, value in active_settings(config, IDLE_SETTINGS).items():
-        raise ValueError(f"`{name}` must not be set with CTranslate2, but is {value!r} instead.")
+    for name, value in asked_of(config).items():
+        require(name in CTRANSLATE2_SETTINGS, name, "not be set with CTranslate2", repr(value))
+        is_taken = beams == 1 or name not in GREEDY_SETTINGS
+        require(is_taken, name, "not be set in CTranslate2's beam search", repr(value))
     require(bool(ends), "eos_token_id", "be set with CTranslate2", None)
     if beams > 1:
         require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
-        for name, value in active_settings(config, GREEDY_SETTINGS).items():
-            raise ValueError(f"`{name}` must not be set in CTranslate2's beam search, but is {value!r} instead.")
     if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
         raise ValueError(
             "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "

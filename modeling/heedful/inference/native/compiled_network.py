@@ -135,11 +135,11 @@ def is_compilable(model: HeedForConditionalGeneration, precision: Precision) -> 
     config: Any = model.config
     head = config.d_model / config.decoder_attention_heads
     return (
-        config.activation_function == "relu"
+        can_multiply(precision == "int8")
+        and config.activation_function == "relu"
         and config.norm_type == "layernorm"
         and not config.embedding_norm
         and config.encoder_neighbourhood is config.decoder_neighbourhood is None
         and config.position_encoding in ("sinusoidal", "learned", "none")
         and all(size in (None, head) for size in (config.d_k, config.d_v))
-        and all(can_multiply(size, precision == "int8") for size in (config.d_model, config.decoder_ffn_dim))
     )

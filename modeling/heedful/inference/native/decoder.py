@@ -49,9 +49,9 @@ class NativeDecoder:
 
     Args:
         model: A Heed model on the CPU.
-        precision: `float32`, or `int8` weights with inputs quantized at each call, the smallest and fastest. With
-            `int8`, and another `kernel` than kernels.cpp, the tokens of a sentence may depend on the other sentences
-            of its batch.
+        precision: `float32`, or `int8` weights with inputs quantized at each call, the smallest and fastest. In `int8`
+            the tokens of a sentence may depend on the other sentences of its batch, unless kernels.cpp computes the
+            whole step, as it does for models like the paper's: rounding makes last digits, those of padding, larger.
 
     Raises:
         ValueError: If `obstacle` finds one in the model, or the precision is unknown or torch has no kernels for it.

@@ -26,7 +26,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4)));
 
 // x W^T + b. Of each PANEL of output features the weights lie as (in, PANEL) floats or, for inputs of 8 bits, as
-// (in / 4, PANEL, 4) numbers from -127 to 127; zeros fill up the last panel.
+// (in / 4, PANEL, 4) numbers from -127 to 127; zeros fill up the last panel and the last four inputs.
 struct Linear {
     const void* weight;
     const float* bias;       // (out), or null
@@ -58,6 +58,9 @@ struct Model {
 
 namespace {
 
+// Inputs of 8 bits, filled up to whole fours.
+int whole(int in) { return (in + 3) / 4 * 4; }
+
 Floats loaded(const float* place) { return *reinterpret_cast<const Floats*>(place); }
 
 float largest_of(const float* row, int count) {
@@ -88,14 +91,15 @@ void multiply(const Linear& linear, const float* input, int panel, Floats (&sums
 template <int ROWS>
 void multiply(const Linear& linear, const uint8_t* input, const float* steps, int panel,
               Floats (&sums)[ROWS][VECTORS]) {
-    const int8_t* weight = static_cast<const int8_t*>(linear.weight) + int64_t(panel) * linear.in * PANEL;
+    int width = whole(linear.in);
+    const int8_t* weight = static_cast<const int8_t*>(linear.weight) + int64_t(panel) * width * PANEL;
     Integers counts[ROWS][VECTORS] = {};
-    for (int k = 0; k < linear.in; k += 4, weight += 4 * PANEL)
+    for (int k = 0; k < width; k += 4, weight += 4 * PANEL)
         for (int v = 0; v < VECTORS; ++v) {
             __m512i column = _mm512_loadu_si512(weight + v * 4 * LANES);
             for (int r = 0; r < ROWS; ++r) {
                 int32_t four;
-                std::memcpy(&four, input + int64_t(r) * linear.in + k, 4);
+                std::memcpy(&four, input + int64_t(r) * width + k, 4);
                 counts[r][v] = (Integers)_mm512_dpbusd_epi32((__m512i)counts[r][v], _mm512_set1_epi32(four), column);
             }
         }
@@ -120,7 +124,8 @@ void compute_panel(const Linear& linear, const float* input, const Bytes& bytes,
     if (!linear.scale) multiply<ROWS>(linear, input + int64_t(row) * linear.in, panel, sums);
 #ifdef __AVX512VNNI__
     else
-        multiply<ROWS>(linear, bytes.numbers.data() + int64_t(row) * linear.in, bytes.steps.data() + row, panel, sums);
+        multiply<ROWS>(linear, bytes.numbers.data() + int64_t(row) * whole(linear.in), bytes.steps.data() + row, panel,
+                       sums);
 #endif
     int first = panel * PANEL, count = std::min(PANEL, linear.out - first);
     for (int r = 0; r < ROWS; ++r) {
@@ -134,7 +139,7 @@ void compute_panel(const Linear& linear, const float* input, const Bytes& bytes,
 }
 
 void quantize(const float* input, int rows, int in, Bytes& bytes) {
-    bytes.numbers.resize(size_t(rows) * in);
+    bytes.numbers.assign(size_t(rows) * whole(in), 128);
     bytes.steps.resize(rows);
     for (int r = 0; r < rows; ++r, input += in) {
         float largest = 0;
@@ -142,7 +147,7 @@ void quantize(const float* input, int rows, int in, Bytes& bytes) {
         for (int k = 0; k < in; ++k) largest = std::max(largest, std::fabs(input[k]));
         float inverse = largest > 0 ? 127 / largest : 0;
         bytes.steps[r] = largest / 127.0f;
-        uint8_t* row = bytes.numbers.data() + int64_t(r) * in;
+        uint8_t* row = bytes.numbers.data() + int64_t(r) * whole(in);
         for (int k = 0; k < in; ++k) row[k] = uint8_t(int(std::nearbyint(input[k] * inverse)) + 128);
     }
 }

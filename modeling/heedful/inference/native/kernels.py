@@ -12,11 +12,15 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from heedful.checksums_heed import checksum
+from heedful.files import flush
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -82,13 +86,13 @@ class CompiledProduct:
         self.is_relu = is_relu
         width, (features, inputs) = self._library.panel_width(), weight.shape
         depth = BYTES_AT_ONCE if is_int8 else 1
-        weight = F.pad(weight, (0, 0, 0, -features % width))
+        weight = F.pad(weight, (0, -inputs % depth, 0, -features % width))
         scale = offset = None
         if is_int8:
             scale = (weight.abs().amax(1) / INT8_LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
             weight = (weight / scale[:, None]).round().to(torch.int8)
             offset = 128 * weight.sum(1, dtype=torch.int32)
-        packed = weight.view(-1, width, inputs // depth, depth).transpose(1, 2).contiguous()
+        packed = weight.view(-1, width, weight.shape[1] // depth, depth).transpose(1, 2).contiguous()
         self._kept = [packed, None if bias is None else bias.contiguous(), scale, offset]
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
 
@@ -101,10 +105,10 @@ class CompiledProduct:
         return output
 
 
-def can_multiply(inputs: int, is_int8: bool) -> bool:
-    """Return whether there is a `CompiledProduct` for rows of so many inputs here."""
+def can_multiply(is_int8: bool) -> bool:
+    """Return whether there is a `CompiledProduct` here."""
     found = library()
-    return found is not None and (not is_int8 or (found.has_bytes and inputs % BYTES_AT_ONCE == 0))
+    return found is not None and (not is_int8 or found.has_bytes)
 
 
 def has_vnni() -> bool:
@@ -123,7 +127,7 @@ def library() -> Any:
     if capability == "AVX512" and has_vnni():
         flags.append("-mavx512vnni")
     try:
-        loaded: Any = ctypes.CDLL(str(_compiled(flags)))
+        loaded: Any = _loaded(flags)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
         warnings.warn(f"The native decoder runs without kernels of its own, and slower: {told}", stacklevel=2)
@@ -136,23 +140,47 @@ def library() -> Any:
     return loaded
 
 
-def _compiled(flags: list[str]) -> Path:
-    """Return the file of the compiled kernels, which lies in the user's cache from the first time on."""
+def _loaded(flags: list[str]) -> ctypes.CDLL:
+    """Load the compiled kernels from the user's cache, or compile them where none there are whole and can run."""
     key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # XDG's specification: a relative path there is ignored.
+    folder = (cache if cache.is_absolute() else Path.home().absolute() / ".cache") / "heedful"
     path = folder / f"kernels-{key.hexdigest()[:16]}.so"
-    if path.is_file():
-        return path
+    if folder.exists():
+        if not _is_mine(folder):
+            raise PermissionError(f"{folder} must belong to the user who runs this, but is another's")
+        folder.chmod(0o700)
+        # None that is cut, which would end Python; and what a whole one needs may have gone since.
+        with suppress(OSError):
+            if _is_mine(path, 0o022) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
+                return ctypes.CDLL(str(path))
+    _compile(path, flags)
+    return ctypes.CDLL(str(path))
+
+
+def _is_mine(path: Path, forbidden: int = 0) -> bool:
+    """Return whether a file or folder belongs to the user, and its mode has no bit of the forbidden ones."""
+    found = path.stat()
+    return os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & forbidden)
+
+
+def _compile(path: Path, flags: list[str]) -> None:
+    """Compile the kernels to a file with a checksum beside it, which both appear whole."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
         settings: Any = {"capture_output": True, "text": True, "timeout": LONGEST_COMPILATION}
         # Without OpenMP, which not all compilers have, one thread computes.
         if subprocess.run([*command, "-fopenmp"], **settings).returncode:
             subprocess.run(command, check=True, **settings)
-        made.replace(path)  # at once, for another process may want it
-    return path
+        made.chmod(0o700)
+        made.with_suffix(".sha256").write_text(checksum(made), encoding="utf-8")
+        for file in (made, made.with_suffix(".sha256")):
+            flush(file)
+            file.replace(path.with_name(file.name))  # at once, for another process may want it
+    flush(path.parent)

@@ -3,6 +3,7 @@
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,27 @@ OTHER_MODES: Settings = dict.fromkeys((
 BEAM_MODES: Settings = {"num_beam_groups": (*UNSET, 1), "diversity_penalty": UNSET, "force_words_ids": UNSET}
 # Those that only `BeamSearch` reads; a recipe writes them into a generation config.
 SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
+BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
+# Those that forbid a next token or make it less likely.
+GREEDY_SETTINGS = (
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
+)  # fmt: skip
+LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
+# What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
+# reads; how numbers are computed; what is returned.
+OTHER = re.compile(
+    "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
+    "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
+    "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
+    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
+)
+# The values that change nothing, where they are not those of `UNSET`.
+IDLE: Settings = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens"), (None,)),
+    **{"length_penalty": (None, 1), "length_penalty_form": (None, "power")},
+}
 
 
 class Strategy(Protocol):
@@ -103,6 +125,14 @@ def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any
 def device_of(model: Any) -> torch.device:
     """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
     return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
+def asked_of(generation_config: Any) -> dict[str, Any]:
+    """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
+    settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
+    if generation_config.min_new_tokens is not None:  # which `generate()` takes in its place
+        settings.pop("min_length", None)
+    return active_settings(generation_config, settings)
 
 
 def filler(generation_config: Any) -> int:

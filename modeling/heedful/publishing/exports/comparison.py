@@ -1,29 +1,49 @@
 """What every export shares: the model it is made of, a folder that appears whole or not at all, and the comparison.
 
-An engine is compared with `generate()` on sentences, token by token.
+An engine is compared with `generate()` on sentences, token by token. SETTINGS says what else a form can do.
 """
 
+import copy
+import re
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import GenerationConfig
 
 from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, check_is_new, new_folder, read_lines
+from heedful.inference.ctranslate2.engine import CTRANSLATE2_SETTINGS
 from heedful.inference.engines import GenerateEngine, token_batches
 from heedful.inference.loading import load_model, model_folder, tokenizer_folder
+from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, SEARCH_SETTINGS, asked_of
+from heedful.publishing.model_card import CARD_FILE
 from heedful.symbols_heed import UnknownSymbol, trimmed
+from heedful.training.publication import MODEL_FOLDER
+from heedful.training.recipe_file import read_recipe
 
 # A compared translation may have this many tokens more than the longest source of its batch.
 MORE_THAN_SOURCE = 50
 TOKEN_BUDGET = 4096
 # The least mean share of tokens in common; a quantized model below it has lost what it learned.
 LEAST_LIKENESS = 0.5
+# The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
+TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
+_ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
+SETTINGS = {
+    **dict.fromkeys(("transformers", "ONNX"), _ALL),
+    "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
+    "transformers.js": frozenset((*TOKENS, *BEAM_SETTINGS)),  # greedily: `greedy_config` warns of beams
+    "CTranslate2": CTRANSLATE2_SETTINGS,
+}
 
 
 class Difference(NamedTuple):
@@ -73,9 +93,9 @@ class UnscoredEngine(GenerateEngine):
 
 @contextmanager
 def begun_export(
-    model: str | Path, target: str | Path, sentences: Sequence[str]
+    model: str | Path, target: str | Path, sentences: Sequence[str], form: str
 ) -> Iterator[tuple[Any, TokenizerPair, list[str], Path]]:
-    """Check and load what is to be exported, and yield it with a folder that goes away if the exporter fails.
+    """Check and load what is to be exported in a form, and yield it with a folder that goes away if that fails.
 
     An adapter is merged into its model. Yielded are the model, on the CPU and in evaluation mode; its tokenizers; the
     sentences without blank ones; and the folder to write to, which holds the tokenizers already and gets the name
@@ -90,9 +110,24 @@ def begun_export(
     check_kind(loaded.config)  # before its tokenizers, which may be of a kind that Heedful cannot read
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(source))
     tokenizers.check_config(loaded.config)
+    check_settings(loaded.generation_config, form)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)
         yield loaded, tokenizers, sentences, folder
+
+
+def model_name(model: str | Path) -> str:
+    """Return what a model is called: its id on the Hub, or of a folder the heading of its card, or its run's name."""
+    place = Path(model).resolve()
+    if not place.is_dir():
+        return str(model)
+    heading = re.search(r"^# (.+)$", card_of(place), re.MULTILINE)
+    return heading[1] if heading else (place.parent if place.name == MODEL_FOLDER else place).name
+
+
+def card_of(folder: Path) -> str:
+    """Return the text of a model's card, empty where its folder has none."""
+    return (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
 
 
 def check_kind(config: Any) -> None:
@@ -107,6 +142,25 @@ def check_kind(config: Any) -> None:
             f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
             "turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models."
         )
+
+
+def check_settings(config: GenerationConfig, form: str, where: str = "The model's generation_config.json") -> None:
+    """Raise a `ValueError` that names all settings of a generation config which a form cannot carry out."""
+    asked = asked_of(config).items()
+    faults = [f"`{name}` must not be set, but is {value!r}" for name, value in asked if name not in SETTINGS[form]]
+    if faults:
+        raise ValueError(
+            f"{where} asks for what {form} cannot do: {'; '.join(faults)}. Without it the model can be exported, but "
+            "then it may generate other tokens."
+        )
+
+
+def searches_of(config: GenerationConfig, beams: int, **others: Any) -> dict[str, GenerationConfig]:
+    """Return a model's own settings, greedily and with beams, without randomness and lengths, and with others."""
+    found = {name: copy.deepcopy(config) for name in ("greedy", f"{beams} beams")}
+    for number, search in zip((1, beams), found.values(), strict=True):
+        search.update(num_beams=number, max_length=None, do_sample=False, num_return_sequences=1, **others)
+    return found
 
 
 def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
@@ -204,16 +258,24 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
             )
 
 
-def sentences_to_compare(path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Return the first sentences of a text file in UTF-8, one a line, or built-in Korean and English ones.
+def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
+    """Return the first sentences of a text file in UTF-8, one a line, or of the validation data of a model's own run.
 
-    The built-in sentences try a model of any language with tokens and lengths of real text.
+    Where neither is there, they are built-in Korean and English ones, which a warning says: these try a model of any
+    language with tokens and lengths of real text.
     """
     check_at_least(1, count=count)
-    if path is None:
-        pairs = korean_english_pairs("test", (count + 1) // 2)
-        return [sentence for pair in pairs for sentence in (pair["ko"], pair["en"])][:count]
-    sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
-    if not sentences:
-        raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
-    return sentences
+    if path is not None:
+        sentences = [line.strip() for line in read_lines(path, "sentences") if line.strip()][:count]
+        if not sentences:
+            raise ValueError(f"`sentences` must hold a sentence to compare on, but {path} has none.")
+        return sentences
+    with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
+        data = read_recipe(Path(model) / "recipe.yaml").data
+        where = data.locations.validation or data.locations.train
+        pairs = islice(read_pairs(where, data.source, data.target, split="validation"), count)
+        return [pair["source"] for pair in pairs]
+    told = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
+    warnings.warn(told, stacklevel=2)
+    builtin = korean_english_pairs("test", (count + 1) // 2)
+    return [sentence for pair in builtin for sentence in (pair["ko"], pair["en"])][:count]

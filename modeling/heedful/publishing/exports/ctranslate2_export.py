@@ -5,12 +5,12 @@ tokens of `generate()`, greedily and with beams; for other types the number of d
 """
 
 import json
+import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
-
-from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
 from heedful.data.tokenization import TokenizerPair
@@ -28,10 +28,6 @@ from heedful.inference.loading import resolve_device
 from heedful.publishing.exports import comparison
 
 BEAMS = 5
-SEARCHES: dict[str, dict[str, Any]] = {
-    "greedy": {"num_beams": 1},
-    f"{BEAMS} beams": {"num_beams": BEAMS, "early_stopping": True},
-}
 
 
 def export_ctranslate2(
@@ -52,7 +48,7 @@ def export_ctranslate2(
     comparison.check_quantization(quantization, get_args(ComputeType))
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved, "quantization")
-    with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "CTranslate2") as (loaded, tokenizers, compared, folder):
         reason = obstacle(loaded)
         if reason is not None:
             raise ValueError(reason)
@@ -71,13 +67,16 @@ def export_ctranslate2(
 
 
 def _searches(model: Any) -> dict[str, Any]:
-    """Return the settings of each search: of the model's own only its special ids and its length penalty."""
-    own = model.generation_config
-    kept = {name: getattr(own, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
-    kept |= {"length_penalty": 1.0 if own.length_penalty is None else own.length_penalty, "num_return_sequences": 1}
-    searches = {name: GenerationConfig(**kept, **search) for name, search in SEARCHES.items()}
-    for search in searches.values():
-        check_settings(search, model.config)
+    """Return the model's own settings for each search; without beams, if those cannot have what greedy search can."""
+    own, searches = model.generation_config, {}
+    has_beams = (own.num_beams or 1) > 1
+    for name, search in comparison.searches_of(own, BEAMS, early_stopping=True).items():
+        with suppress(ValueError) if search.num_beams > 1 and not has_beams else nullcontext():
+            check_settings(search, model.config)
+            searches[name] = search
+    if has_beams and own.early_stopping is not True and own.length_penalty != 0:
+        told = f"`early_stopping` of the generation config is {own.early_stopping}, but CTranslate2 ends as with True."
+        warnings.warn(told, stacklevel=3)
     return searches
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 
 def answer(model: Any, tokenizer: Any, request: dict[str, Any]) -> Any:
@@ -19,7 +19,8 @@ def answer(model: Any, tokenizer: Any, request: dict[str, Any]) -> Any:
         return [tokenizer(request["texts"])["input_ids"], tokenizer(text_target=request["texts"])["input_ids"]]
     if "settings" in request:
         inputs = {name: torch.tensor(request[name]) for name in ("input_ids", "attention_mask")}
-        return model.generate(**inputs, generation_config=GenerationConfig(**request["settings"])).tolist()
+        model.generation_config.update(**request["settings"])
+        return model.generate(**inputs).tolist()
     inputs = load_file(request["file"])
     expected, is_compared = inputs.pop("logits"), inputs.pop("is_compared")
     found = model(**inputs).logits[is_compared][:, : expected.shape[-1]]

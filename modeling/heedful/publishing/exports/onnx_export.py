@@ -4,7 +4,6 @@ Before the folder appears, onnxruntime has translated sentences with it, greedil
 `generate()`.
 """
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,12 +39,12 @@ def export_onnx(
     comparison.check_quantization(quantization, get_args(Quantization))
     for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
         import_extra(name, "onnx")
-    with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "ONNX") as (loaded, tokenizers, compared, folder):
         write_onnx(loaded, folder)
         if quantization == "int8":
             for name in ONNX_FILES:
                 quantize_file(folder / name)
-        searches, limit = _searches(loaded), position_limit(loaded.config)
+        searches, limit = comparison.searches_of(loaded.generation_config, BEAMS), position_limit(loaded.config)
         models = (loaded, OnnxModel.from_pretrained(folder))
         sources = comparison.encode(tokenizers, compared, limit)
         engines = [comparison.UnscoredEngine(each) for each in models]
@@ -80,12 +79,3 @@ def logits_difference(
             )
         largest = max(largest, difference)
     return largest
-
-
-def _searches(model: Any) -> dict[str, Any]:
-    """Return the settings of each search: the model's own, but for randomness and lengths."""
-    searches = {}
-    for name, beams in (("greedy", 1), (f"{BEAMS} beams", BEAMS)):
-        searches[name] = copy.deepcopy(model.generation_config)
-        searches[name].update(num_beams=beams, max_length=None, do_sample=False, num_return_sequences=1)
-    return searches

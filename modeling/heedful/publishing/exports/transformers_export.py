@@ -26,21 +26,20 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import PAD
 from heedful.inference.engines import pad_sources
 from heedful.inference.loading import load_model
-from heedful.inference.strategies.steps import SEARCH_SETTINGS
-from heedful.inference.translation import LONGEST_SOURCE
 from heedful.publishing.conversion.stock_models import save, start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import comparison
 from heedful.publishing.hub import check_folder
 from heedful.publishing.learning_curve import CURVE_FILE
 from heedful.publishing.model_card import CARD_FILE, metadata_of_card, python_string
 from heedful.training.model_of_recipe import config_of
-from heedful.training.publication import UNDETERMINED
+from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-5
 BEAMS = 5
+SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
 LOGITS_AT_ONCE = 2**24  # so many logits lie in one file for the other process
@@ -64,7 +63,7 @@ print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
 
 It was trained as a Heed model and written as a `{kind}` by Heedful, which compared the two on {count:,} sentences:
 the same translations, greedily and with {beams} beams, and logits that differ by {difference:.1e} at most. A sequence
-has at most {limit:,} tokens, and padding stands on the right.{more}
+has at most {limit:,} tokens, and padding stands on the right.
 
 """
 
@@ -78,10 +77,11 @@ def export_transformers(
     whole or not at all. With `zero_start` a Marian's decoder starts as `start_from_zero` says. A `ValueError` names
     the fields that no class of transformers can have, or the sentence for which the written model gives other tokens.
     """
-    with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "transformers") as (loaded, tokenizers, compared, folder):
         comparison.check_one_tokenizer(tokenizers, "a stock form")
         own, stock = loaded.generation_config, stock_model(loaded)
-        stock.generation_config = _generation_config(own)
+        kept = {name: value for name, value in own.to_dict().items() if name in comparison.SETTINGS["transformers"]}
+        stock.generation_config = GenerationConfig.from_dict(kept)
         if zero_start:
             tokenizers.check_is_fast("`zero_start`")
             stock = start_from_zero(stock)
@@ -91,7 +91,7 @@ def export_transformers(
         write_checksums(folder, "weights")
         limit = stock.config.max_position_embeddings
         sources = comparison.encode(tokenizers, compared, limit)
-        searches = _searches(own)
+        searches = comparison.searches_of(own, BEAMS)
         with _fresh_model(folder, stock) as fresh:
             fresh.check_ids(tokenizers, compared)
             engines = [comparison.UnscoredEngine(each) for each in (loaded.float(), fresh)]
@@ -99,9 +99,8 @@ def export_transformers(
             comparison.refuse(comparisons, "transformers", "float32")
             difference = fresh.logits_difference(loaded, sources, tokenizers.encode_target(compared), limit)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        unread = [f"`{name}`" for name, idle in SEARCH_SETTINGS.items() if getattr(own, name, None) not in idle]
         facts = {"kind": type(stock).__name__, "difference": difference, "count": len(compared), "limit": limit}
-        _write_card(Path(model), Path(target).name, folder, facts, unread)
+        _write_card(Path(model), Path(target).name, folder, facts)
     return comparison.Export(Path(target), str(stock.dtype).removeprefix("torch."), size, comparisons, difference)
 
 
@@ -113,7 +112,7 @@ def stock_form(model: str | Path) -> Iterator[Path]:
     """
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
-        yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare()).folder
+        yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -137,6 +136,8 @@ def check_recipe(recipe: Recipe) -> None:
     )
     comparison.check_kind(config)
     stock_config(config)
+    decoding = with_decoding(GenerationConfig(), recipe.decoding)
+    comparison.check_settings(decoding, "transformers", "`publish.also` must be empty, for `decoding` of the recipe")
 
 
 def export_run(result: RunResult) -> Path:
@@ -160,23 +161,6 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
 
 
-def _generation_config(own: GenerationConfig) -> GenerationConfig:
-    """Return a generation config without what only our own search reads."""
-    unread = (*SEARCH_SETTINGS, LONGEST_SOURCE)
-    known = {name: value for name, value in own.to_dict().items() if name[0] != "_" and name not in unread}
-    return GenerationConfig.from_dict(known)
-
-
-def _searches(own: GenerationConfig) -> dict[str, GenerationConfig]:
-    """Return the settings of each search: of the model's own only its special ids and its length penalty."""
-    kept = {name: getattr(own, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
-    kept["length_penalty"] = own.length_penalty
-    return {
-        "greedy": GenerationConfig(**kept, num_beams=1, num_return_sequences=1),
-        f"{BEAMS} beams": GenerationConfig(**kept, num_beams=BEAMS, num_return_sequences=1),
-    }
-
-
 class _FreshModel(nn.Module):
     """The exported folder in a process of its own, with `generate()` as a model has it."""
 
@@ -192,8 +176,8 @@ class _FreshModel(nn.Module):
     ) -> torch.Tensor:
         """Return the `(batch, length)` tokens for `(batch, source_length)` ids."""
         inputs = {"input_ids": input_ids.tolist(), "attention_mask": attention_mask.tolist()}
-        own = {name: getattr(self.config, name) for name in ("pad_token_id", "decoder_start_token_id")}
-        return torch.tensor(self.ask(inputs | {"settings": generation_config.to_diff_dict() | own}))
+        settings = {name: getattr(generation_config, name) for name in SEARCHED}
+        return torch.tensor(self.ask(inputs | {"settings": settings}))
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Return the answer of `fresh_process.py` to a request."""
@@ -264,19 +248,14 @@ def _fresh_model(folder: Path, stock: Any) -> Iterator[_FreshModel]:
             process.kill()
 
 
-def _write_card(source: Path, name: str, folder: Path, facts: dict[str, Any], unread: list[str]) -> None:
+def _write_card(source: Path, name: str, folder: Path, facts: dict[str, Any]) -> None:
     """Write the model's own card, or one with little in it, with the code that loads the stock form."""
-    own = source / CARD_FILE
-    if own.is_file():
-        text = own.read_text(encoding="utf-8")
-    else:
+    text = comparison.card_of(source)
+    if not text:
         metadata = metadata_of_card(name, [UNDETERMINED], [], license="unknown").to_yaml()
         text = f"---\n{metadata}\n---\n\n# {name}\n\n## How to use\n"
     example = EXAMPLE.search(text)
-    more = f" {' and '.join(unread)} of Heed's search are not read by `generate()`." if unread else ""
-    usage = NEW_USAGE.format(
-        name=python_string(name), example=example[1] if example else '"…"', beams=BEAMS, more=more, **facts
-    )
+    usage = NEW_USAGE.format(name=python_string(name), example=example[1] if example else '"…"', beams=BEAMS, **facts)
     text = USAGE.sub(lambda _: usage, text)
     if (source / CURVE_FILE).is_file():
         shutil.copy(source / CURVE_FILE, folder)

@@ -4,9 +4,9 @@ The page asks the network for nothing. `transformer.js` and `recurrent.js` compu
 """
 
 import base64
-import copy
 import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,15 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
+from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
-from heedful.publishing.exports.comparison import check_kind, check_one_tokenizer
-from heedful.training.publication import MODEL_FOLDER
+from heedful.inference.strategies.steps import asked_of, end_tokens
+from heedful.publishing.exports import comparison
 
-PAGE, TRANSFORMER, RECURRENT = (
-    Path(__file__).with_name(name) for name in ("page.html", "transformer.js", "recurrent.js")
-)
+PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
-LONGEST = 512  # tokens of a translation where nothing else limits it
 WIDEST = 127  # of int8, symmetrical
-# fmt: off
-CONFIG_FIELDS = ("model_type", "encoder_layers", "decoder_layers", "eos_token_id", "decoder_start_token_id")
-TRANSFORMER_FIELDS = (
-    "d_model", "encoder_attention_heads", "decoder_attention_heads", "norm_placement", "layer_norm_eps",
-    "position_encoding", "sinusoid_layout", "position_offset", "scale_embedding", "activation_function",
-)
-RECURRENT_FIELDS = (
-    "embedding_size", "hidden_size", "cell", "activation_function", "bidirectional", "attention", "input_feeding",
-    "bridge", "reverse_source",
-)
-# fmt: on
+LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
 # What the JavaScript computes; every other value is refused.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_scoring": ("scaled_dot",),
@@ -68,11 +56,10 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
         folder = model_folder(model)
         loaded: Any = load_model(folder)
         _check_expressible(loaded.config)
+        comparison.check_settings(loaded.generation_config, "a page")
         tokenizers = TokenizerPair.from_pretrained(folder)
-        check_one_tokenizer(tokenizers, "a page")
-        place = folder.resolve()
-        name = place.parent.name if place.name == MODEL_FOLDER else place.name  # a run has its model in a folder
-        packed.append(_packed(name if Path(model).is_dir() else str(model), loaded, tokenizers))
+        comparison.check_one_tokenizer(tokenizers, "a page")
+        packed.append(_packed(comparison.model_name(model), comparison.card_of(folder), loaded, tokenizers))
     size = sum(len(each["weights"]) * 3 // 4 for each in packed)
     if size > LARGEST:
         raise ValueError(f"The models of a page must have at most {LARGEST:,} bytes of weights, but have {size:,}.")
@@ -94,23 +81,13 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / scales[:, None]).round().to(torch.int8), scales
 
 
-def dequantized(model: Any) -> Any:
-    """Return a copy of a model with the weights that a page computes with."""
-    same = copy.deepcopy(model).float()
-    for name, weight in same.named_parameters():
-        if weight.dim() == 2 and "embed_positions" not in name:
-            values, scales = quantize(weight.data)
-            weight.data = values * scales[:, None]
-    return same
-
-
 def _check_expressible(config: Any) -> None:
     """Raise one error that names all fields which the JavaScript cannot compute."""
     if config.model_type == "heed_rnn":
         if config.attention == "none":
             raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
         return
-    check_kind(config)
+    comparison.check_kind(config)
     faults = []
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
@@ -119,8 +96,7 @@ def _check_expressible(config: Any) -> None:
             )
     for side in ("encoder", "decoder"):
         heads = getattr(config, f"{side}_attention_heads")
-        if getattr(config, f"{side}_key_value_heads") not in (None, heads):
-            told = getattr(config, f"{side}_key_value_heads")
+        if (told := getattr(config, f"{side}_key_value_heads")) not in (None, heads):
             faults.append(f"`{side}_key_value_heads` must be {heads}, but is {told} instead.")
         if (config.d_k or config.d_model // heads) != (config.d_v or config.d_model // heads):
             faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
@@ -128,28 +104,24 @@ def _check_expressible(config: Any) -> None:
         raise ValueError(f"A page cannot hold the model: {' '.join(dict.fromkeys(faults))}")
 
 
-def _packed(name: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return all that the page needs of a model, as JSON can say it."""
+def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Return all that the page needs of a model, and what its card tells of its limits, as JSON can say it."""
     config, search = model.config, model.generation_config
-    is_recurrent = config.model_type == "heed_rnn"
-    fields = RECURRENT_FIELDS if is_recurrent else TRANSFORMER_FIELDS
-    told = {field: getattr(config, field) for field in (*CONFIG_FIELDS, *fields)}
-    kinds = {"cross": [1, 1]}  # what attention there is to look at: layers, and heads of each
-    if not is_recurrent:
-        decoder = [config.decoder_layers, config.decoder_attention_heads]
-        encoder = [config.encoder_layers, config.encoder_attention_heads]
-        kinds = {"cross": decoder, "encoder": encoder, "decoder": decoder}
+    limits = LIMITS.search(card)
     tensors, weights = _tensors(model)
+    most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
     return {
         "name": name,
-        "config": told,
-        "kinds": kinds,
+        "limits": limits[1].strip() if limits else "",
+        "config": {field: value for field, value in config.to_dict().items() if field[0] != "_"},
         "tokenizer": _tokenizer(tokenizers),
         "search": {
-            "beams": min(search.num_beams or 1, 5),
-            "lengthPenalty": 1.0 if search.length_penalty is None else search.length_penalty,
-            "longest": min(search.max_length or 256, position_limit(config) or LONGEST) - 1,
-            "earlyStopping": search.early_stopping is True,
+            **asked_of(search),
+            "num_beams": search.num_beams or 1,
+            "start": (search if search.decoder_start_token_id is not None else config).decoder_start_token_id,
+            "ends": end_tokens(search),
+            "max_new_tokens": most,
+            "longest": min(most, position_limit(config) or most),
         },
         "tensors": tensors,
         "weights": base64.b64encode(weights).decode("ascii"),

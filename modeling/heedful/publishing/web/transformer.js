@@ -213,12 +213,38 @@ class Transformer extends Model {
 
 // Search
 
+/** The scores of the next token behind what was read, start included, with the settings of `generate()` that forbid or force tokens. */
+function allowed(scores, read, settings) {
+  const { repetition_penalty, no_repeat_ngram_size: n, bad_words_ids = [], suppress_tokens = [], begin_suppress_tokens = [] } = settings;
+  const { forced_bos_token_id: first, forced_eos_token_id: last, min_length, min_new_tokens, max_new_tokens, ends } = settings;
+  const left = Float32Array.from(scores), ban = (id) => { left[id] = -Infinity; };
+  const isBehind = (tokens) => tokens.every((token, i) => token === read[read.length - tokens.length + i]);
+  const force = (ids) => { left.fill(-Infinity); for (const id of ids) left[id] = 0; };
+  if (repetition_penalty) for (const id of new Set(read)) left[id] = left[id] < 0 ? left[id] * repetition_penalty : left[id] / repetition_penalty;
+  if (n) for (let i = 0; i + n <= read.length; i++) if (isBehind(read.slice(i, i + n - 1))) ban(read[i + n - 1]);
+  for (const word of bad_words_ids) {
+    if (word.length === 1 ? !ends.includes(word[0]) : word.length <= read.length && isBehind(word.slice(0, -1))) ban(word.at(-1));
+  }
+  if (read.length < min_length || read.length <= min_new_tokens) ends.forEach(ban);
+  if (first !== undefined && read.length === 1) force([first]);
+  if (last !== undefined && read.length === max_new_tokens) force([last].flat());
+  suppress_tokens.forEach(ban);
+  if (read.length === (first === undefined ? 1 : 2)) begin_suppress_tokens.forEach(ban);
+  return left;
+}
+
 /**
- * Translate token ids with K beams, as transformers does; K = 1 is greedy search.
- * Returns hypotheses, best first: `tokens` with the end, `score`, and `steps`, what each token was chosen from.
+ * Generate from token ids with K beams, as transformers does; K = 1 is greedy search. The settings have the names of its
+ * generation config. Returns hypotheses, best first: `tokens` with the end, `score`, and `steps`, what each token was chosen from.
  */
-function search(model, ids, { beams, lengthPenalty, longest, earlyStopping }) {
-  const { decoder_start_token_id: start, eos_token_id: end } = model.config;
+function search(model, ids, settings) {
+  const { num_beams: beams, early_stopping, length_penalty = 1, length_penalty_form, tokens_beyond_source: beyond, start, ends } = settings;
+  const longest = Math.min(settings.longest, ids.length + (beyond ?? Infinity));
+  // Heedful's own search, of these two settings, has log-probabilities with one beam too.
+  const isGreedy = beams === 1 && !length_penalty_form && beyond === undefined;
+  // Of Wu et al. (2016), equation 14, where the form is GNMT's.
+  const penalty = (length) => (length_penalty_form === "gnmt" ? (5 + length) / 6 : length) ** length_penalty;
+  const isPatient = early_stopping === "never" && length_penalty > 0, count = Math.max(2, 1 + ends.length) * beams;
   const encoded = model.encode(ids), source = model.remember(encoded);
   let running = [{ tokens: [], sum: 0, past: model.begin(source), steps: [] }];
   let finished = [];
@@ -227,19 +253,21 @@ function search(model, ids, { beams, lengthPenalty, longest, earlyStopping }) {
     for (const hypothesis of running) {
       const { logits, past, attention } = model.step(source, hypothesis.past, hypothesis.tokens.at(-1) ?? start);
       const logProbabilities = logSoftmax(logits);
+      const scores = allowed(isGreedy ? logits : logProbabilities, [start, ...hypothesis.tokens], settings);
       const step = { logProbabilities, attention };
-      for (const token of best(logProbabilities, 2 * beams)) {
-        candidates.push({ hypothesis, past, step, token, sum: hypothesis.sum + logProbabilities[token] });
+      for (const token of best(scores, count)) {
+        const sum = hypothesis.sum + (isGreedy ? logProbabilities : scores)[token];
+        if (scores[token] > -Infinity) candidates.push({ hypothesis, past, step, token, sum, rank: isGreedy ? scores[token] : sum });
       }
     }
-    candidates.sort((a, b) => b.sum - a.sum);
-    const extended = candidates.slice(0, 2 * beams).map(({ hypothesis, past, step, token, sum }) => (
-      { tokens: [...hypothesis.tokens, token], sum, past, steps: [...hypothesis.steps, step], ends: token === end || length === longest }));
-    for (const each of extended.slice(0, beams)) if (each.ends) finished.push({ ...each, score: each.sum / length ** lengthPenalty });
+    candidates.sort((a, b) => b.rank - a.rank);
+    const extended = candidates.slice(0, count).map(({ hypothesis, past, step, token, sum }) => (
+      { tokens: [...hypothesis.tokens, token], sum, past, steps: [...hypothesis.steps, step], ends: ends.includes(token) || length === longest }));
+    for (const each of extended.slice(0, beams)) if (each.ends) finished.push({ ...each, score: each.sum / penalty(length) });
     finished = finished.sort((a, b) => b.score - a.score).slice(0, beams);
     running = extended.filter((each) => !each.ends).slice(0, beams);
-    const isFull = finished.length === beams, hoped = running.length && running[0].sum / length ** lengthPenalty;
-    if (isFull && (earlyStopping || beams === 1 || hoped <= finished.at(-1).score)) break;
+    const isFull = finished.length === beams, hoped = running.length && running[0].sum / penalty(isPatient ? longest : length);
+    if (isFull && (early_stopping === true || beams === 1 || hoped <= finished.at(-1).score)) break;
   }
   return { encoded, hypotheses: finished };
 }

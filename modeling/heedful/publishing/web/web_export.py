@@ -4,20 +4,27 @@ Before the folder appears, onnxruntime has translated sentences with it. In floa
 tokens of `generate()`, greedily; of int8 the number of differences is told.
 """
 
+import base64
 import copy
+import hashlib
 import html
 import json
+import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import models
+from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.data.tokenizer_training import CHARACTER
 from heedful.files import filled_template, import_extra
+from heedful.inference.attention.labels import is_of_characters
+from heedful.inference.strategies.steps import BEAM_SETTINGS, asked_of, end_tokens
 from heedful.publishing.exports import comparison
 from heedful.publishing.exports.onnx_graphs import LARGEST_FILE, quantize_file, write_onnx
 from heedful.publishing.exports.onnx_model import (
@@ -36,15 +43,16 @@ PAGE = Path(__file__).with_name("translate.html")
 SUFFIXES = {"float32": "", "int8": "_quantized"}
 MERGED = "decoder_model_merged"
 # What transformers.js reads of a config.json; its type is one that it knows, whose graph it does not ask for.
-# fmt: off
 CONFIG_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "vocab_size",
     "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
     "is_encoder_decoder",
-)
-# fmt: on
+)  # fmt: skip
+CDN = "https://cdn.jsdelivr.net/npm/"
+# What translate.html runs that is not its own: address, package of npm, version, file and hash.
+LIBRARY = re.compile(rf'url: "({CDN}(@?[^"@]+)@([^"/]+)/([^"]+))", integrity: "sha384-([^"]+)"')
 
-PAGE_TOLD = """A translation model in the browser, written by Heedful. `index.html` loads the files beside it with
+PAGE_TOLD = """A model in the browser, written by Heedful. `index.html` loads the files beside it with
 transformers.js; other pages and programs do so with
 
 ```javascript
@@ -57,16 +65,21 @@ console.log(await translate("…"));
 The weights are there in int8, which browsers take, and in float32 (`dtype: "fp32"`)."""
 
 
-def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) -> comparison.Export:
+def export_web(
+    model: str | Path, target: str | Path, sentences: Sequence[str], packages: str | Path | None = None
+) -> comparison.Export:
     """Write a folder that transformers.js loads, with weights in float32 and in int8, and a page for a Space.
 
     `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not exist, and appears
-    whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence for which the
-    files in float32 give other tokens than `generate()`, greedily.
+    whole or not at all. The page's library is copied from `packages`, npm's node_modules, or loaded from a CDN. A
+    `ValueError` names what keeps the model from being exported, or the sentence for which the files in float32 give
+    other tokens than `generate()`, greedily.
     """
+    library = {} if packages is None else _library(Path(packages))
     for name in ("onnxruntime", "onnx", "onnxscript"):  # before anything is loaded
         import_extra(name, "onnx")
-    with comparison.begun_export(model, target, sentences) as (loaded, tokenizers, compared, folder):
+    with comparison.begun_export(model, target, sentences, "transformers.js") as begun:
+        loaded, tokenizers, compared, folder = begun
         comparison.check_one_tokenizer(tokenizers, "transformers.js")
         check_pattern(tokenizers)
         _check_size(loaded)
@@ -74,10 +87,9 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
         config: Any = loaded.config
         read = {"model_type": "marian", **{name: getattr(config, name) for name in CONFIG_FIELDS}}
         (folder / "config.json").write_text(json.dumps(read, indent=2) + "\n", encoding="utf-8")
-        greedy = copy.deepcopy(loaded.generation_config)
-        greedy.update(num_beams=1, do_sample=False, num_return_sequences=1, length_penalty=1.0, early_stopping=False)
+        greedy = greedy_config(loaded.generation_config)
         greedy.to_json_file(folder / "generation_config.json")
-        _write_page(folder, Path(target).name, compared[0])
+        _write_page(folder, comparison.model_name(model), compared[0], library)
         greedy.update(max_length=None)
         limit = position_limit(config)
         sources = comparison.encode(tokenizers, compared, limit)
@@ -94,13 +106,39 @@ def export_web(model: str | Path, target: str | Path, sentences: Sequence[str]) 
     return comparison.Export(Path(target), "int8", size, comparisons)
 
 
+def greedy_config(config: GenerationConfig) -> GenerationConfig:
+    """Return a generation config for transformers.js, which searches greedily, and warn of what it has of beams."""
+    asked = asked_of(config)
+    beams = [f"`{name}` {asked[name]}" for name in BEAM_SETTINGS if name in asked]
+    if (config.num_beams or 1) > 1:
+        warnings.warn(f"transformers.js searches greedily, and does not read {' and '.join(beams)}.", stacklevel=3)
+    greedy = copy.deepcopy(config)
+    greedy.update(num_beams=1, do_sample=False, num_return_sequences=1, length_penalty=1.0, early_stopping=False)
+    # `generate()` takes no end for a bad word.
+    words = [word for word in config.bad_words_ids or [] if word not in [[end] for end in end_tokens(config)]]
+    greedy.update(bad_words_ids=words or None, min_length=asked.get("min_length"))
+    return greedy
+
+
+def _library(packages: Path) -> dict[str, bytes]:
+    """Return by their addresses the files that the page loads from npm's packages, out of a folder node_modules."""
+    found = {}
+    for url, package, version, file, digest in LIBRARY.findall(PAGE.read_text(encoding="utf-8")):
+        path = packages / package / file
+        content = path.read_bytes() if path.is_file() else b""
+        if base64.b64encode(hashlib.sha384(content).digest()).decode() != digest:
+            must = f"a folder node_modules with {package} {version}"
+            raise ValueError(f"`packages` must be {must}, but {path} is {'another file' if content else 'missing'}.")
+        found[url] = content
+    return found
+
+
 def check_pattern(tokenizers: TokenizerPair) -> None:
     """Raise a `ValueError` for a tokenizer of characters or words, which transformers.js does not take apart."""
     tokenizers.check_is_fast("transformers.js")
-    state = json.loads(tokenizers.source.backend_tokenizer.to_str())
-    is_of_characters = CHARACTER in ((state["pre_tokenizer"] or {}).get("pattern") or {}).get("Regex", "")
-    if is_of_characters or state["model"]["type"] == "WordLevel":
-        kind = "characters" if is_of_characters else "words"
+    is_of_words = isinstance(tokenizers.source.backend_tokenizer.model, models.WordLevel)
+    if is_of_words or is_of_characters(tokenizers.source):
+        kind = "words" if is_of_words else "characters"
         raise ValueError(
             f"`tokenizer.algorithm` must be bpe or unigram for transformers.js, but is of {kind} instead."
         )
@@ -154,9 +192,12 @@ class _Step:
         return self.session.run(self.outputs, empty | inputs)
 
 
-def _write_page(folder: Path, name: str, example: str) -> None:
-    """Write the page, and the lines by which the Hub serves the folder as a Space."""
+def _write_page(folder: Path, name: str, example: str, library: dict[str, bytes]) -> None:
+    """Write the page, what it loads from beside it, and the lines by which the Hub serves the folder as a Space."""
     page = filled_template(PAGE, {"name": html.escape(name), "example": html.escape(example)})
+    for url, content in library.items():
+        page = page.replace(url, Path(url).name).replace(f" {CDN};", ";")
+        (folder / Path(url).name).write_bytes(content)
     (folder / "index.html").write_text(page, encoding="utf-8")
     facts = {"title": name, "sdk": "static", "pinned": False}
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]

@@ -1,0 +1,267 @@
+"""Each form generates with the settings of a generation config as `generate()` does, or refuses them by name."""
+
+import copy
+import json
+import random
+import re
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from test_page import NODE, run
+from transformers import GenerationConfig
+
+from heedful import BeamSearch
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference.ctranslate2.engine import CTranslate2Engine
+from heedful.inference.strategies.steps import asked_of
+from heedful.publishing.conversion.stock_models import stock_model
+from heedful.publishing.exports import ctranslate2_export
+from heedful.publishing.exports.comparison import SETTINGS, check_settings
+from heedful.publishing.exports.onnx_graphs import write_onnx
+from heedful.publishing.exports.onnx_model import OnnxModel
+from heedful.publishing.web.page import write_page
+from heedful.publishing.web.web_export import greedy_config
+from helpers import dequantized
+from memorised import PAIRS, memorised_model
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "publish.md"
+TEXTS = [*list(PAIRS)[:3], "그녀는 사과를 읽는다 공원", "abc"]
+SEARCHES = ("length_penalty_form", "tokens_beyond_source")
+# Twenty and one things to ask for; several at once where one alone would change little.
+ASKED = {
+    "nothing": {},
+    "beams": {"num_beams": 3},
+    "more beams than the page's menu": {"num_beams": 7, "length_penalty": 0.0},
+    "length penalty": {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+    "a patient search": {"num_beams": 3, "early_stopping": "never", "length_penalty": 0.4},
+    "min_length": {"min_length": 11, "num_beams": 2},
+    "min_new_tokens": {"min_new_tokens": 9, "min_length": 13},
+    "a shortest beyond the longest": {"min_length": 20, "max_length": 6},
+    "max_new_tokens": {"max_length": None, "max_new_tokens": 4, "num_beams": 2},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "pairs that are not repeated": {"no_repeat_ngram_size": 2, "repetition_penalty": 0.5, "num_beams": 2},
+    "repetition_penalty": {"repetition_penalty": 3.0},
+    "forced_bos_token_id": {"forced_bos_token_id": 50, "num_beams": 2},
+    "forced_eos_token_id": {"forced_eos_token_id": 2, "max_length": 6},
+    "suppress_tokens": {"suppress_tokens": [2, 60], "begin_suppress_tokens": [55, 71], "num_beams": 2},
+    "bad_words_ids": {"bad_words_ids": [[2], [70], [88, 93]], "min_new_tokens": 3},
+    "several ends": {"eos_token_id": [2, 17, 46, 80], "num_beams": 3},
+    "the paper's search": {
+        **{"num_beams": 3, "length_penalty": 0.6, "length_penalty_form": "gnmt", "tokens_beyond_source": 2},
+    },
+    "sampling": {"do_sample": True, "temperature": 0.7},
+    "the source's tokens": {"encoder_no_repeat_ngram_size": 2},
+    "a bias": {"sequence_bias": [[[60], -3.0]], "exponential_decay_length_penalty": (3, 1.5)},
+}
+
+
+@pytest.fixture(scope="module")
+def memorised():
+    """A model that knows its pairs less than well, so that settings change what it says, and its tokenizers."""
+    pair = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=300)
+    model = memorised_model(pair, PAIRS, norm_placement="post", encoder_layers=1, decoder_layers=1)
+    with torch.no_grad():
+        weight = model.model.encoder.embed_tokens.weight
+        weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    model.generation_config.max_length = 14
+    return model, pair
+
+
+def with_settings(model, asked):
+    """Return a generation config of the model that asks for something."""
+    kept = {name: value for name, value in model.generation_config.to_dict().items() if name[0] != "_"}
+    return GenerationConfig.from_dict(kept | asked)
+
+
+def generated(model, ids, config):
+    """Return the tokens of `generate()` without padding; with Heed's own search, where that is asked for."""
+    strategy = {"custom_generate": BeamSearch()} if any(getattr(config, name, None) for name in SEARCHES) else {}
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setattr(model, "generation_config", config)
+        return model.generate(torch.tensor([ids]), **strategy)[0].tolist()[1:]
+
+
+def refused(form, config):
+    """Return the message by which a form refuses a generation config, if it does."""
+    try:
+        check_settings(config, form)
+        if form == "CTranslate2":
+            ctranslate2_export.check_settings(config, config)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def is_named(message, asked):
+    return any(f"`{name}`" in message for name in asked)
+
+
+def compare_pages(memorised, each, folder):
+    """Return what pages and `generate()` with the same weights make of the texts, by the names of what is asked."""
+    model, pair = memorised
+    same, folders = dequantized(model), [folder / str(number) for number in range(len(each))]
+    for place, config in zip(folders, each.values(), strict=True):
+        for one in (model, pair):
+            one.save_pretrained(place)
+        config.to_json_file(place / "generation_config.json")  # not all of them pass `save_pretrained`
+    write_page(folders, folder / "page.html")
+    rows = run(folder / "page.html", TEXTS, None)
+    expected = [[generated(same, ids, config) for ids in pair.encode_source(TEXTS)] for config in each.values()]
+    return {name: ([one["tokens"] for one in row], best) for name, row, best in zip(each, rows, expected, strict=True)}
+
+
+def compare_ctranslate2(memorised, each):
+    model, pair = memorised
+    engine, sources, found = CTranslate2Engine(model, pair), pair.encode_source(TEXTS), {}
+    for name, config in each.items():
+        asked = copy.deepcopy(config)
+        asked.max_new_tokens = asked.max_new_tokens or asked.max_length - 1
+        asked.num_beams, asked.num_return_sequences = asked.num_beams or 1, 1
+        rows = [[*best.token_ids] for (best,) in engine.search(sources, asked, 4096)]
+        found[name] = rows, [generated(model, ids, config) for ids in sources]
+    return found
+
+
+def compare_model(theirs, memorised, each):
+    """The same for another model with a `generate()`, that of ONNX or of transformers."""
+    model, pair = memorised
+    sources = pair.encode_source(TEXTS)
+    return {
+        name: tuple([generated(one, ids, config) for ids in sources] for one in (theirs, model))
+        for name, config in each.items()
+    }
+
+
+def accepted(form, memorised, asked):
+    """Return what a form does not refuse, as generation configs; what it refuses it must name."""
+    each = {name: with_settings(memorised[0], settings) for name, settings in asked.items()}
+    messages = {name: refused(form, config) for name, config in each.items()}
+    unnamed = {name: told for name, told in messages.items() if told and not is_named(told, asked[name])}
+    assert not unnamed
+    return {name: config for name, config in each.items() if not messages[name] and not config.do_sample}
+
+
+def compare(form, memorised, asked, folder):
+    """Return how many of what is asked a form carries out, after it has given the tokens of `generate()` for all."""
+    each = accepted(form, memorised, asked)
+    if form == "a page":
+        found = compare_pages(memorised, each, folder)
+    elif form == "CTranslate2":
+        found = compare_ctranslate2(memorised, each)
+    elif form == "transformers":
+        stock = stock_model(memorised[0]).eval()
+        found = compare_model(stock, memorised, each)
+    else:
+        (folder / "onnx").mkdir()
+        write_onnx(copy.deepcopy(memorised[0]), folder / "onnx")
+        found = compare_model(OnnxModel.from_pretrained(folder / "onnx"), memorised, each)
+    other = {name: (asked[name], rows) for name, rows in found.items() if rows[0] != rows[1]}
+    assert not other
+    return found
+
+
+FORMS = [
+    pytest.param("a page", marks=pytest.mark.skipif(NODE is None, reason="Node is not installed")),
+    "CTranslate2",
+    "transformers",
+    pytest.param("ONNX", marks=pytest.mark.slow),  # its exporter takes seconds
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tmp_path):
+    found = compare(form, memorised, ASKED, tmp_path)
+    tokens = {json.dumps(rows[1]) for rows in found.values()}
+    assert len(tokens) > 0.6 * len(found)  # the settings change what is said
+    known = {"a page": 18, "CTranslate2": 9, "transformers": 19, "ONNX": 19}
+    assert len(found) == known[form]
+
+
+def test_each_form_takes_what_the_guide_says():
+    table = GUIDE.read_text(encoding="utf-8").split("| the generation config asks for |")[1].split("\n\n")[0]
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    forms = [{"page": "a page", "web": "transformers.js"}.get(head, head) for head in heads if head]
+    assert sorted(forms) == sorted(SETTINGS)
+    told = set()
+    for names, *cells in rows:
+        for name in re.findall("`([^`]+)`", names):
+            told.add(name)
+            for form, cell in zip(forms, cells, strict=True):
+                assert cell.startswith(("yes", "warned")) == (name in SETTINGS[form]), (name, form)
+    assert told >= set(SETTINGS["a page"])
+
+
+def test_a_setting_that_is_not_known_is_refused_where_not_generate_carries_it_out():
+    config = GenerationConfig.from_dict({"a_new_mode": 3, "num_beams": 2, "top_k": 50, "temperature": 0.5})
+    assert asked_of(config) == {"a_new_mode": 3, "num_beams": 2}
+    for form in SETTINGS:
+        with pytest.raises(ValueError, match=r"what .* cannot do: `a_new_mode` must not be set, but is 3"):
+            check_settings(config, form)
+
+
+def test_what_changes_nothing_is_nothing_asked():
+    idle = {"num_beams": 1, "repetition_penalty": 1.0, "min_length": 0, "length_penalty": 1.0, "do_sample": False}
+    idle |= {"bad_words_ids": [], "early_stopping": False, "no_repeat_ngram_size": 0, "length_penalty_form": "power"}
+    assert asked_of(GenerationConfig.from_dict(idle)) == {}
+    zeros = {"forced_bos_token_id": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 1, "min_new_tokens": 0}
+    assert asked_of(GenerationConfig.from_dict(zeros)) == zeros
+
+
+def test_what_belongs_to_beams_is_left_out_with_a_warning_where_a_form_has_none_or_ends_them_otherwise(memorised):
+    asked = {"num_beams": 4, "length_penalty": 0.5, "bad_words_ids": [[2], [60]], "no_repeat_ngram_size": 3}
+    with pytest.warns(UserWarning, match="js searches greedily, and does not read `num_beams` 4 and `length_pen"):
+        greedy = greedy_config(with_settings(memorised[0], asked))
+    assert asked_of(greedy) == {"no_repeat_ngram_size": 3, "bad_words_ids": [[60]]}
+    model = copy.copy(memorised[0])
+    model.generation_config = with_settings(model, {"num_beams": 3, "early_stopping": False})
+    with pytest.warns(UserWarning, match="`early_stopping` of the generation config is False, but CTranslate2"):
+        assert set(ctranslate2_export._searches(model)) == {"greedy", "5 beams"}
+    model.generation_config = with_settings(model, {"no_repeat_ngram_size": 3, "num_beams": 1})
+    assert set(ctranslate2_export._searches(model)) == {"greedy"}
+    model.generation_config.num_beams = 3
+    with pytest.raises(ValueError, match="`no_repeat_ngram_size` must not be set in CTranslate2's beam search"):
+        ctranslate2_export._searches(model)
+
+
+# What is drawn from, one setting at a time.
+POOL = {
+    "num_beams": (2, 3, 4),
+    "length_penalty": (-1.0, 0.0, 0.6, 2.0),
+    "early_stopping": (True, "never"),
+    "min_length": (3, 9),
+    "min_new_tokens": (1, 5),
+    "max_new_tokens": (3, 7),
+    "max_length": (5, 11),
+    "no_repeat_ngram_size": (1, 2, 3),
+    "repetition_penalty": (0.7, 1.3, 2.5),
+    "forced_bos_token_id": (0, 44, 61),
+    "forced_eos_token_id": (2, [17]),  # two would be as good as each other
+    "suppress_tokens": ([44], [2, 46, 70]),
+    "begin_suppress_tokens": ([2], [44, 55]),
+    "bad_words_ids": ([[44]], [[2], [70, 71], [82, 85, 2]]),
+    "eos_token_id": ([2, 46], [2, 17, 44, 80]),
+    "length_penalty_form": ("gnmt",),
+    "tokens_beyond_source": (1, 4),
+    "do_sample": (True,),
+    "encoder_repetition_penalty": (1.5,),
+    "renormalize_logits": (True,),
+    "num_return_sequences": (1,),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("form", ["a page", "CTranslate2", "transformers", "ONNX"])
+def test_settings_that_are_drawn_together_are_carried_out_or_named(form, seed, memorised, tmp_path):
+    draw, asked = random.Random(seed), {}
+    while len(asked) < 20:
+        names = [*draw.sample(list(POOL), draw.randint(1, 4)), *draw.choice([[], ["num_beams"]])]
+        drawn = {name: draw.choice(POOL[name]) for name in names}
+        with suppress(ValueError):  # what `generate()` itself refuses
+            generated(memorised[0], [5, 6, 7, 2], with_settings(memorised[0], drawn))
+            asked[str(len(asked))] = drawn
+    assert compare(form, memorised, asked, tmp_path)

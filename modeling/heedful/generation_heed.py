@@ -69,14 +69,16 @@ def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def stopped(
     generated: torch.Tensor, counts: torch.Tensor, ended: torch.Tensor, stop_strings: str | list[str], tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers of tokens `(rows)` of generated rows, and which have ended, where `stop_strings` end some.
+    """Return how many tokens generated rows have, and which have ended, `(rows)`, where `stop_strings` end some.
 
-    An end token behind a stop string is none of the row's: beam search fills rows with it.
+    Behind a stop string, rows are filled with padding or, by beam search, end tokens.
     """
     stops = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     is_stopped = torch.tensor([any(stop in text for stop in stops) for text in texts], device=ended.device)
-    return counts - (is_stopped & ended).to(counts.dtype), ended | is_stopped
+    is_own = ~torch.isin(generated, torch.tensor(tokenizer.all_special_ids, device=generated.device))
+    lengths = (is_own * torch.arange(1, 1 + generated.shape[1], device=generated.device)).amax(dim=1)
+    return torch.where(is_stopped, lengths, counts), ended | is_stopped
 
 
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:

@@ -385,7 +385,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         blank = [number for number, piece in enumerate(pieces) if not piece.text]
         if rows and not is_streamed and ROW_ARGUMENTS & options.keys():
             rows = [*range(len(pieces))]  # or those behind a blank one would have another number
-        if stops:  # a strategy gets no `tokenizer` to know them by
+        if stops is not None:  # a strategy gets no `tokenizer` to know them by
             criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
             options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
         size, filled = (len(pieces), self._setting(options, "num_return_sequences") or 1, 0), {}
@@ -422,12 +422,11 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def _counts(self, generated: torch.Tensor, options: Any, stops: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Count the tokens of sequences (B·N, T), their end included, and tell which of them have ended."""
-        ends, pad = self._setting(options, "eos_token_id"), self._setting(options, "pad_token_id")
+        ends = self._setting(options, "eos_token_id")
         is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
-        finished, places = is_end.any(dim=1), torch.arange(1, 1 + generated.shape[1], device=generated.device)
-        lengths = places if pad is None else places * (generated != pad)  # a row without an end may be padded too
-        counts = torch.where(finished, is_end.int().argmax(dim=1) + 1, lengths.amax(-1))
-        return stopped(generated, counts, finished, stops, self.target_tokenizer) if stops else (counts, finished)
+        ended = is_end.any(dim=1)
+        counts = torch.where(ended, is_end.int().argmax(dim=1) + 1, generated.shape[1])
+        return (counts, ended) if stops is None else stopped(generated, counts, ended, stops, self.target_tokenizer)
 
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
         """Join the translations of one text's pieces."""

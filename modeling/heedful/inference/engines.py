@@ -94,7 +94,7 @@ class GenerateEngine:
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
             search["custom_generate"] = BeamSearch(models=self.ensemble)
-        if settings.stop_strings:
+        if settings.stop_strings is not None:
             search["tokenizer"] = self.tokenizer
         if not self.ensemble:
             return self.model.generate(**inputs, **search), None
@@ -114,7 +114,7 @@ class GenerateEngine:
         inputs = pad_sources(sources, self.model.config.pad_token_id, device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config)
-        if config.stop_strings:
+        if config.stop_strings is not None:
             counts, finished = stopped(sequences[:, 1:], counts, finished, config.stop_strings, self.tokenizer)
         if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)

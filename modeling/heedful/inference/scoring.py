@@ -10,7 +10,7 @@ import torch
 from heedful.data.batching import BatchingSettings, TokenCounts, UpdateBatches
 from heedful.data.micro_batches import collate
 from heedful.inference.strategies.beams import length_penalty
-from heedful.inference.strategies.steps import device_of, end_tokens, filler
+from heedful.inference.strategies.steps import device_of, end_tokens
 
 # Logits held at once while scores are computed: 2**25 float32 numbers are 128 MiB.
 LOGITS_BUDGET = 2**25
@@ -58,15 +58,14 @@ def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
 def count_tokens(sequences: torch.Tensor, source_mask: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
 
-    The decoder's start token, which is first in each, is not counted, and </s> is; neither is padding, which follows
-    other ends, as `stop_strings` are. The `(sentences, source_length)` mask is 0 at padding.
+    The decoder's start token, which is first in each, is not counted, and </s> is. The `(sentences, source_length)`
+    mask is 0 at padding.
     """
     generated = sequences[:, 1:]
     ends = torch.isin(generated, torch.tensor(end_tokens(config), dtype=torch.long, device=generated.device))
     ended = ends.any(dim=1)
-    places = torch.arange(1, 1 + generated.shape[1], device=generated.device)
-    # argmax finds the first </s>
-    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, (places * (generated != filler(config))).amax(dim=1))
+    # argmax finds the first </s>; a sequence without one is as long as the longest.
+    counts = torch.where(ended, ends.int().argmax(dim=1) + 1, generated.shape[1])
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)

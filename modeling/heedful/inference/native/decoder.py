@@ -25,7 +25,7 @@ from heedful.inference.strategies.steps import (
 UNREAD = {
     **OTHER_MODES,
     **BEAM_MODES,
-    **dict.fromkeys(("penalty_alpha", "max_time", "stop_strings"), UNSET),
+    **{"penalty_alpha": UNSET, "max_time": (None,), "stop_strings": (None,)},
     **SEARCH_SETTINGS,
 }
 # Settings that read the source's tokens, of which only the encoding is left, and the values that change nothing.

@@ -304,7 +304,7 @@ class Tokenizer {
   }
 
   encode(text) {
-    const words = text.normalize("NFC").match(WORDS) ?? [];
+    const words = text.normalize("NFC").trim().match(WORDS) ?? [];
     return [...words.flatMap((word) => this.word(word)), this.end];
   }
 

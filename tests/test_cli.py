@@ -493,7 +493,7 @@ def test_a_language_that_is_not_in_every_row_is_named(refused, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = refused("train", write_recipe(tmp_path, {"data.train": str(path)}))
-    assert "`en` must be text in every row, but is None in row 2" in message
+    assert "'en' must be text in every row, but is None in row 2" in message
 
 
 def test_unequal_text_files_are_refused(refused, tmp_path):

@@ -162,15 +162,15 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
 def test_a_language_that_is_none_in_some_rows_is_counted(tmp_path):
     rows = [{"translation": {"en": "a", "cs": cs}} for cs in ("x", None, "y", None)] + [{"translation": {"en": "a"}}]
     location = write(tmp_path / "c.jsonl", json_lines(rows))
-    with pytest.raises(ValueError, match=r"`cs` must be text .* None in row 2 of .*c\.jsonl instead, and in 2 more\."):
+    with pytest.raises(ValueError, match=r"'cs' must be text .* None in row 2 of .*c\.jsonl instead, and in 2 more\."):
         read_pairs(location, "en", "cs")
-    with pytest.raises(ValueError, match=r"`cs` must be text .* None in row 2 of .*c\.jsonl instead\."):
+    with pytest.raises(ValueError, match=r"'cs' must be text .* None in row 2 of .*c\.jsonl instead\."):
         list(read_pairs(location, "en", "cs", streaming=True))
 
 
 def test_a_value_that_is_no_text_is_named(tmp_path):
     location = write(tmp_path / "c.jsonl", json_lines([*ROWS, {"source": "a", "target": 5}]))
-    check_refused(location, r"`target` must be text, but is 5 instead in row 5 of .*c\.jsonl")
+    check_refused(location, r"'target' must be text, but is 5 instead in row 5 of .*c\.jsonl")
 
 
 # References
@@ -284,7 +284,7 @@ def test_a_json_file_holds_an_array_or_lines(tmp_path, suffix, indent):
     [
         ('[{"source": "a",\n "target"}]', r"c\.json must hold a JSON array, but is broken in line 2"),
         ('[{"source": "a", "target": "b"}, "c"]', "array of JSON objects, but entry 2 is another value"),
-        ('[{"source": "a", "target": "b"}, {"source": "a"}]', r"`target` must be text .* row 2 of .*c\.json"),
+        ('[{"source": "a", "target": "b"}, {"source": "a"}]', r"'target' must be text .* row 2 of .*c\.json"),
         ("[]", "must hold at least one row, but is empty"),
         ("[" * 100_000, "must hold a JSON array, but is nested too deeply"),
     ],

@@ -180,7 +180,7 @@ def test_wrong_use_is_told_and_leaves_no_file(backtranslate, pairs, tmp_path):
         ([tmp_path / "a.jsonl", "-o", tmp_path / "a.jsonl"], "`--output` must be another file than those that are"),
         (
             [texts, "-o", tmp_path / "pairs.jsonl", "--top-k", 3],
-            "`top_k` is for sampling, and must be left out of beam",
+            "`--top-k` is for sampling, and must be left out of beam",
         ),
         ([texts, "-o", tmp_path / "pairs.jsonl"], "but all 2 are left out"),
         ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),

@@ -243,7 +243,7 @@ def test_both_directions_are_combined_by_two_models_or_by_one_that_knows_both(
 
 def test_a_bad_line_is_told_with_its_number_and_leaves_no_file(score, tmp_path, pairs):
     lines = [json.dumps({"source": source, "target": target}) for source, target in pairs.items()]
-    for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "`target` must be text in every row")):
+    for bad, message in (("{", "line 9 is broken"), ('{"source": "a"}', "'target' must be text in every row")):
         (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, bad]), encoding="utf-8")
         code, output, errors = score(tmp_path / "pairs.jsonl", "-o", tmp_path / "scores.tsv")
         assert (code, output) == (2, "")

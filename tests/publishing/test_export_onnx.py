@@ -395,7 +395,7 @@ def test_sentences_must_be_there(saved, tmp_path):
     assert "has none" in refused(saved, tmp_path, "--sentences", str(empty))
     assert "UTF-8" in refused(saved, tmp_path, "--sentences", str(binary))
     assert "nowhere.txt" in refused(saved, tmp_path, "--sentences", "nowhere.txt")
-    assert "`count` must be at least 1" in refused(saved, tmp_path, "--count", "0")
+    assert "`--count` must be at least 1" in refused(saved, tmp_path, "--count", "0")
     with pytest.raises(ValueError, match="`sentences` must hold a sentence"):
         export_onnx(saved, tmp_path / "out", ["", " "])
 

@@ -161,7 +161,7 @@ def _checked_pairs(
                 columns.update(dict.fromkeys(column))
             else:
                 place = f"row {number} of {file}"
-                raise ValueError(f"`{name}` must be text, but is {shortened(text)} instead in {place}.")
+                raise ValueError(f"{name!r} must be text, but is {shortened(text)} instead in {place}.")
         if len(texts) == 2:
             pair: dict[str, Any] = {"source": texts[0], "target": texts[1]}
             if references is not None:
@@ -181,7 +181,7 @@ def _checked_pairs(
                 )
             more = f", and in {len(places) - 1} more" if len(places) > 1 else ""
             place = f"row {number} of {file} instead{more}"
-            raise ValueError(f"`{name}` must be text in every row, but is None in {place}.")
+            raise ValueError(f"{name!r} must be text in every row, but is None in {place}.")
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:

@@ -108,7 +108,7 @@ def test_nothing_of_the_base_models_card_is_taken_over(folder, tmp_path):
         (["--license", "mit", "--dataset", "x"], "Missing option '--base-model'"),
         (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`--license` must not be empty"),
         (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
-        (TOLD, "must be two languages, but are und and und instead; for what is no translation, `task`"),
+        (TOLD, "must be two languages, but are und and und instead; for what is no translation, `--task`"),
         ([*TOLD, "--source-language", "ko"], "must be two languages, but are ko and und instead"),
         ([*TOLD, "--source-language", "Korean", "--target-language", "en"], "such as ko, but is 'Korean' instead"),
         ([*TOLD, *LANGUAGES, "--scores", "nowhere.json"], "`--scores` must be files"),

@@ -13,11 +13,15 @@ from heedful.inference.translation import Translator
 
 if __name__ == "__main__":
     folder = Path(sys.argv.pop(1))
-    translate = Translator.translate
 
-    def noting(self, texts, *arguments, **settings):
-        (folder / f"sentences-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(list(texts)))
-        return translate(self, texts, *arguments, **settings)
+    def noting(translate):
+        def note(self, texts, *arguments, **settings):
+            (folder / f"sentences-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(list(texts)))
+            return translate(self, texts, *arguments, **settings)
 
-    Translator.translate = noting
+        note.__kwdefaults__ = translate.__kwdefaults__
+        return note
+
+    for name in ("translate", "translate_lines"):
+        setattr(Translator, name, noting(getattr(Translator, name)))
     cli.main()

@@ -61,10 +61,13 @@ def test_json_holds_every_figure_by_length(heedful):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--heads", 7), "`heads` must divide `d_model`"),
-        (("--lengths", "64,x,256"), "`lengths` must be whole numbers with commas between, but is '64,x,256' instead."),
-        (("--kernel-width", 4), "`kernel_width` must be odd and at least 3, but is 4 instead."),
-        (("--rounds", 0), "`rounds` must be at least 1, but is 0 instead."),
+        (("--heads", 7), "`--heads` must divide `--d-model`"),
+        (
+            ("--lengths", "64,x,256"),
+            "`--lengths` must be whole numbers with commas between, but is '64,x,256' instead.",
+        ),
+        (("--kernel-width", 4), "`--kernel-width` must be odd and at least 3, but is 4 instead."),
+        (("--rounds", 0), "`--rounds` must be at least 1, but is 0 instead."),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, message, heedful):
@@ -83,7 +86,7 @@ def test_a_folder_that_is_there_is_an_error_before_anything_is_measured(heedful,
     monkeypatch.setattr(reports, "make_report", no_measuring)
     code, _, errors = heedful(*OPTIONS, "--output", tmp_path)
     assert code == 2
-    assert f"`output` must be a folder that does not exist yet, but {tmp_path} does." in errors
+    assert f"`--output` must be a folder that does not exist yet, but {tmp_path} does." in errors
 
 
 def test_a_folder_within_a_file_is_an_error_before_anything_is_measured(heedful, tmp_path, monkeypatch):

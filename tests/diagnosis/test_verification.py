@@ -519,7 +519,7 @@ def test_a_user_mistake_is_told_in_one_line(heedful, folder, tmp_path):
     assert "an encoder-decoder is needed, but 'gpt2' is none" in refused(heedful, tmp_path / "gpt2")
     (tmp_path / "empty.txt").write_text("\n")
     assert "has none" in refused(heedful, folder, "--data", tmp_path / "empty.txt")
-    assert "`device`" in refused(heedful, folder, "--device", "cuda:99")
+    assert "`--device`" in refused(heedful, folder, "--device", "cuda:99")
     (folder / "model.safetensors").write_bytes(b"123")
     assert "cannot be loaded" in refused(heedful, folder)
     marian().save_pretrained(tmp_path / "marian")

@@ -260,7 +260,8 @@ def test_a_file_of_evaluates_predictions_has_the_scores_of_its_model(compare, pl
         row["target"] = row["target"].replace(" ", "\n", 1) + " é"
     (place / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     right = [[Translation(text=unicodedata.normalize("NFD", row["target"]))] for row in rows]
-    monkeypatch.setattr(Translator, "translate", lambda self, texts, **_: right[: len(texts)])
+    for name in ("translate", "translate_lines"):
+        monkeypatch.setattr(Translator, name, lambda self, texts, **_: right[: len(texts)])
     code, output, errors = heedful_command(
         "evaluate", "model", "--data", "test.jsonl", "--bootstrap", 0, "--json", "--predictions", "p.txt"
     )

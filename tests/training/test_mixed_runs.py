@@ -72,7 +72,7 @@ def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpo
     assert set(tokenizers.languages) == {"de", "fr"}
     code, _, errors = heedful_command("translate", "runs/pairs/model", "A dog.", "--to", "cs")
     assert code == 2
-    assert "`target_language` must be one of" in errors
+    assert "`--to` must be one of" in errors
     log = [json.loads(line) for line in Path("runs/pairs/log.jsonl").read_text().splitlines()]
     assert log[-1]["update"] == 30
 

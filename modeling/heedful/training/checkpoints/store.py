@@ -164,9 +164,6 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
     """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
     regular, best = _regular_updates(folder, settings, progress), [update for _, update in progress.best]
     updates = {"average": regular, "average_best": best, "best": best[:1]}.get(settings.publish, [progress.update])
-    if not updates:
-        logger.warning("nothing was validated, so that the last weights are published and not the best")
-        updates = [progress.update]
     whole = []
     for path in (checkpoint_path(folder, update) for update in updates):
         damage = find_damage(path)

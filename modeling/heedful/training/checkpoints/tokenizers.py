@@ -87,6 +87,7 @@ def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> Toke
 
 
 def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # A run that dies here leaves no half-written tokenizer to resume with.
     with written_whole(folder) as partial:
         tokenizers.save_pretrained(partial)

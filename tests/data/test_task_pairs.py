@@ -140,7 +140,7 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
     no = tmp_path / "no" / "pairs.jsonl"
     for options, message in (
         (("spacing", "--texts", texts, "--count", 9, "-o", no), "`--count` must be at most 2"),
-        (("reverse", "-o", no), "`count` must be given for reverse"),
+        (("reverse", "-o", no), "`--count` must be given for reverse"),
         (("reverse", "--count", 2, "-o", texts / "pairs.jsonl"), f"`--output` must lie in a folder, but {texts} is"),
         (("reverse", "--count", 2, "-o", texts / "no" / "pairs.jsonl"), "`--output` must lie in a folder"),
     ):

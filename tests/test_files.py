@@ -122,6 +122,12 @@ def test_the_encodings_of_korean_spreadsheets_are_named_with_a_way_out(tmp_path,
         list(read_pairs(str(tmp_path / "table.csv"), "질문", "답변"))
 
 
+def test_a_spreadsheet_is_told_how_it_becomes_a_table(tmp_path):
+    (tmp_path / "pairs.xlsx").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"but is .*pairs\.xlsx instead: save the table as CSV UTF-8\."):
+        read_pairs(str(tmp_path / "pairs.xlsx"), "1", "2")
+
+
 def test_a_broken_byte_in_utf8_is_no_other_encoding(tmp_path):
     (tmp_path / "text.txt").write_bytes("한국어".encode() + b"\xc7\xd1\n")
     with pytest.raises(ValueError, match="invalid continuation byte"):

@@ -234,7 +234,8 @@ def _local_files(location: str) -> list[Path]:
         return []
     for file in files:
         if not _kind(file):
-            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead.")
+            advice = ": save the table as CSV UTF-8." if file.suffix.lower() in (".xlsx", ".xls", ".ods") else "."
+            raise ValueError(f"`location` must be a file of a known kind {KINDS}, but is {file} instead{advice}")
     return files
 
 

@@ -62,7 +62,8 @@ def test_a_row_in_bytes_is_near_and_knows_nothing_of_the_others(rows, features, 
     product, states, expected = product_of(rows, features, inputs, True)
     states[0] *= 1000
     together = product(states)
-    assert (together - expected)[1:].norm() < 0.03 * expected[1:].norm() + 0.1
+    # The error of a sum grows with the root of its terms, also where the terms cancel each other.
+    assert (together - expected)[1:].norm() < 0.03 * expected[1:].norm() + 0.05 * inputs**0.5 + 0.1
     for number in range(rows):
         assert torch.equal(product(states[number : number + 1])[0], together[number])
 

@@ -109,12 +109,20 @@ def read_lines(path: str | Path, name: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        told = why_not_utf8(Path(path).read_bytes(), error)
+        told = other_encoding(Path(path).read_bytes()) or error
         raise ValueError(f"`{name}` must be a text file in UTF-8, but {path} is not: {told}.") from error
 
 
-def why_not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
-    """Say why bytes are no UTF-8, and how to make it of the encodings that spreadsheets write in Korea."""
+def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Yield the lines of a stream of bytes; a `ValueError` names one that is too long before it fills the memory."""
+    for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
+        if len(line) > longest:  # a small compressed file may hold it
+            raise ValueError(f"{name} must have lines of at most {longest:,} bytes, but line {number} has more.")
+        yield line
+
+
+def other_encoding(content: bytes) -> str | None:
+    """Tell which encoding that spreadsheets write in Korea bytes seem to have, and how they become UTF-8."""
     found = None
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         found = "UTF-16"
@@ -122,11 +130,8 @@ def why_not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
         korean = len(re.findall("[가-힣]", content.decode("cp949")))
         if korean > 2 * len(re.findall("[^\0-\x7f]", content.decode("utf-8", "ignore"))) and korean > 1:
             found = "CP949"
-    if found is None:
-        return str(error)
-    return (
-        f'it looks like {found}; `iconv -f {found} -t UTF-8 OLD > NEW`, or "CSV UTF-8" in a spreadsheet, makes UTF-8'
-    )
+    makes = f'`iconv -f {found} -t UTF-8 OLD > NEW`, or a spreadsheet\'s "CSV UTF-8", makes UTF-8'
+    return None if found is None else f"it looks like {found}; {makes}"
 
 
 def one_line(text: str) -> str:

@@ -220,6 +220,8 @@ def test_the_table_has_the_scores_that_were_computed():
 
 def test_a_bar_counts_the_sentences_of_ter(monkeypatch):
     counted = []
-    monkeypatch.setattr(metrics.tqdm, "update", lambda self, *_: counted.append(self.total))
+    monkeypatch.setattr(
+        metrics, "tqdm", lambda texts, total, **_: (counted.append((text, total)) or text for text in texts)
+    )
     score_translations(PREDICTIONS, REFERENCES, metrics=("ter",))
-    assert counted == [len(PREDICTIONS)] * len(PREDICTIONS)
+    assert counted[-len(PREDICTIONS) :] == [(text, len(PREDICTIONS)) for text in PREDICTIONS]

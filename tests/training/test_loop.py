@@ -9,6 +9,7 @@ import torch
 from heedful.data.micro_batches import split_update
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
 from heedful.training.checkpoints.store import published_checkpoints
+from heedful.training.loop import validation
 from heedful.training.loop.signals import TrainingInterrupted
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.preparation import prepare_corpus
@@ -200,6 +201,17 @@ def test_max_epochs_ends_the_run_after_whole_epochs(make_loop, corpus):
 def test_max_minutes_ends_the_run_at_the_first_update_past_them(make_loop):
     loop = make_loop({"optimization.max_updates": 50, "optimization.max_minutes": 1e-6})
     assert loop.run().update == 1
+
+
+def test_a_validation_without_ter_says_nothing_of_it(monkeypatch, caplog):
+    texts = [" ".join(map(str, range(250)))] * 40
+    monkeypatch.setattr(validation, "translate_on_ranks", lambda *_, **__: [text[::-1] for text in texts])
+    pairs = [{"source": "", "target": text} for text in texts]
+    caplog.set_level("INFO", "heedful")
+    assert "ter" not in validation.score_pairs(None, pairs, None, {"metrics": ("bleu",)})
+    assert caplog.text == ""
+    assert "ter" not in validation.score_pairs(None, pairs, None, {})
+    assert "TER is left out" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [{"optimization.max_updates": 5}, {"optimization.max_minutes": 1e-6}], ids=str)

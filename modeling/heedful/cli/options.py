@@ -116,8 +116,12 @@ LONGEST_MESSAGE = 2000  # characters
 # What warns of its own insides: what it was not built with here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # How the functions behind commands call what the commands call otherwise.
-OTHER_NAMES = {"location": ("data", "pairs"), "num_return_sequences": ("n_best",), "path": ("output",)}
-OTHER_NAMES["target_language"] = ("to",)
+OTHER_NAMES = {
+    "location": ("data", "pairs"),
+    "num_return_sequences": ("n_best",),
+    "path": ("output",),
+    "target_language": ("to",),
+}
 
 
 def typed_names(command: Callable[..., Any]) -> dict[str, str]:

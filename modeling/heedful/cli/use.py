@@ -18,13 +18,13 @@ from typer import Argument, Option
 
 from heedful.cli import options
 from heedful.files import (
-    LONGEST_LINE,
+    bounded_lines,
     check_at_least,
     check_is_new,
     check_matplotlib,
     check_writable,
     one_line,
-    why_not_utf8,
+    other_encoding,
     write_text,
 )
 from heedful.training.processes.launcher import world_size
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # What is given and what is scored, in each direction.
 SIDES = (("source", "target"), ("target", "source"))
 Kind = Literal["cross", "encoder", "decoder"]
+CHUNK = 1024  # lines by which a bar moves
 OF_PAIRS = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}  # files whose lines are no sentences
 
 
@@ -96,17 +97,15 @@ def _lines(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Ite
     An empty line stands for one that is left out.
     """
     broken = number = 0
+    name = path or "Standard input"
     open_file = gzip.open if path is not None and path.suffix == ".gz" else open
     try:
         with open_file(path, "rb") if path is not None else nullcontext(sys.stdin.buffer) as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
-                if len(line) > LONGEST_LINE:
-                    raise ValueError(f"A line must have at most {LONGEST_LINE:,} bytes, but line {number} is longer.")
+            for number, line in enumerate(bounded_lines(stream, name), start=1):
                 try:
                     yield line.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    if (told := why_not_utf8(line, error)) != str(error):
-                        name = path or "Standard input"
+                    if told := other_encoding(line):
                         raise ValueError(f"{name} must be UTF-8, but line {number} is not: {told}.") from None
                     broken += 1
                     if broken <= 3:
@@ -281,7 +280,7 @@ def score(
 def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], token_budget: int) -> Iterator:
     """Yield pairs with their scores by translators into their languages: of targets, and perhaps of sources."""
     pairs, *copies = tee(rows, 1 + len(directions))
-    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True, "chunk_size": 1024}
+    settings: dict[str, Any] = {"token_budget": token_budget, "keep_going": True, "chunk_size": CHUNK}
     found = [
         translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
         for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)
@@ -344,7 +343,7 @@ def backtranslate(
         options.quieten()
         translator = Translator.from_pretrained(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    settings["chunk_size"] = 1024  # by which the bar moves
+    settings["chunk_size"] = CHUNK
     _write_pairs(output, making.pairs(translator, _lines(texts, "line"), **settings), making, str(texts))
 
 
@@ -403,7 +402,7 @@ def distill(
     options.check_pairs_file(output, data)
     making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
-    settings["chunk_size"] = 1024  # by which the bar moves
+    settings["chunk_size"] = CHUNK
     made = making.pairs(load_teachers(teachers, device), pairs, **settings)
     # By the names of the data, so that a recipe reads them as it reads those.
     named = ({source: pair["source"], target: pair["target"]} for pair in made)
@@ -447,8 +446,8 @@ def attention(
     gold_alignments = request.gold_alignments()
     options.quieten()
     answer = request.answer(Translator.from_pretrained(model, device, revision), gold_alignments, to)
-    written = json.dumps(answer, ensure_ascii=not options.writes_unicode()) if as_json else ""
-    print(written or "\n".join(answer_lines(answer)))
+    lines = [json.dumps(answer, ensure_ascii=not options.writes_unicode())] if as_json else answer_lines(answer)
+    print(*lines, sep="\n")
 
 
 def embeddings(

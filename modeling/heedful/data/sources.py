@@ -20,7 +20,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.files import LONGEST_LINE, quoted, shortened, why_not_utf8
+from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted, shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -287,15 +287,10 @@ def _lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
     number, line = 0, b""
     try:
         with gzip.open(file, "rb") if file.lower().endswith(".gz") else Path(file).open("rb") as stream:
-            # `readline` with a limit: a small compressed file may hold one line that fills the memory.
-            for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
-                if len(line) > longest:
-                    raise ValueError(
-                        f"{file} must have lines of at most {longest:,} bytes, but line {number} has more."
-                    )
+            for number, line in enumerate(bounded_lines(stream, file, longest), start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        told = why_not_utf8(line, error)
+        told = other_encoding(line) or error
         raise ValueError(f"{file} must be UTF-8 text, but line {number} is not: {told}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{file} must be a whole gzip file, but breaks after line {number}: {error}.") from error

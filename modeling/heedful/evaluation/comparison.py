@@ -17,6 +17,7 @@ from heedful.evaluation.metrics import (
     SMALLEST_BOOTSTRAP,
     TITLE_WIDTH,
     TITLES,
+    Counted,
     affordable_metrics,
     check_equally_many,
     comparable,
@@ -185,7 +186,7 @@ class _Metric:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.lowercase)
-        return np.array(self.metric._extract_corpus_statistics(list(texts), streams(self.references)))
+        return np.array(self.metric._extract_corpus_statistics(Counted(texts), streams(self.references)))
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -97,7 +97,7 @@ def score_translations(
     for name in ("bleu", "chrf", "ter"):
         if name in metrics:
             metric = sacrebleu_metric(name, tokenize, lowercase)
-            score = metric.corpus_score(predictions, streams(alternatives), n_bootstrap=max(bootstrap, 1))
+            score = metric.corpus_score(Counted(predictions), streams(alternatives), n_bootstrap=max(bootstrap, 1))
             signature = str(metric.get_signature())
             scores[name] = float(score.score)
             scores[f"{name}_signature"] = signature
@@ -150,6 +150,13 @@ def scores_table(scores: Mapping[str, Any]) -> str:
         signature = scores.get(f"{name}_signature", "")
         lines.append(f"{title:<{TITLE_WIDTH}}{scores[name]:6.2f}{unit}{spread}  {signature}".rstrip())
     return "\n".join(lines)
+
+
+class Counted(list[str]):
+    """Texts of which a bar shows at a terminal how many were gone through, once that takes longer than two seconds."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tqdm(super().__iter__(), total=len(self), unit=" texts", leave=False, disable=None, delay=2))
 
 
 def nested(references: Any) -> list[list[str]]:
@@ -250,7 +257,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     if name == "chrf":
         return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if name == "ter":
-        return _ter_with_bar(TER)()
+        return TER()
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
     try:
@@ -277,21 +284,6 @@ def _chrf_of_plain_numbers(chrf: Any) -> Any:
             return score
 
     return PlainCHRF
-
-
-def _ter_with_bar(ter: Any) -> Any:
-    """Return a TER that shows at a terminal how many sentences are done, once it takes longer than two seconds."""
-
-    class TERWithBar(ter):
-        def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: Any) -> Any:
-            with tqdm(total=len(hypotheses), desc="TER", leave=False, disable=None, delay=2) as self.bar:
-                return super()._extract_corpus_statistics(hypotheses, references)
-
-        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict) -> list[float]:
-            self.bar.update()
-            return super()._compute_segment_statistics(hypothesis, ref_kwargs)
-
-    return TERWithBar
 
 
 def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:

@@ -199,16 +199,17 @@ def _merged(folder: Path) -> "PreTrainedModel":
     """Load the model that an adapter was trained on, with the adapter merged into its weights."""
     peft = import_extra("peft", "adapters")
     check_inside(folder)
-    base, seen = adapted_model(folder), {folder.resolve()}
-    while is_adapter(base):  # trained on an adapter
-        if base.resolve() in seen:
+    base = below = adapted_model(folder)
+    seen = {folder.resolve()}
+    while is_adapter(below):  # trained on an adapter
+        if below.resolve() in seen:
             raise ValueError(
                 f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model, but leads to an adapter "
-                f"that leads back to itself: {base}."
+                f"that leads back to itself: {below}."
             )
-        seen.add(base.resolve())
-        base = adapted_model(base)
-    model = load_model(adapted_model(folder))
+        seen.add(below.resolve())
+        below = adapted_model(below)
+    model = load_model(base)
     try:
         settings = peft.PeftConfig.from_pretrained(str(folder))
         adapted: Any = None

@@ -21,8 +21,6 @@ from heedful.training.recipe_file import read_recipe
 logger = logging.getLogger(__name__)
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same."
-# What a run may leave that ended before its first update.
-UNFINISHED = {"tokenizer"}
 # What a run writes into its folder; `overwrite` deletes these, but for what others have put into them.
 RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", "checkpoints", "trackers", "model", "transformers")
 TOKENIZER_FILES = (
@@ -113,8 +111,8 @@ def _holds_leftovers(folder: Path) -> bool:
     """Return whether a folder holds nothing, or only what a run leaves that ends before its first update."""
     tokenizer = folder / "tokenizer"
     is_trained = not tokenizer.exists() or (tokenizer / "recipe.yaml").is_file()
-    other = {path.name for path in folder.iterdir()} - UNFINISHED - {path.name for path in _killed_writers(folder)}
-    return not other and is_trained and not foreign_files(folder)
+    others = {*folder.iterdir()} - {tokenizer, *_killed_writers(folder)}
+    return not others and is_trained and not foreign_files(folder)
 
 
 def _killed_writers(folder: Path) -> list[Path]:

@@ -55,13 +55,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(text: str) -> Any:
-    """Read YAML of at most `MOST_NODES` values, those counted that aliases repeat."""
+def _read_yaml(text: str) -> tuple[Any, str]:
+    """Return what YAML says, in at most `MOST_NODES` values, each counted that aliases repeat, and the text behind."""
+    loader = _Loader(text)
     try:
-        node = yaml.compose(text, _Loader)
-        if node is not None and _size(node, {}) > MOST_NODES:
+        node: Any = loader.get_single_node()
+        if node is None:
+            return None, text
+        if _size(node, {}) > MOST_NODES:
             raise ValueError(f"A recipe must have at most {MOST_NODES:,} values, but its aliases repeat more.")
-        return yaml.load(text, _Loader)
+        return loader.construct_document(node), text[node.end_mark.index :]
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply.") from error
 
@@ -95,7 +98,7 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """
     path = find_recipe(path)
     try:
-        tree = _read_yaml(path.read_text(encoding="utf-8-sig"))
+        tree, _ = _read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
@@ -118,7 +121,7 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 def read_values(text: str) -> list[Any]:
     """Read several values of a key, such as "0.1,0.2": YAML with commas between."""
     try:
-        values = _read_yaml(f"[{text}]")
+        values, _ = _read_yaml(f"[{text}]")
     except yaml.YAMLError:
         values = None
     if not isinstance(values, list):
@@ -301,8 +304,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
 def _value(text: str, hint: Any) -> Any:
     """Read the value of an override: YAML, but the text itself where the key takes one or YAML would cut it."""
     try:
-        value, node = _read_yaml(text), yaml.compose(text, _Loader)
-        is_cut = bool(text.strip()) if node is None else bool(text[node.end_mark.index :].strip())
+        value, behind = _read_yaml(text)
+        is_cut = bool(behind.strip())
     except yaml.YAMLError as error:
         if hint is None:
             raise ValueError(f"The value of an override must be YAML, but {shortened(text)} is not.") from error

@@ -99,12 +99,12 @@ def faults_of_lengths(
             told += "Lower `data.max_source_tokens` and `data.max_target_tokens`" if is_train else "Shorten these"
             yield Fault("positions", "error", key, told + ", or give the model more." * bool(positions), found)
     validation = splits["data.validation"].target_lengths
-    limits = {"decoding.max_length": recipe.decoding.max_length - 1}  # without the decoder's start token
-    limits |= {} if recipe.validation.sentences == 0 else {"validation.max_new_tokens": new_tokens}
-    for key, limit in limits.items():
-        found = _longest(validation, limit)
+    limits = {"decoding.max_length": (recipe.decoding.max_length, 1)}  # which counts the decoder's start token
+    limits |= {} if recipe.validation.sentences == 0 else {"validation.max_new_tokens": (new_tokens, 0)}
+    for key, (limit, more) in limits.items():
+        found = _longest(validation, limit - more)
         if len(found) > SOME * len(validation):
-            told = f"`{key}` must be at least {validation[found[0]] + (key[0] == 'd')}, or what is generated for "
+            told = f"`{key}` must be at least {validation[found[0]] + more}, or what is generated for "
             told += f"{len(found):,} of {len(validation):,} validation references is cut off."
             yield Fault("decoding_lengths", _graded(len(found) / len(validation)), key, told, found)
     if "data.train" in splits:

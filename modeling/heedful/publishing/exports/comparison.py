@@ -272,9 +272,11 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
         return sentences
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
-        where = data.locations.validation or data.locations.train
-        pairs = islice(read_pairs(where, data.source, data.target, split="validation"), count)
-        return [pair["source"] for pair in pairs]
+        where, split = (data.locations.validation, "validation")
+        if where is None:
+            where, split = (data.locations.train, "train")
+        pairs = read_pairs(where, data.source, data.target, split=split, streaming=True)
+        return [pair["source"] for pair in islice(pairs, count)]
     told = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(told, stacklevel=2)
     builtin = korean_english_pairs("test", (count + 1) // 2)

@@ -8,8 +8,7 @@ from pathlib import Path
 from heedful.data.epochs.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.files import written_whole
-from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint
+from heedful.training.checkpoints.checkpoints import newest_whole_checkpoint, written_folder
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 
@@ -87,8 +86,7 @@ def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> Toke
 
 
 def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # A run that dies here leaves no half-written tokenizer to resume with.
-    with written_whole(folder) as partial:
+    with written_folder(folder) as partial:
         tokenizers.save_pretrained(partial)
         (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own

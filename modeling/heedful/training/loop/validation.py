@@ -108,5 +108,6 @@ def score_pairs(
     """
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **settings)
     accepted = references_of(pairs)
-    metrics = affordable_metrics(None, predictions, accepted)
-    return score_translations(predictions, accepted, **{"metrics": metrics, **scoring})
+    if "metrics" not in scoring:
+        scoring = scoring | {"metrics": affordable_metrics(None, predictions, accepted)}
+    return score_translations(predictions, accepted, **scoring)

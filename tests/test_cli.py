@@ -617,8 +617,8 @@ def test_an_interrupted_training_ends_with_130_and_tells_how_to_go_on(monkeypatc
 
     step = TrainingLoop._step
 
-    def step_and_be_told(loop):
-        step(loop)
+    def step_and_be_told(loop, norm):
+        step(loop, norm)
         if loop.progress.update == 1:
             signal.raise_signal(signal.SIGTERM)
 

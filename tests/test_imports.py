@@ -20,6 +20,7 @@ ORDER = [
     "symbols",
     "versions",
     "configuration",
+    "packed",
     "positions",
     "relative",
     "fast",

@@ -18,9 +18,10 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .configuration_heed import HeedConfig
-from .fast_paths_heed import PackedTokens, Packing, project, project_together
+from .fast_paths_heed import Packing, Tokens, project, project_together
 from .kernels_heed import check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
+from .packed_rows_heed import EndToEnd, packed_attention
 from .positions_heed import RotaryPositions
 from .relative_positions_heed import RelativeKeys, RelativeValues
 from .versions_heed import given_cache
@@ -138,6 +139,9 @@ class HeedAttention(nn.Module):
         else:
             query = self.split_heads(project(hidden_states, self.q_proj), self.d_k, tokens)
             key, value = self.project_source(key_value_states, cache, source_tokens, layer_idx)
+        if isinstance(tokens, EndToEnd):
+            sides = tokens, tokens if key_value_states is None else source_tokens
+            attend = functools.partial(packed_attention, sides=sides)
         if relative is not None:
             name = "position_bias" if self.relative_keys is None else "distances"
             attend = functools.partial(attend, **{name: relative.expand(query.shape[0], *relative.shape[1:])})
@@ -159,7 +163,7 @@ class HeedAttention(nn.Module):
             output = tokens.pack(output.flatten(2))
         return project(output.reshape(*hidden_states.shape[:-1], -1), self.out_proj), weights
 
-    def split_heads(self, states: torch.Tensor, width: int, tokens: PackedTokens | None = None) -> torch.Tensor:
+    def split_heads(self, states: torch.Tensor, width: int, tokens: Tokens | None = None) -> torch.Tensor:
         """Lay out `(batch, length, heads · width)` as `(batch, heads, length, width)`, with the padding back."""
         if tokens is not None:
             states = tokens.unpack(states)
@@ -171,7 +175,7 @@ class HeedAttention(nn.Module):
         states: torch.Tensor,
         cache: EncoderDecoderCache | None,
         positions: torch.Tensor | None,
-        tokens: PackedTokens | None,
+        tokens: Tokens | None,
         layer_idx: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project queries, keys and values of a stack's own states; keys and values of earlier steps are added."""
@@ -185,7 +189,7 @@ class HeedAttention(nn.Module):
         return query, key, value
 
     def project_source(
-        self, states: torch.Tensor, cache: EncoderDecoderCache | None, tokens: PackedTokens | None, layer_idx: int = 0
+        self, states: torch.Tensor, cache: EncoderDecoderCache | None, tokens: Tokens | None, layer_idx: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Project keys and values of the source, or take from the cache what an earlier step projected."""
         if cache is not None and cache.is_updated.get(layer_idx):

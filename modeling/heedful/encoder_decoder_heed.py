@@ -4,7 +4,7 @@ Letters in shape comments: B batch, T target length, D width of the states, V nu
 vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,12 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
+from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 from .versions_heed import by_name, cache_of, given_cache, with_known_signature
+
+Count = int | torch.Tensor | None
 
 
 class EncoderDecoder(nn.Module):
@@ -154,8 +157,10 @@ class OutputLayer(nn.Module):
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        num_items_in_batch: int | torch.Tensor | None = None,
+        num_items_in_batch: Count = None,
         skip_logits: bool | None = None,
+        label_places: torch.Tensor | None = None,
+        body: Callable[..., Any] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next target token at every position; with labels, compute the loss too.
@@ -177,6 +182,8 @@ class OutputLayer(nn.Module):
             skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits, which
                 take most of a step's memory with large vocabularies. It is differentiated once. By default what
                 `skips_logits_in_training` of the model says, False, and in evaluation never.
+            label_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
+            body: Computes in place of `model`, as a compiled one does.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -192,9 +199,9 @@ class OutputLayer(nn.Module):
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         skips_logits = labels is not None and self._may_skip_logits(skip_logits)
-        if labels is not None and skips_logits:
-            kwargs |= self._shortcuts(kwargs, labels, attention_mask, decoder_attention_mask)
-        outputs = self.model(
+        if labels is not None and skips_logits and body is None:
+            kwargs = self._shortcuts(kwargs, labels, attention_mask, decoder_attention_mask) | kwargs
+        outputs = (body or self.model)(
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
@@ -210,7 +217,7 @@ class OutputLayer(nn.Module):
         recorded = dict(outputs.items())
         states = recorded.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch)
+            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, label_places)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._score(states[:, kept])  # (B, T, V)
@@ -234,9 +241,7 @@ class OutputLayer(nn.Module):
         """Return arguments for `model` by which a step takes less where its loss alone is looked at."""
         return {}
 
-    def loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None) -> torch.Tensor:
         """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
 
         Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
@@ -248,13 +253,14 @@ class OutputLayer(nn.Module):
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
 
     def loss_of_states(
-        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None
+        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None, places: Any = None
     ) -> torch.Tensor:
         """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
-        labels, head = labels.to(states.device), self.lm_head
-        settings = self._smoothing, self._objective
-        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels.flatten(), *settings)
+        labels, head = labels.to(states.device).flatten(), self.lm_head
+        places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places
+        settings = places, self._smoothing, self._objective
+        total = OutputLoss.apply(states.flatten(0, 1), head.weight, head.bias, labels, *settings)
         return mean_per_label(total, labels, num_items_in_batch)
 
     @property

@@ -15,7 +15,7 @@ Letters in shape comments: N tokens of a batch without its padding, D = d_model.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_base_heed import IGNORED_LABEL
+from .packed_rows_heed import EndToEnd
 
 # When they step aside
 
@@ -305,6 +306,8 @@ class PackedTokens:
     The `(batch, length)` tokens are false at padding, and at least one of them is.
     """
 
+    positions = None  # the mask tells them
+
     def __init__(self, tokens: torch.Tensor):
         flat = tokens.flatten()
         count = int(flat.sum())
@@ -337,6 +340,9 @@ def packed_tokens(tokens: torch.Tensor | None) -> PackedTokens | None:
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else None
 
 
+Tokens = PackedTokens | EndToEnd
+
+
 @dataclass(frozen=True)
 class Packing:
     """What a training step leaves out whose loss is all that anybody looks at, and is differentiated once.
@@ -345,8 +351,8 @@ class Packing:
     """
 
     # Where one is `None`, the padding there is computed too.
-    states: PackedTokens | None = None  # the tokens among a stack's own positions
-    source: PackedTokens | None = None  # the tokens among the positions of the encoder's output
+    states: Tokens | None = None  # the tokens among a stack's own positions
+    source: Tokens | None = None  # the tokens among the positions of the encoder's output
 
     def of_encoder(self, states: torch.Tensor) -> "Packing":
         """Return the packing of the encoder's layers, which transform `(batch, source_length, D)` states."""
@@ -367,7 +373,7 @@ class Packing:
         return states if self.states is None else self.states.unpack(states)
 
 
-def _if_of_shape(tokens: PackedTokens | None, states: torch.Tensor) -> PackedTokens | None:
+def _if_of_shape(tokens: Tokens | None, states: torch.Tensor) -> Tokens | None:
     return tokens if tokens is not None and tokens.shape == states.shape[:2] else None
 
 
@@ -394,9 +400,18 @@ def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) ->
     return needed & (predicted | (attention_mask != 0)) if attention_mask.shape == labels.shape else None
 
 
-def is_watched(parts: Iterable[nn.Module]) -> bool:
-    """Tell whether a hook sees what parts of a model, or modules within them, are given or return."""
-    return any(is_hooked(module) for part in parts for module in part.modules())
+def may_be_seen(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Tell whether somebody may look at states of the layers, which are of these classes.
+
+    They are recorded, as `asked` or the config says, or seen by a hook, or by layers of another class.
+    """
+    names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
+    if any(getattr(model.config, name) if asked.get(name) is None else asked[name] for name in names):
+        return True
+    layers = [layer for stack in stacks for layer in stack.layers]
+    parts = *layers, *filter(None, (stack.norm for stack in stacks))
+    is_watched = any(is_hooked(module) for part in parts for module in part.modules())
+    return is_watched or any(type(layer) not in kinds for layer in layers)
 
 
 # Norms
@@ -438,8 +453,9 @@ def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
     return (
         is_plain(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
+        and states.device.type == "cpu"  # elsewhere the question below would wait for the device
         and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(states.device.type)  # the next product would keep a copy in another dtype
+        and not torch.is_autocast_enabled("cpu")  # the next product would keep a copy in another dtype
         and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
     )
 

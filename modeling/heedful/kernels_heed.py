@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from .configuration_heed import HeedConfig, check_one_kernel
+from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
 from .fast_paths_heed import computing_dtype
 
 # The attention functions that take any mask and values of another width than the keys.
@@ -99,6 +99,14 @@ class KernelChoice(PreTrainedModel):
         given = attn_implementation
         check_kernel_name(self.config, given.get("") if isinstance(given, dict) else given)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def _leave_out_of_tensor_parallelism(self) -> None:
+        """Let a stack's plan of tensor parallelism name what there is."""
+        left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
+        if self.config.position_encoding in RELATIVE_ENCODINGS:
+            left_out.append("self_attn")  # what the heads share would get a share of its gradient
+        plan = (self._tp_plan or {}).items()
+        self._tp_plan = {name: style for name, style in plan if not any(part in name for part in left_out)}
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
         """Return the config whose attention function one forward call uses.

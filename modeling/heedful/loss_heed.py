@@ -55,10 +55,11 @@ class OutputLoss(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         labels: torch.Tensor,
+        places: torch.Tensor,
         smoothing: float,
         objective: Any = None,
     ) -> torch.Tensor:
-        """Return the summed loss in nats of `(N)` labels, from `(N, D)` states and the layer's `(V, D)` weight.
+        """Return the summed loss in nats of the labels at these places, from states `(…, D)` and weight `(V, D)`.
 
         An objective, as `OutputLayer` has it, takes the place of the cross-entropy.
         """
@@ -73,7 +74,7 @@ class OutputLoss(torch.autograd.Function):
             compute, passes = replace_by_gradient, 1
             if objective is not None:
                 compute, passes = objective.replace_by_gradient, objective.passes
-            predicted = (labels != IGNORED_LABEL).nonzero()[:, 0].view(passes, -1)
+            predicted = places.view(passes, -1)
             size = tokens_at_once(states.device, len(weight)) // passes
             for rows in predicted.split(size, dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
@@ -94,7 +95,7 @@ class OutputLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the gradients that `forward` has computed."""
-        return *(None if known is None else known * gradient for known in ctx.saved_tensors), None, None, None
+        return *(None if known is None else known * gradient for known in ctx.saved_tensors), *[None] * 4
 
 
 def tokens_at_once(device: torch.device, vocabulary: int) -> int:

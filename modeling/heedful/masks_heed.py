@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
+from .packed_rows_heed import EndToEnd
 from .versions_heed import by_name
 
 
@@ -43,18 +44,22 @@ def self_attention_mask(
     config: HeedConfig,
     embeddings: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    radius: int | None,
-    is_causal: bool,
+    side: str,
     output_attentions: bool | None = None,
     cache: Cache | None = None,
+    tokens: Any = None,
 ) -> Any:
     """Return what masks self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
 
     `config` is that of the call, with the name of its attention function. Of the `(batch, length, d_model)` embeddings
     only shape, dtype and device count. The mask is `(batch, past_length + length)`, 0 at padding, or a finished one. A
-    query sees `radius` positions away (section 4), any number if that is `None`, and where `is_causal` only itself and
-    earlier ones (section 3.2.3). `output_attentions` wants the weights of all positions and not of a window's.
+    query sees so many positions away as the config says of its side (section 4), and in the decoder only itself and
+    earlier ones (section 3.2.3). `output_attentions` wants the weights of all positions and not of a window's. Rows
+    that lie end to end, as the tokens of a packing say, are kept apart by attention itself.
     """
+    if isinstance(tokens, EndToEnd):
+        return None
+    radius, is_causal = getattr(config, f"{side}_neighbourhood"), side == "decoder"
     is_plain_kernel = config._attn_implementation in ("eager", "sdpa")
     has_spare_room = cache is not None and cache.is_compileable
     if (

@@ -26,9 +26,9 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_heed import AdditiveScore, HeedAttention
-from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig
+from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
-from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, is_watched, may_be_lean, packing_of, project
+from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, may_be_lean, may_be_seen, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
 from .masks_heed import check_length, self_attention_mask, source_mask
@@ -235,14 +235,6 @@ class HeedStack(HeedPreTrainedModel):
             depth = next(number for number, layer in numbered if any(part is module for part in layer.modules()))
             init.xavier_uniform_(module.weight, gain=depth**-0.5)
 
-    def _leave_out_of_tensor_parallelism(self) -> None:
-        """Let the plan of tensor parallelism name what there is."""
-        left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
-        if self.config.position_encoding in RELATIVE_ENCODINGS:
-            left_out.append("self_attn")  # what the heads share would get a share of its gradient
-        plan = (self._tp_plan or {}).items()
-        self._tp_plan = {name: style for name, style in plan if not any(part in name for part in left_out)}
-
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Look up and scale `(batch, length)` ids (section 3.4), or scale `(batch, length, d_model)` embeddings."""
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
@@ -320,10 +312,10 @@ class HeedEncoder(HeedStack):
         embeddings = self.embed(input_ids, inputs_embeds)
         check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
-        positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device)
+        tokens, records = packing and packing.source, kwargs.get("output_attentions")
+        positions = positions_of(embeddings.shape[1], 0, attention_mask, embeddings.device, tokens)
         relative = self.relative_positions(positions, attention_mask)
-        radius, records = self.config.encoder_neighbourhood, kwargs.get("output_attentions")
-        mask = self_attention_mask(settings, embeddings, attention_mask, radius, False, records)
+        mask = self_attention_mask(settings, embeddings, attention_mask, "encoder", records, None, tokens)
         hidden_states = self.add_positions(embeddings, positions)  # (B, S, D)
         if packing is not None:
             packing = packing.of_encoder(hidden_states)
@@ -405,11 +397,11 @@ class HeedDecoder(HeedStack):
             raise ValueError(
                 "`attn_implementation` must be eager or sdpa beside a static cache, but is flex_attention instead."
             )
-        positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device)
+        tokens, records = packing and packing.states, kwargs.get("output_attentions")
+        positions = positions_of(embeddings.shape[1], past_length, attention_mask, embeddings.device, tokens)
         own_cache = None if cache is None else cache.self_attention_cache
         relative = self.relative_positions(positions, attention_mask, own_cache)
-        radius, records = self.config.decoder_neighbourhood, kwargs.get("output_attentions")
-        causal_mask = self_attention_mask(settings, embeddings, attention_mask, radius, True, records, own_cache)
+        causal_mask = self_attention_mask(settings, embeddings, attention_mask, "decoder", records, own_cache, tokens)
         cross_mask = source_mask(settings, embeddings, encoder_attention_mask, encoder_hidden_states)
         hidden_states = self.add_positions(embeddings, positions)  # (B, T, D)
         if packing is not None:
@@ -475,16 +467,7 @@ class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGener
 
         Nobody does on the CPU, where nothing is recorded and no module within the layers has a hook.
         """
-        records = any(
-            getattr(self.config, name) if asked.get(name) is None else asked[name]
-            for name in ("output_attentions", "output_hidden_states")
-        )
-        if records or self.lm_head.weight.device.type != "cpu":
-            return {}
-        stacks = self.model.encoder, self.model.decoder
-        layers = [layer for stack in stacks for layer in stack.layers]
-        is_own = all(type(layer) in (HeedEncoderLayer, HeedDecoderLayer) for layer in layers)
-        if not is_own or is_watched([*layers, *filter(None, (stack.norm for stack in stacks))]):
+        if self.lm_head.weight.device.type != "cpu" or may_be_seen(self, asked, (HeedEncoderLayer, HeedDecoderLayer)):
             return {}
         return {"packing": packing_of(labels, *masks)}
 

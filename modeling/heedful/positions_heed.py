@@ -4,6 +4,7 @@ Letters in shape comments: B batch.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,13 +53,19 @@ class RotaryPositions(nn.Module):
 
 
 def positions_of(
-    length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
+    length: int,
+    past_length: int | torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    device: torch.device | str,
+    tokens: Any = None,
 ) -> torch.Tensor:
     """Return the `(batch, length)` positions of the newest tokens, padding on either side not counted.
 
     The mask is `(batch, past_length + length)`, 0 at padding; where it is anything else every token is counted, and
-    `(1, length)` numbers all sequences alike.
+    `(1, length)` numbers all sequences alike. Tokens of a packing may know them.
     """
+    if tokens is not None and tokens.positions is not None:
+        return tokens.positions
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)

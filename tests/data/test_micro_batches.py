@@ -64,7 +64,7 @@ def test_more_ranks_than_rows_leave_some_without():
     parts = split_update([[row]], 100, 3)
     assert sorted(parts, key=str) == [[[]], [[]], [[row]]]
     for rank, part in enumerate(parts):
-        (micro_batch,) = micro_batches_of_rank(parts, rank, pad_token_id=0)
+        (micro_batch,) = micro_batches_of_rank(parts, rank, lambda rows: collate(rows, 0))
         assert micro_batch.counts == (part == [[row]])
         assert micro_batch.padded_tokens == (3 if micro_batch.counts else 0)
         assert micro_batch.tensors["labels"].tolist() == [[7]]

@@ -297,8 +297,8 @@ def ends_together(folder: Path, corpus, accelerator) -> dict:
     told = make_loop(folder / "told", {}, corpus, accelerator)
     step = told._step
 
-    def step_and_be_told():
-        step()
+    def step_and_be_told(norm):
+        step(norm)
         if accelerator.process_index == 1 and told.progress.update == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 

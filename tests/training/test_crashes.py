@@ -118,8 +118,8 @@ def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, monkeypat
     loop = make_loop()
     step = loop._step
 
-    def step_on_a_full_disk():
-        step()
+    def step_on_a_full_disk(norm):
+        step(norm)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         full = loop.progress.update in (2, 3)
         size = (tmp_path / "run/log.jsonl").stat().st_size + 20 if full else limits[1]
@@ -191,8 +191,8 @@ def test_poisoned_weights_are_never_saved(make_loop, monkeypatch, saved_updates,
     loop = make_loop({"checkpoints.every_updates": 2})
     step = loop._step
 
-    def step_and_poison():
-        step()
+    def step_and_poison(norm):
+        step(norm)
         if loop.progress.update == 3:
             with torch.no_grad():
                 next(iter(loop.engine.model.parameters()))[0, 0] = float("inf")

@@ -147,8 +147,8 @@ def test_a_signal_ends_the_run_after_its_update_and_it_can_be_resumed(
     loop = make_loop()
     step = loop._step
 
-    def step_and_be_told_to_stop():
-        step()
+    def step_and_be_told_to_stop(norm):
+        step(norm)
         if loop.progress.update == 1:
             os.kill(os.getpid(), number)
 
@@ -179,8 +179,8 @@ def test_a_second_sigterm_does_not_keep_the_run_from_saving(make_loop, monkeypat
     loop = make_loop()
     step = loop._step
 
-    def step_and_be_told_twice():
-        step()
+    def step_and_be_told_twice(norm):
+        step(norm)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 

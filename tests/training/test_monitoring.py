@@ -8,9 +8,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from heedful.data import micro_batches
 from heedful.data.micro_batches import padding_share, split_update
 from heedful.training.checkpoints.progress import Progress, new_window
+from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
 from tiny_runs import logged
@@ -95,14 +95,14 @@ def test_a_mean_over_updates_is_weighted_by_tokens(make_loop, tmp_path):
 
 
 def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
-    clock, collate = SimpleNamespace(now=0.0), micro_batches.collate
+    clock, collate = SimpleNamespace(now=0.0), feed.collate
 
     def collate_for_three_seconds(*arguments):
         clock.now += 3
         return collate(*arguments)
 
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(micro_batches, "collate", collate_for_three_seconds)
+    monkeypatch.setattr(feed, "collate", collate_for_three_seconds)
     loop = make_loop({"optimization.max_updates": 2})
     step = loop.engine.step
 
@@ -118,7 +118,7 @@ def test_waiting_for_data_is_told(make_loop, monkeypatch, tmp_path):
 
 
 def test_a_log_is_rewound_to_an_update(tmp_path):
-    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True))
+    log = RunLog(tmp_path / "log.jsonl", Accelerator(cpu=True), model=None)
     log.rewind(Progress(update=3))
     for update in (1, 2, 3):
         log.write(Progress(update=update), {"train/loss": 1.0})

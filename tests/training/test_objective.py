@@ -91,6 +91,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
     leaves += [torch.randn(vocabulary)] if has_bias else []
     once = torch.randint(vocabulary, (tokens,)).masked_fill(torch.rand(tokens) < ignored, -100)
     labels, found = torch.cat([once] * passes), []
+    places = (labels != -100).nonzero()[:, 0]
     teacher = KnownTeacher(int((once >= 0).sum()), vocabulary, min(8, vocabulary))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("heedful.training.loop.objective.LOGITS_AT_ONCE", 3 * vocabulary)  # so that there are parts
@@ -103,7 +104,7 @@ def test_the_form_that_trains_is_the_readable_one(sizes, smoothing, ignored, alp
                 logits = F.linear(states, weight, bias)
                 total = objective(logits[:, None], labels[:, None], smoothing)
             else:
-                total = OutputLoss.apply(states, weight, bias, labels, smoothing, objective)
+                total = OutputLoss.apply(states, weight, bias, labels, places, smoothing, objective)
             (3 * total).backward()
             grads = [states.grad, weight.grad, *([bias.grad] if has_bias else [])]
             found.append([total.detach(), torch.tensor(objective.take_added()), *grads])

@@ -7,8 +7,9 @@ import torch
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
-from heedful.training import model_of_recipe, preparation
+from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
+from heedful.training.model_size import parameters_of
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_config
 from tiny_runs import tiny_recipe
@@ -281,9 +282,9 @@ def test_parameters_are_counted_without_a_model_as_with_one(files, tmp_path, kin
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     state = torch.get_rng_state()
     model = make_model(recipe.model, corpus.tokenizers)
-    assert model_of_recipe._parameters(model.config) == model.num_parameters()
+    assert parameters_of(type(model), model.config) == model.num_parameters()
     torch.set_rng_state(state)
-    model_of_recipe._parameters(model.config)
+    parameters_of(type(model), model.config)
     assert torch.equal(torch.get_rng_state(), state)
 
 

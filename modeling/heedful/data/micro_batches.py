@@ -4,9 +4,9 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ Lengths = tuple[int, int, int]  # source length, target length, number of the ro
 class MicroBatch(NamedTuple):
     """What one forward and backward pass computes."""
 
-    tensors: "dict[str, torch.Tensor]"  # what `collate` made of the rows
+    tensors: dict[str, Any]  # what `collate` or `laid_end_to_end` made of the rows
     # Whether the rows belong to the update; a row that does not lets a rank without rows take part in the all-reduce.
     counts: bool = True
 
@@ -57,10 +57,12 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
 
 
-def micro_batches_of_rank(parts: list[list[list[Row]]], rank: int, pad_token_id: int) -> list[MicroBatch]:
+def micro_batches_of_rank(
+    parts: list[list[list[Row]]], rank: int, make: Callable[[list[Row]], Any]
+) -> list[MicroBatch]:
     """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
-    return [MicroBatch(collate(rows or [filler], pad_token_id), counts=bool(rows)) for rows in parts[rank]]
+    return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "dict[str, torch.Tensor]":

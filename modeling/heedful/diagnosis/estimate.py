@@ -5,7 +5,6 @@ engine on this machine, to be measured; the model is thrown away and nothing is 
 """
 
 import gc
-import math
 import tempfile
 import time
 import warnings
@@ -21,7 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from heedful.data.batching import Row
-from heedful.data.micro_batches import micro_batches_of_rank, split_update
+from heedful.data.micro_batches import split_update
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import (
@@ -271,7 +270,6 @@ class Rehearsal:
 
     def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", recipe: Recipe, tokenizers: TokenizerPair):
         self.accelerator, self.settings = accelerator, recipe.optimization
-        self.pad_token_id = tokenizers.pad_token_id
         self.engine = make_engine(accelerator, model, self.settings)
         self.engine.model.train()
         decay = self.settings.ema_decay
@@ -281,18 +279,13 @@ class Rehearsal:
         """Take an update as training does, and return its seconds, the mean over the ranks."""
         begun = self._now()
         self._accumulate(parts)
-        if math.isfinite(self.engine.gradient_norm(self.settings.max_grad_norm)):
-            self.engine.step(rate=0.0)
-        else:
-            self.engine.discard()
-            self.engine.lower_scale()
+        self.engine.step(0.0, self.engine.gradient_norm(self.settings.max_grad_norm))
         if self.moving_average is not None:
             self.moving_average.update(1)
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
-        micro_batches = micro_batches_of_rank(parts, self.accelerator.process_index, self.pad_token_id)
-        self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
+        self.engine.accumulate(self.engine.feed.micro_batches(parts), _target_tokens(parts), **options)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":
@@ -310,6 +303,7 @@ class Rehearsal:
         """
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
+        self.engine.warm_up(probe[0])
         self.take_update(self._on_all_ranks(probe))
         speed = self.take_update(self._on_all_ranks(probe)) / _padded_tokens(probe)
         if speed * _padded_tokens(largest) > SLOW_SECONDS:

@@ -63,6 +63,7 @@ CHANGEABLE_KEYS = (
     "optimization.shrink_token_budget",
     "optimization.skip_nonfinite_updates",
     "optimization.device",
+    "optimization.compile",
     "validation.every_updates",
     "validation.patience",
     "checkpoints",

@@ -1,22 +1,22 @@
 """The model that a recipe describes, and the engine that trains it."""
 
-import copy
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from heedful.data.epochs.augmentation import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.distillation import TeacherTokens
+from heedful.training.loop.compilation import body_of
 from heedful.training.loop.engine import Engine
+from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.loop.objective import RDrop, set_objective
 from heedful.training.loop.schedule import make_optimizer
-from heedful.training.processes.devices import memory_of_machine, runs_on_cpu
+from heedful.training.model_size import check_memory
+from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
@@ -60,17 +60,23 @@ def make_model(
 def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
     """Return the engine that the launcher asks for; the model has the same float32 weights on every rank."""
     kind = accelerator.distributed_type
-    if settings.shrink_token_budget and kind in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+    is_sharded = kind in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    if settings.shrink_token_budget and is_sharded:
         raise ValueError(
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
     set_objective(model, settings)
+    body = body_of(model, settings, accelerator, is_sharded)
+    packs = not is_sharded and may_pack(model, accelerator)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
     if kind != DistributedType.DEEPSPEED:
-        return Engine(accelerator, model, make_optimizer(model, settings))
+        # A scale of gradients and a moving average wait for each update anyway.
+        waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
+        return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
     from heedful.training.processes.zero import ZeroEngine
 
-    return ZeroEngine(accelerator, model, make_optimizer(model, settings))
+    return ZeroEngine(accelerator, model, make_optimizer(model, settings), feed)
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
@@ -95,7 +101,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
         check_room(recipe.data, settings.dropout, config)
-        _check_memory(config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
+        check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams
         if target is not None and beams > target:
@@ -112,7 +118,7 @@ def _vocabularies(tokenizers: TokenizerPair) -> dict[str, int | None]:
 def _new_model(recipe: ModelRecipe, tokenizers: TokenizerPair) -> "PreTrainedModel":
     """Make a model of the config file, the options and the tokenizers."""
     config = config_of(recipe, _vocabularies(tokenizers), tokenizers.is_joint)
-    _check_memory(config, is_alone=False)
+    check_memory(_class_of(config), config, is_alone=False)
     return _class_of(config)(config)
 
 
@@ -168,31 +174,3 @@ def _class_of(config: "HeedBaseConfig") -> type["PreTrainedModel"]:
     from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 
     return HeedRNNForConditionalGeneration
-
-
-def _check_memory(config: "HeedBaseConfig", is_alone: bool) -> None:
-    """Raise a `ValueError` if this machine cannot hold a model: alone, its gradients and Adam's moments too."""
-    memory, parameters = memory_of_machine(), _parameters(config)
-    needed = parameters * (16 if is_alone else 4)
-    if memory is not None and needed > memory:
-        raise ValueError(
-            f"`model.options` and `tokenizer.vocab_size` must make a model that fits into {memory / 1e9:,.0f} GB, the "
-            f"memory of this machine, but make one of {parameters:.3g} parameters, which needs {needed / 1e9:.3g} GB."
-        )
-
-
-def _parameters(config: "HeedBaseConfig") -> float:
-    """Count the parameters of a model without making it: its layers are alike, so that two are enough."""
-    depths = int(config.encoder_layers), int(config.decoder_layers)
-    counts = {}
-    for encoder, decoder in ((1, 1), (2, 1), (2, 2)):
-        small = copy.deepcopy(config)
-        small.encoder_layers, small.decoder_layers = encoder, decoder
-        try:
-            # Nothing is drawn for weights that are not there.
-            with torch.device("meta"), torch.random.fork_rng(devices=[]):
-                counts[encoder, decoder] = _class_of(config)(small).num_parameters()
-        except (RuntimeError, OverflowError, TypeError):  # sizes whose product is no number any more
-            return math.inf
-    per_layer = counts[2, 1] - counts[1, 1], counts[2, 2] - counts[2, 1]
-    return counts[1, 1] + sum((depth - 1) * count for depth, count in zip(depths, per_layer, strict=True))

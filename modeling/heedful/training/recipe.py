@@ -130,6 +130,7 @@ class OptimizationRecipe:
     distillation_weight: float = 0.5
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: Literal["auto"] | bool = "auto"
 
     def __post_init__(self):
         _at_least(0, "optimization", self, "warmup_updates", "weight_decay", "skip_nonfinite_updates")

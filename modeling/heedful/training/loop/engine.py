@@ -1,8 +1,10 @@
-"""The model and its optimizer as Accelerate has prepared them: how gradients are made, measured, applied and saved.
+"""The steps of a run, one process or several: how gradients are made, measured and applied.
 
 One process, several with whole weights (DDP), and several with a share of them each (FSDP2).
 """
 
+import logging
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -10,53 +12,64 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 from accelerate import Accelerator
+from accelerate.utils.memory import should_reduce_batch_size
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
-from heedful.training.processes.collectives import full_tensor, full_weights, local_shard, shard_like
+from heedful.training.loop.compilation import CompiledBody
+from heedful.training.loop.engine_state import EngineState
+from heedful.training.loop.feed import Feed, on_device, pinned
+from heedful.training.processes.collectives import full_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
 
-class Engine:
+
+class Engine(EngineState):
     """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
-    The model is given with the same weights on every rank. `model` and `optimizer` are as Accelerate wraps them, and
-    `parameters` is what the optimizer changes, or this rank's share of it.
+    `feed` makes its micro-batches; `body` computes the states of both stacks in place of the model's own, compiled.
+    Where the device decides whether a gradient is finite, nothing waits for it.
     """
 
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
-        self.accelerator = accelerator
-        self._kind, self._config, self._generation_config = type(model), model.config, model.generation_config
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: "PreTrainedModel",
+        optimizer: torch.optim.Optimizer,
+        feed: Feed,
+        body: CompiledBody | None = None,
+        decides_on_device: bool = False,
+    ):
+        super().__init__(accelerator, model, optimizer)
+        self.feed, self.body, self.decides_on_device = feed, body, decides_on_device
         self._skips_logits = model.trains_on_loss_alone
-        self._objective: Any = model.objective
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        self.parameters = list(self.model.parameters())
+        self.objective: Any = model.objective
 
-    @property
-    def network(self) -> "PreTrainedModel":
-        """The model without its wrapping."""
-        return self.accelerator.unwrap_model(self.model)
+    def warm_up(self, row: Row) -> None:
+        """Compile the step, and let DDP build the buckets in which it all-reduces gradients, before the first update.
 
-    def plain_network(self, device: torch.device | str) -> "PreTrainedModel":
-        """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
-        with torch.device(device):
-            plain = self._kind(self._config)
-        plain.generation_config = self._generation_config
-        return plain
-
-    def build_buckets(self, micro_batch: MicroBatch) -> None:
-        """Let DDP build the buckets in which it all-reduces gradients, which it does after its first backward pass.
-
-        Sums over three and more ranks depend on these buckets in their last bit. Without this, the first update of a
-        resumed run would differ from that of a run which was never stopped. Any micro-batch will do: its gradient is
-        thrown away.
+        Else a resumed run would compile for another first micro-batch than a run that was never stopped, and its first
+        update would be all-reduced in other buckets than DDP builds after its first backward pass: either changes sums
+        in their last bit. Any row will do, the same in every run: its gradient is thrown away.
         """
-        if isinstance(self.model, DistributedDataParallel):
+        if self.body is None and not isinstance(self.model, DistributedDataParallel):
+            return
+        try:
+            micro_batch = MicroBatch(self.feed.tensors([row])) if self.body is None else self.feed.repeated(row)
             self.accumulate([micro_batch], tokens=1)
-            self.discard()
+        except Exception as error:
+            if self.body is None or should_reduce_batch_size(error):
+                raise
+            self.body = None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.warning("training goes on uncompiled, because its step cannot be compiled here: %s", reason)
+            self.warm_up(row)
+        self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
         """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
@@ -65,18 +78,26 @@ class Engine:
         the whole update, on all ranks. Returns sums of this rank in nats, `(3)`: the loss, and of it what R-Drop and
         what distillation add to the cross-entropy.
         """
-        sums = torch.zeros(3, device=self.accelerator.device)
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            batch = micro_batch.tensors if self._objective is None else self._objective.repeated(micro_batch.tensors)
-            batch = {name: values.to(self.accelerator.device) for name, values in batch.items()}
-            with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
-                loss = self.model(**batch, num_items_in_batch=tokens, skip_logits=self._skips_logits).loss
-                if not micro_batch.counts:
-                    loss = loss * 0
-                self.backward(loss)
-            sums[0] += loss.detach() * tokens
-            for part, added in enumerate(self._objective.take_added() if self._objective is not None else (), start=1):
-                sums[part] += added * micro_batch.counts
+        device = self.accelerator.device
+        sums = torch.zeros(3, device=device)
+        # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
+        with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
+            for number, micro_batch in enumerate(micro_batches, start=1):
+                batch = micro_batch.tensors
+                if self.objective is not None:
+                    batch = self.objective.repeated(batch)
+                    batch = pinned(batch) if device.type == "cuda" else batch
+                batch = on_device(batch, device) | {"skip_logits": self._skips_logits, "body": self.body}
+                with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
+                    loss = self.model(**batch, num_items_in_batch=tokens).loss
+                    if not micro_batch.counts:
+                        loss = loss * 0
+                    with torch.autocast(device.type, enabled=False):
+                        self.backward(loss)
+                sums[0] += loss.detach() * tokens
+                added = self.objective.take_added() if self.objective is not None else ()
+                for part, each in enumerate(added, start=1):
+                    sums[part] += each * micro_batch.counts
         return sums
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:
@@ -102,7 +123,7 @@ class Engine:
         for gradient in gradients:
             gradient.div_(torch.distributed.get_world_size())
 
-    def gradient_norm(self, limit: float | None) -> float:
+    def gradient_norm(self, limit: float | None) -> torch.Tensor:
         """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""
         if limit is not None:
             norm = self.accelerator.clip_grad_norm_(self.parameters, limit)
@@ -110,54 +131,32 @@ class Engine:
             self.accelerator.unscale_gradients()
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
-        return full_tensor(norm).item()
+        return full_tensor(norm)
 
-    def step(self, rate: float) -> None:
-        """Change the weights by their gradients, at a learning rate."""
+    def step(self, rate: float, norm: torch.Tensor) -> bool | None:
+        """Change the weights by their gradients, at a learning rate, unless the gradient's norm is not finite.
+
+        Returns whether they changed, or `None` where only the device knows that.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        is_finite = None if self.decides_on_device else math.isfinite(norm.item())
+        if is_finite is None:
+            # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
+            self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
+        if is_finite is not False:
+            self.optimizer.step()
+        self.discard()
+        if is_finite is False:
+            self.lower_scale()
+        return is_finite
 
     def discard(self) -> None:
         """Forget the gradients."""
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.body is None or not self.body.uses_graphs)
 
     def lower_scale(self) -> None:
         """Lower the scale of fp16's gradients after one was not finite."""
         scaler = self.accelerator.scaler
         if scaler is not None:
             scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
-
-    def weights_are_finite(self) -> bool:
-        """Return whether every weight of this rank is a number."""
-        return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
-
-    def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask."""
-        saved = self.network.state_dict()
-        buffers = {name: buffer for name, buffer in self.network.named_buffers() if name in saved}
-        return full_weights(dict(self.network.named_parameters()) | buffers, keep)
-
-    def optimizer_state(self, keep: bool) -> dict[str, Any]:
-        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
-        state = self.optimizer.state_dict()
-        complete = {
-            number: full_weights({k: v for k, v in values.items() if isinstance(v, torch.Tensor)}, keep)
-            for number, values in state["state"].items()
-        }
-        return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
-
-    def load(self, optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        optimizer_state["state"] = {
-            number: {
-                name: shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
-                for name, value in values.items()
-            }
-            for number, values in optimizer_state["state"].items()
-        }
-        # Betas and the like stay those of the recipe, which is allowed to change them.
-        optimizer_state["param_groups"] = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict(optimizer_state)

@@ -6,10 +6,9 @@ from the seed, the update and the rank, so that a resumed run goes on as if it h
 """
 
 import logging
-import math
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import closing, nullcontext
 
 import numpy as np
 import torch
@@ -18,17 +17,19 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
-from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank, split_update
+from heedful.data.micro_batches import split_update
 from heedful.training.checkpoints.progress import Progress
 from heedful.training.checkpoints.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.loop.averaging import MovingAverage
+from heedful.training.loop.feed import MadeUpdate, made_ahead
 from heedful.training.loop.monitoring import RunLog
+from heedful.training.loop.results import Result, Results
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, Update
-from heedful.training.processes.collectives import all_reduce, any_rank, broadcast, lost_processes_reported
+from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import Recipe
 from heedful.training.start_checks import check_start
@@ -53,7 +54,7 @@ class TrainingLoop:
         set_seed(recipe.seed)
         model = make_model(recipe.model, corpus.tokenizers, resumed_from)
         check_start(recipe, corpus, model.config)
-        self.d_model, self.pad_token_id = model.config.d_model, corpus.tokenizers.source.pad_token_id
+        self.d_model = model.config.d_model
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
@@ -63,8 +64,9 @@ class TrainingLoop:
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
         self.checkpoints.clear(self.progress)
-        self.log = RunLog(recipe.folder / "log.jsonl", accelerator)
+        self.log = RunLog(recipe.folder / "log.jsonl", accelerator, self.engine.network)
         self.log.rewind(self.progress)
+        self.results = Results(accelerator)
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
         self._is_stopping, self._time_is_up = False, self._is_late()
@@ -99,54 +101,75 @@ class TrainingLoop:
             self._validate()  # the run was stopped between saving and validating
         if self._is_finished():
             logger.info("nothing is left to train: the run has ended, after %s updates", self.progress.update)
-        self.engine.build_buckets(MicroBatch(collate([self.corpus.validation[0]], self.pad_token_id)))
+        self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
-        while not self._is_finished():
-            begun = time.perf_counter()
-            update = next(updates, None)
-            if update is None:
-                break
-            self.progress.count(waiting_seconds=time.perf_counter() - begun)
-            self._train_on(update)
-            self.progress.seconds = time.perf_counter() - self._started
-            self.progress.count(seconds=time.perf_counter() - begun)
-            bar.update()
-            self._after_update(bar)
+        # Not where ranks read a stream together: two threads of each would talk to the others at once.
+        is_ahead = self.engine.feed.is_ahead and (self.corpus.pairs is not None or self.accelerator.num_processes == 1)
+        with closing(made_ahead(updates) if is_ahead else updates) as updates:
+            while not self._is_finished():
+                begun = time.perf_counter()
+                update = next(updates, None)
+                if update is None:
+                    self.progress.epoch, self.progress.update_in_epoch = self.settings.max_epochs or 0, 0
+                    break
+                self.progress.epoch, self.progress.update_in_epoch = update.epoch, update.number
+                self.progress.count(waiting_seconds=time.perf_counter() - begun)
+                self._train_on(update)
+                self.progress.seconds = time.perf_counter() - self._started
+                self.progress.count(seconds=time.perf_counter() - begun)
+                bar.update()
+                self._after_update(bar)
+        self._read_results()
 
-    def _updates(self) -> Iterator[Update]:
+    def _updates(self) -> Generator[MadeUpdate, None, None]:
         """Yield updates from the run's progress on, epoch after epoch."""
-        last = self.settings.max_epochs
-        while last is None or self.progress.epoch < last:
-            for number, update in enumerate(self.corpus.updates(self.progress.epoch)):
-                if number >= self.progress.update_in_epoch:
-                    self.progress.update_in_epoch = number + 1
-                    yield update
-            self.progress.epoch += 1
-            self.progress.update_in_epoch = 0
+        epoch, last, done = self.progress.epoch, self.settings.max_epochs, self.progress.update_in_epoch
+        while last is None or epoch < last:
+            for number, update in enumerate(self.corpus.updates(epoch), start=1):
+                if number > done:
+                    yield self._made(epoch, number, update)
+            epoch, done = epoch + 1, 0
 
-    def _train_on(self, update: Update) -> None:
-        """Take one optimizer step on the rows of an update, or skip it if its gradient is not finite."""
-        tokens = sum(len(row["labels"]) for bucket in update for row in bucket)
+    def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
+        """Divide an update among ranks and into micro-batches, and make this rank's tensors."""
+        parts = split_update(update, self.token_budget, self.accelerator.num_processes)
+        return MadeUpdate(epoch, number, update, self.token_budget, parts, self.engine.feed.micro_batches(parts))
+
+    def _train_on(self, update: MadeUpdate) -> None:
+        """Take one optimizer step on the rows of an update; where its gradient is not finite the weights stay."""
+        rows = [row for bucket in update.rows for row in bucket]
+        tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
         while gradients is None:
             self._seed()
             gradients = self._make_gradients(update, tokens)
+        sums, padded_tokens = gradients
         norm = self.engine.gradient_norm(self.settings.max_grad_norm)
-        is_finite = math.isfinite(norm)
-        if is_finite:
-            self._step()
-        else:
-            self._skip(norm)
+        self._step(norm)
         self.progress.update += 1
         self.progress.target_tokens += tokens
+        stops = self.signals.received is not None, self._is_late()
+        known = self.progress.update, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
         # One all-reduce also decides, for all ranks alike, whether to stop.
-        sums = all_reduce(self.accelerator, *gradients, self.signals.received is not None, self._is_late())
-        loss, r_drop, distillation, padded_tokens, stopping_ranks, late_ranks = sums
-        self._is_stopping, self._time_is_up = stopping_ranks > 0, late_ranks > 0
-        if is_finite:
-            all_tokens = tokens + sum(len(row["input_ids"]) for bucket in update for row in bucket)
-            self.progress.count(loss=loss, r_drop=r_drop, distillation=distillation, gradient_norm=norm, updates=1)
-            self.progress.count(target_tokens=tokens, tokens=all_tokens, padded_tokens=padded_tokens)
+        self.results.add(known, sums, (padded_tokens, *stops), norm)
+        is_alone = self.accelerator.num_processes == 1
+        is_due = any(map(self._is_due, ("logging", "validation", "checkpoints"))) or (is_alone and any(stops))
+        if is_due or not self.engine.decides_on_device:
+            self._read_results()
+        elif not is_alone:
+            # A rank that is to stop says so to the others one update later: the device computes meanwhile.
+            self._read_results(keep=1)
+
+    def _read_results(self, keep: int = 0) -> None:
+        """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
+        for result in self.results.read(keep):
+            self._is_stopping, self._time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
+            if not result.is_finite:
+                self._note_skipped(result)
+                continue
+            self.progress.skipped_in_a_row = 0
+            names = "loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens"
+            self.progress.count(updates=1, **{name: getattr(result, name) for name in names})
 
     def _is_late(self) -> bool:
         limit = self.settings.max_minutes
@@ -162,20 +185,18 @@ class TrainingLoop:
         asked, shrunk = self.settings.micro_batch_tokens, self.progress.token_budget
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
-    def _make_gradients(self, update: Update, tokens: int) -> tuple[float, ...] | None:
-        """Add up the gradients of this rank's micro-batches, all-reduce them, and return its loss and padded tokens.
+    def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
+        """Add up the gradients of this rank's micro-batches, all-reduce them, and return its sums and padded tokens.
 
-        The loss is summed, in nats: the cross-entropy, what R-Drop adds to it, and what distillation does. `None` says
-        that memory ran out on some rank, and the token budget was halved on all.
+        The sums are those of `Engine.accumulate`. `None` says that memory ran out on some rank, and the token budget
+        was halved on all.
         """
-        begun = time.perf_counter()
-        parts = split_update(update, self.token_budget, self.accelerator.num_processes)
-        micro_batches = micro_batches_of_rank(parts, self.accelerator.process_index, self.pad_token_id)
-        self.progress.count(waiting_seconds=time.perf_counter() - begun)
+        if update.token_budget != self.token_budget:
+            update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None
         try:
             # Where memory may run out, no rank may wait for another's gradients before all have theirs.
-            sums = self.engine.accumulate(micro_batches, tokens, all_reduce=not shrinks)
+            sums = self.engine.accumulate(update.micro_batches, tokens, all_reduce=not shrinks)
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
                 raise
@@ -183,12 +204,11 @@ class TrainingLoop:
                 raise self._memory_error() from error
         if shrinks:
             if any_rank(self.accelerator, sums is None):
-                self._shrink_token_budget(all(len(rows) <= 1 for part in parts for rows in part))
+                self._shrink_token_budget(all(len(rows) <= 1 for part in update.parts for rows in part))
                 return None
             self.engine.all_reduce()
         assert sums is not None
-        loss, *added = sums.tolist()
-        return loss - sum(added), *added, sum(micro_batch.padded_tokens for micro_batch in micro_batches)
+        return sums, sum(micro_batch.padded_tokens for micro_batch in update.micro_batches)
 
     def _shrink_token_budget(self, is_smallest: bool) -> None:
         self.engine.discard()
@@ -206,29 +226,26 @@ class TrainingLoop:
             "`optimization.shrink_token_budget` to true, or drop longer pairs with `data.max_source_tokens`."
         )
 
-    def _step(self) -> None:
+    def _step(self, norm: torch.Tensor) -> None:
         number = self.progress.update + 1
-        self.engine.step(learning_rate(number, self.settings, self.d_model))
-        if self.moving_average is not None:
+        has_changed = self.engine.step(learning_rate(number, self.settings, self.d_model), norm)
+        if self.moving_average is not None and has_changed:
             self.moving_average.update(number)
-        self.progress.skipped_in_a_row = 0
 
-    def _skip(self, norm: float) -> None:
-        """Leave the weights as they are, or stop if that was done too often; the same on all ranks."""
-        self.engine.discard()
-        self.engine.lower_scale()
-        allowed = self.settings.skip_nonfinite_updates
+    def _note_skipped(self, result: Result) -> None:
+        """Count an update that changed nothing, and stop if that were too many; the same on all ranks."""
+        allowed, norm = self.settings.skip_nonfinite_updates, result.gradient_norm
         if self.accelerator.scaler is not None:
             allowed = max(allowed, FP16_SKIPS)
         if self.progress.skipped_in_a_row >= allowed:
             raise FloatingPointError(
-                f"Training has diverged at update {self.progress.update + 1} (the norm of its gradient is {norm}): "
+                f"Training has diverged at update {result.update} (the norm of its gradient is {norm}): "
                 "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed; "
                 "`optimization.skip_nonfinite_updates` skips single updates."
             )
         self.progress.skipped_in_a_row += 1
         self.progress.skipped_updates += 1
-        logger.warning("update %s is skipped: the norm of its gradient is %s", self.progress.update + 1, norm)
+        logger.warning("update %s is skipped: the norm of its gradient is %s", result.update, norm)
 
     def _after_update(self, bar: tqdm) -> None:
         """Log, save and validate where the recipe says so, and obey a signal."""

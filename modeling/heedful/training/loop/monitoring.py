@@ -4,11 +4,13 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
 from heedful.files import listed, write_text
 from heedful.training.checkpoints.progress import Progress, new_window
+from heedful.training.processes.throughput import operations_of_pairs, peak_memory, peak_operations
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +42,36 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 class RunLog:
     """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
 
-    def __init__(self, file: Path, accelerator: Accelerator):
+    def __init__(self, file: Path, accelerator: Accelerator, model: Any):
         self.file, self.accelerator = file, accelerator
+        self._network = model
+        self._peak = peak_operations(accelerator.device)
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
         """Write what became of the updates since the last such line, begin a new window, and return a summary."""
-        values = training_values(progress.window)
+        values = training_values(progress.window) | self._device_values(progress.window)
         values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}
         progress.window = new_window()
         self.write(progress, values)
         loss = f"loss {values['train/loss']:.3f}, " if "train/loss" in values else ""
-        return f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"
+        told = [f"{loss}{values['train/target_tokens_per_s']:,.0f} target tokens/s"]
+        if "train/model_flops_utilization" in values:
+            told.append(f"{values['train/model_flops_utilization']:.0%} of the card's peak")
+        if "train/peak_memory_gib" in values:
+            told.append(f"{values['train/peak_memory_gib']:.1f} GiB")
+        return ", ".join([*told, f"waits {values['train/waiting_share']:.0%}"])
+
+    def _device_values(self, window: dict[str, float]) -> dict[str, float]:
+        """Return a GPU's share of its peak in bfloat16, from 0 to 1, where that is known, and its peak of memory."""
+        values, memory = {}, peak_memory(self.accelerator.device)
+        if memory is not None:
+            values["train/peak_memory_gib"] = memory
+        if self._peak is not None:
+            tokens = window["tokens"] - window["target_tokens"], window["target_tokens"]
+            able = self._peak * self.accelerator.num_processes * max(window["seconds"], 1e-9)
+            values["train/model_flops_utilization"] = operations_of_pairs(self._network, *tokens) / able
+        return values
 
     def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
         """Write the results of a validation, and report them."""

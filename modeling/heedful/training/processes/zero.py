@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from heedful.training.loop.engine import Engine
+from heedful.training.loop.feed import Feed
 from heedful.training.processes.collectives import all_reduce
 
 if TYPE_CHECKING:
@@ -28,13 +29,15 @@ class ZeroEngine(Engine):
     The optimizer is Adam or AdamW, and has not taken a step.
     """
 
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer):
+    def __init__(
+        self, accelerator: Accelerator, model: "PreTrainedModel", optimizer: torch.optim.Optimizer, feed: Feed
+    ):
         from deepspeed.utils import safe_set_full_fp32_param
 
         # DeepSpeed replaces these by flat tensors, and rounds the weights before it copies them.
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         weights = [(parameter, parameter.detach().clone()) for group in self._groups for parameter in group]
-        super().__init__(accelerator, model, optimizer)
+        super().__init__(accelerator, model, optimizer, feed)
         self._zero = self.model.optimizer
         for parameter, value in weights:
             safe_set_full_fp32_param(parameter, value)
@@ -52,18 +55,22 @@ class ZeroEngine(Engine):
         # Not Accelerate's: it would take a step after every micro-batch.
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
-    def gradient_norm(self, limit: float | None) -> float:
+    def gradient_norm(self, limit: float | None) -> torch.Tensor:
         """Return the norm of the gradient over all ranks; DeepSpeed clips to its own limit when the step is taken."""
         # DeepSpeed's own norm hides one that is not finite: as -1 in each group, and some versions add up its squares.
         shares = [gradient for group in self._zero.averaged_gradients.values() for gradient in group]
         norm = torch.nn.utils.get_total_norm(shares).item()
-        return math.sqrt(all_reduce(self.accelerator, norm * norm)[0])
+        return torch.tensor(all_reduce(self.accelerator, norm * norm)[0]).sqrt()
 
-    def step(self, rate: float) -> None:
-        """Clip the gradients, and change the weights by them, at a learning rate."""
+    def step(self, rate: float, norm: torch.Tensor) -> bool:
+        """Clip the gradients, and change the weights by them at a learning rate; not where the norm is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if not math.isfinite(norm):
+            self.discard()
+            return False
         self.model.step()
+        return True
 
     def discard(self) -> None:
         """Forget the gradients, as DeepSpeed itself does where it skips a step."""

@@ -1,0 +1,77 @@
+"""Rows laid end to end: the tensors of a micro-batch without padding, in few shapes.
+
+What is left to a multiple of the step is filled by rows of their own, of which no label counts; `packed_rows_heed.py`
+says how a model reads it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heedful.data.micro_batches import LABEL_PADDING
+
+if TYPE_CHECKING:
+    from heedful.packed_rows_heed import EndToEnd
+
+SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
+STEPS = 16  # the tokens of one side are filled up to a multiple of this part of the token budget,
+SMALLEST_STEP, LARGEST_STEP = 64, 2048  # of at least and at most so many tokens
+# Each side is filled up by as many rows at most and tokens at least, so that every one of these rows has a token on
+# both sides: attention to no key at all is not a number.
+FILLING_ROWS = 16
+
+
+def laid_end_to_end(
+    rows: Sequence[Mapping[str, Sequence[int]]], token_budget: int, pad_token_id: int, start_token_id: int
+) -> dict[str, Any]:
+    """Make a micro-batch's tensors of rows of token ids, as a model reads them with `packing`.
+
+    Args:
+        rows: At least one row with `input_ids` and `labels`.
+        token_budget: Padded tokens of a micro-batch, which the step to which tokens are filled up follows from.
+        pad_token_id: Fills up `input_ids`; labels are filled up with -100.
+        start_token_id: What the decoder reads first.
+
+    Returns:
+        `input_ids` `(1, source tokens)`, `decoder_input_ids` and `labels` `(1, target tokens)`, all int64, and
+        `packing`.
+    """
+    import torch
+
+    from heedful.fast_paths_heed import Packing
+
+    lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
+    step = min(max(token_budget // STEPS, SMALLEST_STEP), LARGEST_STEP)
+    known = lengths.sum(0)
+    filled = -(-(known + FILLING_ROWS) // step) * step
+    longest = max(SHORTEST_LIMIT, 1 << int(lengths.max() - 1).bit_length())
+    more = -(-int((filled - known).max()) // longest)  # rows that fill up
+    source, target = (_side(lengths[:, side], int(filled[side]), more, longest) for side in range(2))
+    ids = np.full(filled[0], pad_token_id, np.int64)
+    ids[: known[0]] = np.concatenate([row["input_ids"] for row in rows])
+    labels = np.full(filled[1], LABEL_PADDING, np.int64)
+    labels[: known[1]] = np.concatenate([row["labels"] for row in rows])
+    # What stands before each label: the one before it, and the start token at the start of a row.
+    shifted = np.full(filled[1], pad_token_id, np.int64)
+    shifted[1 : known[1]] = labels[: known[1] - 1]
+    shifted[target.bounds[: len(rows)].numpy()] = start_token_id
+    named = {"input_ids": ids, "decoder_input_ids": shifted, "labels": labels}
+    tensors: dict[str, Any] = {name: torch.from_numpy(values)[None] for name, values in named.items()}
+    return tensors | {"packing": Packing(target, source)}
+
+
+def _side(lengths: np.ndarray, filled: int, more: int, longest: int) -> "EndToEnd":
+    """Return where `(rows,)` lengths and `more` rows lie that fill them up to `filled` tokens."""
+    import torch
+
+    from heedful.packed_rows_heed import EndToEnd
+
+    left = filled - int(lengths.sum())
+    lengths = np.concatenate([lengths, np.diff(np.arange(more + 1) * left // more)])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    positions = np.arange(filled) - np.repeat(starts[:-1], lengths)
+    # Empty rows at the end: their number is in the shape of a batch too, and should be one of a few.
+    bounds = np.full(1 + (1 << (len(lengths) - 1).bit_length()), filled, np.int32)
+    bounds[: len(starts)] = starts
+    return EndToEnd(torch.from_numpy(bounds), torch.from_numpy(positions)[None], longest)

@@ -1,0 +1,99 @@
+"""Rows laid end to end, without padding: how a GPU trains where it can.
+
+A batch is one long row of tokens then, `(1, tokens)`, and attention, by the form of flash attention that is made for
+this, keeps each sentence to itself. Tokens are filled up to a multiple of a large step, so that batches have few
+shapes, which come again and again; in padded batches nearly every shape is new. `laid_end_to_end` makes the batch.
+
+Letters in shape comments: N tokens of all rows with what fills them up, H heads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .configuration_base_heed import HeedBaseConfig
+
+# Positions that a packed row may have without more to know, and the encodings that need no more than these.
+PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
+WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
+
+
+@dataclass(frozen=True)
+class EndToEnd:
+    """One side of a batch whose rows lie end to end: where each begins, and where in its row each token is.
+
+    It stands in a `Packing` where `PackedTokens` do, and has nothing to lay out: its states are packed already.
+    """
+
+    bounds: torch.Tensor  # (rows + 1), int32: the first token of each row, and the end of the last
+    positions: torch.Tensor  # (1, N)
+    longest: int  # no row has more tokens
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the states' first two dimensions, `(1, N)`."""
+        return self.positions.shape
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """Return `(1, N, D)` states as they are."""
+        return states
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """Return `(1, N, D)` states as they are."""
+        return states
+
+    def to(self, *args: Any, **kwargs: Any) -> "EndToEnd":
+        """Return the same on another device, with the arguments of `torch.Tensor.to`."""
+        return EndToEnd(self.bounds.to(*args, **kwargs), self.positions.to(*args, **kwargs), self.longest)
+
+    def pin_memory(self) -> "EndToEnd":
+        """Return the same in memory that a GPU reads without waiting."""
+        return EndToEnd(self.bounds.pin_memory(), self.positions.pin_memory(), self.longest)
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    *,
+    sides: tuple[Any, Any],
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention (equation 1) within each row, of `(1, heads, N, d_k)` queries, keys and values.
+
+    `sides` are those of the queries, and of keys and values. It is called as other attention functions are, see
+    `eager_attention`, and returns `(1, N, heads, d_v)`.
+    """
+    # Here, because it is newer than the oldest torch by which a model of the Hub may be loaded.
+    from torch.nn.attention.varlen import varlen_attn
+
+    states = [each[0].transpose(0, 1) for each in (query, key, value)]  # (N, H, d_k)
+    arguments: Any = *states, *(side.bounds for side in sides), *(side.longest for side in sides)
+    output: Any = varlen_attn(*arguments, scale=scaling, window_size=(-1, 0) if module.is_causal else (-1, -1))
+    return output[None], None
+
+
+def why_padded(config: HeedBaseConfig, kernel: str) -> str | None:
+    """Return why rows of a model must be padded to one length, or `None` where they may lie end to end."""
+    reads: Any = config
+    if config.model_type != "heed":
+        return "the model is recurrent"
+    if reads.position_encoding not in PACKED_ENCODINGS:
+        return f"`position_encoding` is {reads.position_encoding}"
+    if reads.encoder_neighbourhood or reads.decoder_neighbourhood:
+        return "self-attention is restricted to a neighbourhood"
+    if reads.attention_dropout:
+        return "`attention_dropout` is not 0"
+    if kernel != "sdpa" or reads.attention_scoring == "additive":
+        return f"`attn_implementation` is {kernel}"
+    if reads.encoder_key_value_heads or reads.decoder_key_value_heads:
+        return "heads share keys and values"
+    stacks = reads.encoder_attention_heads, reads.decoder_attention_heads
+    widths = {given or reads.d_model // heads for heads in stacks for given in (reads.d_k, reads.d_v)}
+    if len(widths) > 1 or max(widths) > WIDEST_HEAD or max(widths) % 8:
+        return "flash attention takes one width of all heads, a multiple of 8 up to 256"
+    return None

@@ -1,0 +1,103 @@
+"""The compiled step: when it pays, and what of a model is compiled.
+
+What is compiled is all between the look-up of embeddings and the loss. Compiled, the gradient of the look-up would be
+added up in no fixed order; the loss holds a part of the logits at a time, see `loss_heed.py`.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+
+from heedful.fast_paths_heed import runs_known_code
+from heedful.training.processes.throughput import operations_of_pairs, peak_operations
+from heedful.training.recipe import OptimizationRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+LONG_ENOUGH = 300.0  # seconds of a run without compiling: to compile takes about one minute, and saves a third or more
+# To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
+LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
+UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
+# With fewer operations than this in a micro-batch, about 10 ms of a large card, a GPU waits for its launches, of which
+# a CUDA graph makes one.
+GRAPHS_BELOW = 4e12
+
+
+class CompiledBody:
+    """Computes what `HeedModel` does, compiled for any number of rows and tokens at once.
+
+    With `uses_graphs` the program of each shape is recorded as a CUDA graph when it comes for the first time.
+    """
+
+    def __init__(self, model: Any, uses_graphs: bool = False):
+        self._model, self.uses_graphs = model, uses_graphs
+        # Without benchmarks of its own, of which the fastest may be another one in a resumed run.
+        options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
+        self._compute: Any = torch.compile(model.forward, dynamic=True, options=options)
+
+    def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
+        embeddings = {
+            "inputs_embeds": self._model.encoder.embed_tokens(input_ids),
+            "decoder_inputs_embeds": self._model.decoder.embed_tokens(decoder_input_ids),
+        }
+        if self.uses_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        return self._compute(**kwargs | embeddings)
+
+
+def body_of(
+    model: "PreTrainedModel", settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool
+) -> CompiledBody | None:
+    """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains.
+
+    A recipe that asks for one where none can be is a `ValueError`.
+    """
+    obstacle = _obstacle(model, is_sharded)
+    if settings.compile is True and obstacle is not None:
+        raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
+    reason = obstacle or (_why_not_worthwhile(model, settings, accelerator) if settings.compile == "auto" else None)
+    if settings.compile is False or reason is not None:
+        if reason is not None and accelerator.device.type == "cuda":
+            logger.info("the step is not compiled: %s", reason)
+        return None
+    is_alone, on_cuda = accelerator.num_processes == 1, accelerator.device.type == "cuda"
+    uses_graphs = on_cuda and is_alone and _operations(model, settings.micro_batch_tokens) < GRAPHS_BELOW
+    logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
+    return CompiledBody(model.model, uses_graphs)
+
+
+def _obstacle(model: "PreTrainedModel", is_sharded: bool) -> str | None:
+    if model.config.model_type != "heed":
+        return "the model is recurrent, whose program grows with the length of its sentences"
+    if is_sharded:
+        return "weights are sharded"
+    if model.is_gradient_checkpointing:
+        return "`model.gradient_checkpointing` is true"
+    return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
+
+
+def _why_not_worthwhile(
+    model: "PreTrainedModel", settings: OptimizationRecipe, accelerator: Accelerator
+) -> str | None:
+    """Return why it would not pay, or `None` where it does, as for a run whose end is not known."""
+    if accelerator.device.type != "cuda":
+        return "on the CPU it would not be faster"
+    seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
+    if settings.max_updates is not None:
+        per_update = _operations(model, settings.tokens_per_update) / accelerator.num_processes
+        speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK)
+        seconds.append(settings.max_updates * max(LAUNCHES, per_update / speed))
+    if not seconds or min(seconds) >= LONG_ENOUGH:
+        return None
+    return f"the run may take {min(seconds):,.0f} seconds, too few to make up for a minute of compiling"
+
+
+def _operations(model: Any, padded_tokens: int) -> float:
+    """Return the operations of so many tokens, half of them targets."""
+    return operations_of_pairs(model, padded_tokens / 2, padded_tokens / 2)

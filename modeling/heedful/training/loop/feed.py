@@ -1,0 +1,114 @@
+"""What the engine is fed with: an update's micro-batches as tensors, made ahead in another thread for a GPU."""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from heedful.configuration_base_heed import IGNORED_LABEL
+from heedful.data.batching import Row
+from heedful.data.end_to_end import laid_end_to_end
+from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
+from heedful.fast_paths_heed import Packing, runs_known_code
+from heedful.packed_rows_heed import why_padded
+
+Item = TypeVar("Item")
+AHEAD = 2  # updates that are made while the GPU computes one
+
+
+class MadeUpdate(NamedTuple):
+    """An update that is ready to be trained on."""
+
+    epoch: int  # from 0
+    number: int  # in its epoch, from 1
+    rows: list[list[Row]]  # bucket by bucket
+    token_budget: int  # that it was divided by
+    parts: list[list[list[Row]]]  # the rows of the micro-batches of each rank
+    micro_batches: list[MicroBatch]  # of this rank
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Makes micro-batches of rows, padded or end to end; for a GPU in memory that it reads while Python goes on."""
+
+    accelerator: Accelerator
+    config: Any  # of the model
+    token_budget: int  # padded tokens of a micro-batch
+    packs: bool = False  # whether rows lie end to end
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether updates are made ahead: on the CPU another thread would take from the one that trains."""
+        return self.accelerator.device.type == "cuda"
+
+    def micro_batches(self, parts: list[list[list[Row]]]) -> list[MicroBatch]:
+        """Return this rank's micro-batches of the rows that `split_update` has divided among all ranks."""
+        return micro_batches_of_rank(parts, self.accelerator.process_index, self.tensors)
+
+    def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the tensors of a micro-batch, on the CPU."""
+        ids = self.config.pad_token_id, self.config.decoder_start_token_id
+        tensors = laid_end_to_end(rows, self.token_budget, *ids) if self.packs else collate(rows, ids[0])
+        return pinned(tensors) if self.is_ahead else tensors
+
+    def repeated(self, row: Row) -> MicroBatch:
+        """Return a row as often as the budget allows, with half of its target so that no two sizes are equal."""
+        source, target = row["input_ids"], row["labels"][: max(1, len(row["input_ids"]) // 2)]
+        count = max(1, self.token_budget // (len(source) + len(target)))
+        return MicroBatch(self.tensors([{"input_ids": source, "labels": target}] * count))
+
+
+def may_pack(model: Any, accelerator: Accelerator) -> bool:
+    """Tell whether rows may lie end to end: for flash attention, which computes in bfloat16 on GPUs since Ampere."""
+    is_able = accelerator.device.type == "cuda" and torch.cuda.get_device_capability(accelerator.device) >= (8, 0)
+    reason = why_padded(model.config, model.config._attn_implementation)
+    is_plain = reason is None and model.objective is None and runs_known_code(model)
+    return is_able and accelerator.mixed_precision == "bf16" and is_plain
+
+
+def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch in memory that a GPU reads while Python goes on, with the places of its labels.
+
+    A GPU that had to find these out itself would let Python wait for it.
+    """
+    labels: torch.Tensor = tensors["labels"]
+    batch = {**tensors, "label_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
+    return _moved(batch, "pin_memory")
+
+
+def on_device(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Copy a batch to a device, without waiting for it."""
+    return _moved(tensors, "to", device, non_blocking=True)
+
+
+def _moved(tensors: Mapping[str, Any], how: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    moved = {}
+    for name, value in tensors.items():
+        if isinstance(value, Packing):
+            sides = {"states": value.states, "source": value.source}
+            moved[name] = replace(value, **{k: getattr(side, how)(*args, **kwargs) for k, side in sides.items()})
+        else:
+            moved[name] = getattr(value, how)(*args, **kwargs)
+    return moved
+
+
+def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
+
+    Its errors are raised where its item would have come. When this iterator is closed, the other one is not asked for
+    more.
+    """
+    end: Any = object()
+    with ThreadPoolExecutor(1) as thread:
+        coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
+        try:
+            while (item := coming.popleft().result()) is not end:
+                coming.append(thread.submit(next, items, end))
+                yield item
+        finally:
+            for each in coming:
+                each.cancel()

@@ -1,0 +1,42 @@
+"""How large a model of a config would be, and whether this machine can hold it."""
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from heedful.training.processes.devices import memory_of_machine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from heedful.configuration_base_heed import HeedBaseConfig
+
+
+def check_memory(kind: type["PreTrainedModel"], config: "HeedBaseConfig", is_alone: bool) -> None:
+    """Raise a `ValueError` if this machine cannot hold a model: alone, its gradients and Adam's moments too."""
+    memory, parameters = memory_of_machine(), parameters_of(kind, config)
+    needed = parameters * (16 if is_alone else 4)
+    if memory is not None and needed > memory:
+        raise ValueError(
+            f"`model.options` and `tokenizer.vocab_size` must make a model that fits into {memory / 1e9:,.0f} GB, the "
+            f"memory of this machine, but make one of {parameters:.3g} parameters, which needs {needed / 1e9:.3g} GB."
+        )
+
+
+def parameters_of(kind: type["PreTrainedModel"], config: "HeedBaseConfig") -> float:
+    """Count the parameters of a model without making it: its layers are alike, so that two are enough."""
+    depths = int(config.encoder_layers), int(config.decoder_layers)
+    counts = {}
+    for encoder, decoder in ((1, 1), (2, 1), (2, 2)):
+        small = copy.deepcopy(config)
+        small.encoder_layers, small.decoder_layers = encoder, decoder
+        try:
+            # Nothing is drawn for weights that are not there.
+            with torch.device("meta"), torch.random.fork_rng(devices=[]):
+                counts[encoder, decoder] = kind(small).num_parameters()
+        except (RuntimeError, OverflowError, TypeError):  # sizes whose product is no number any more
+            return math.inf
+    per_layer = counts[2, 1] - counts[1, 1], counts[2, 2] - counts[2, 1]
+    return counts[1, 1] + sum((depth - 1) * count for depth, count in zip(depths, per_layer, strict=True))

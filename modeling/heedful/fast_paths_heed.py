@@ -451,7 +451,8 @@ LARGEST_BIAS = 16
 def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
     """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
     return (
-        is_plain(norm, nn.LayerNorm)
+        not torch.compiler.is_compiling()
+        and is_plain(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
         and states.device.type == "cpu"  # elsewhere the question below would wait for the device
         and torch.is_grad_enabled()

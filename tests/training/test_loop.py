@@ -282,7 +282,9 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_leaves_the_last_checkpoint
 def test_the_validation_loss_does_not_depend_on_the_token_budget(make_loop, corpus):
     loop = make_loop()
     losses = [
-        validation_loss(loop.engine.model, corpus.validation, budget, loop.pad_token_id, loop.accelerator)
+        validation_loss(
+            loop.engine.model, corpus.validation, budget, corpus.tokenizers.source.pad_token_id, loop.accelerator
+        )
         for budget in (10_000, 200, 1)
     ]
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from heedful.packed_rows_heed import EndToEnd
 
 SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
-STEPS = 16  # the tokens of one side are filled up to a multiple of this part of the token budget,
-SMALLEST_STEP, LARGEST_STEP = 64, 2048  # of at least and at most so many tokens
+# The tokens of one side are filled up to a multiple of a step: this part of the token budget, in whole units that
+# products of matrices are fast with, and not more than so many tokens.
+STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
 # Each side is filled up by as many rows at most and tokens at least, so that every one of these rows has a token on
 # both sides: attention to no key at all is not a number.
 FILLING_ROWS = 16
@@ -42,7 +43,7 @@ def laid_end_to_end(
     from heedful.fast_paths_heed import Packing
 
     lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
-    step = min(max(token_budget // STEPS, SMALLEST_STEP), LARGEST_STEP)
+    step = min(max(token_budget // STEPS // UNIT, 1) * UNIT, LARGEST_STEP)
     known = lengths.sum(0)
     filled = -(-(known + FILLING_ROWS) // step) * step
     longest = max(SHORTEST_LIMIT, 1 << int(lengths.max() - 1).bit_length())

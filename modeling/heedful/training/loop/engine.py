@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
+from heedful.inference.loading import first_line
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.engine_state import EngineState
 from heedful.training.loop.feed import Feed, on_device, pinned
@@ -49,6 +50,10 @@ class Engine(EngineState):
         self.feed, self.body, self.decides_on_device = feed, body, decides_on_device
         self._skips_logits = model.trains_on_loss_alone
         self.objective: Any = model.objective
+        if body is not None and body.uses_graphs:
+            # Or the first gradients would be kept in memory that a graph writes to again.
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
 
     def warm_up(self, row: Row) -> None:
         """Compile the step, and let DDP build the buckets in which it all-reduces gradients, before the first update.
@@ -63,12 +68,13 @@ class Engine(EngineState):
             micro_batch = MicroBatch(self.feed.tensors([row])) if self.body is None else self.feed.repeated(row)
             self.accumulate([micro_batch], tokens=1)
         except Exception as error:
-            if self.body is None or should_reduce_batch_size(error):
+            is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
+            if self.body is None and not is_too_large:
                 raise
-            self.body = None
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning("training goes on uncompiled, because its step cannot be compiled here: %s", reason)
-            self.warm_up(row)
+            if not is_too_large:  # else the first update fails too, and may be divided further
+                self.body = None
+                logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
+                self.warm_up(row)
         self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What the engine is fed with: an update's micro-batches as tensors, made ahead in another thread for a GPU."""
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
 from heedful.fast_paths_heed import Packing, runs_known_code
 from heedful.packed_rows_heed import why_padded
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 AHEAD = 2  # updates that are made while the GPU computes one
@@ -64,10 +67,19 @@ class Feed:
 
 def may_pack(model: Any, accelerator: Accelerator) -> bool:
     """Tell whether rows may lie end to end: for flash attention, which computes in bfloat16 on GPUs since Ampere."""
-    is_able = accelerator.device.type == "cuda" and torch.cuda.get_device_capability(accelerator.device) >= (8, 0)
+    device = accelerator.device
+    if device.type != "cuda":
+        return False
     reason = why_padded(model.config, model.config._attn_implementation)
-    is_plain = reason is None and model.objective is None and runs_known_code(model)
-    return is_able and accelerator.mixed_precision == "bf16" and is_plain
+    if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(device) < (8, 0):
+        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
+    elif model.objective is not None:
+        reason = "R-Drop and distillation need them so"
+    elif not runs_known_code(model):
+        reason = "code that is not Heedful's runs within the model"
+    if reason is not None:
+        logger.info("rows are padded to one length: %s", reason)
+    return reason is None
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:

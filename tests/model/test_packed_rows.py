@@ -1,0 +1,122 @@
+"""A model whose rows lie end to end: the same loss and gradient as with padding."""
+
+import random
+
+import pytest
+import torch
+
+from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig
+from heedful.data.end_to_end import laid_end_to_end
+from heedful.data.micro_batches import collate
+from heedful.packed_rows_heed import why_padded
+from rows_attention import varlen_attn
+
+IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+SIZES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "d_k": 8, "d_v": 8, "dropout": 0.0}
+
+
+def make_rows(count: int) -> list[dict[str, list[int]]]:
+    draw = random.Random(count)
+    return [
+        {
+            name: [draw.randrange(3, 100) for _ in range(draw.randint(1, most))]
+            for name, most in (("input_ids", 30), ("labels", 20))
+        }
+        for _ in range(count)
+    ]
+
+
+def loss_and_gradient(model, batch, **settings):
+    model.zero_grad()
+    loss = model(**batch, **settings, num_items_in_batch=400, skip_logits=True).loss
+    loss.backward()
+    return loss.item(), torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"position_encoding": "rotary"},
+        {"position_encoding": "none", "norm_placement": "pre"},
+        {"share_layers": True},
+        {"attention_scoring": "dot"},
+    ],
+)
+@pytest.mark.parametrize("count", [1, 40])
+def test_loss_and_gradient_are_those_of_padded_rows(varlen, options, count):
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES, **options, label_smoothing=0.1)).train()
+    model.set_attn_implementation("sdpa")
+    assert why_padded(model.config, "sdpa") is None
+    rows = make_rows(count)
+    loss, gradient = loss_and_gradient(model, collate(rows, 0))
+    packed_loss, packed_gradient = loss_and_gradient(model, laid_end_to_end(rows, 2000, 0, 1))
+    assert packed_loss == pytest.approx(loss, rel=1e-6)
+    assert (packed_gradient - gradient).norm() < 1e-5 * gradient.norm()
+
+
+def test_in_bfloat16_they_differ_by_its_rounding(varlen):
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
+    model.set_attn_implementation("sdpa")
+    rows = make_rows(40)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [loss_and_gradient(model, batch) for batch in (collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1))]
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-2)
+    assert torch.cosine_similarity(found[0][1], found[1][1], dim=0) > 0.99
+
+
+def test_what_fills_up_changes_nothing(varlen):
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
+    model.set_attn_implementation("sdpa")
+    rows, found = make_rows(10), []
+    for pad in (0, 57):
+        batch = laid_end_to_end(rows, 20_000, pad, 1)
+        batch["decoder_input_ids"] = batch["decoder_input_ids"].where(batch["labels"] != -100, torch.tensor(pad))
+        found.append(loss_and_gradient(model, batch))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_places_of_labels_that_are_known_change_nothing():
+    torch.manual_seed(0)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
+    batch = collate(make_rows(10), 0)
+    places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
+    loss, gradient = loss_and_gradient(model, batch)
+    again, same = loss_and_gradient(model, batch, label_places=places)
+    assert loss == again
+    assert torch.equal(gradient, same)
+    fewer, _ = loss_and_gradient(model, batch, label_places=places[:1])
+    assert fewer < loss
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"position_encoding": "learned"}, "learned"),
+        ({"position_encoding": "t5"}, "t5"),
+        ({"position_encoding": "shaw"}, "shaw"),
+        ({"encoder_neighbourhood": 3}, "neighbourhood"),
+        ({"attention_dropout": 0.1}, "attention_dropout"),
+        ({"attention_scoring": "additive"}, "attn_implementation"),
+        ({"decoder_key_value_heads": 2}, "share keys"),
+        ({"d_v": 16}, "one width"),
+        ({"d_k": 6, "d_v": 6}, "multiple of 8"),
+    ],
+)
+def test_what_flash_attention_cannot_compute_is_padded(options, reason):
+    assert reason in why_padded(HeedConfig(**IDS, **SIZES | options), "sdpa")
+
+
+def test_other_kernels_and_recurrent_models_are_padded():
+    assert "eager" in why_padded(HeedConfig(**IDS, **SIZES), "eager")
+    assert "recurrent" in why_padded(HeedRNNConfig(**IDS), "sdpa")

@@ -43,6 +43,11 @@ class EndToEnd:
         """Return `(1, N, D)` states as they are."""
         return states
 
+    def repeated(self, times: int) -> "EndToEnd":
+        """Return all rows so many times, one time behind the other."""
+        ends = [self.bounds[1:] + time * self.shape[1] for time in range(times)]
+        return EndToEnd(torch.cat([self.bounds[:1], *ends]), torch.cat([self.positions] * times, 1), self.longest)
+
     def to(self, *args: Any, **kwargs: Any) -> "EndToEnd":
         """Return the same on another device, with the arguments of `torch.Tensor.to`."""
         return EndToEnd(self.bounds.to(*args, **kwargs), self.positions.to(*args, **kwargs), self.longest)

@@ -69,6 +69,14 @@ def test_a_compiled_step_on_rows_end_to_end_does_too(make_loop, quick_compiler, 
     assert all(0 <= share < 0.5 for share in padding)
 
 
+def test_r_drop_on_rows_end_to_end_learns_what_it_does_on_padded_ones(make_loop, packed, monkeypatch, tmp_path):
+    changes = {"optimization.r_drop": 3.0, "model.attn_implementation": "sdpa", "model.options.dropout": 1e-9}
+    make_loop(changes).run()
+    monkeypatch.setattr(model_of_recipe, "may_pack", lambda *_: False)
+    make_loop(changes, folder=tmp_path / "padded").run()
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "padded"), rel=1e-5)
+
+
 def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(make_loop, quick_compiler, weights_of, tmp_path):
     straight = make_loop(COMPILED, folder=tmp_path / "straight")
     straight.run()
@@ -134,11 +142,11 @@ class FakeGpu(SimpleNamespace):
         super().__init__(device=torch.device("cuda", 0), num_processes=processes, mixed_precision="bf16")
 
 
-def body_of(make_loop, changes, processes=1, **models):
+def body_of(make_loop, changes, processes=1, is_sharded=False, packs=True):
     loop = make_loop(changes)
     network = loop.engine.network
     network.__dict__.pop("forward", None)  # of Accelerate's
-    return compilation.body_of(network, loop.settings, FakeGpu(processes), **{"is_sharded": False} | models)
+    return compilation.body_of(network, loop.settings, FakeGpu(processes), is_sharded, packs)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +168,11 @@ def test_auto_compiles_on_a_gpu_where_a_run_is_long_enough(make_loop, monkeypatc
     assert (body is not None) == ("the step is compiled" in told)
 
 
-def test_graphs_are_for_one_process_and_shards_are_not_compiled(make_loop, monkeypatch, caplog):
+def test_graphs_are_for_one_process_and_few_shapes_and_shards_are_not_compiled(make_loop, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "peak_operations", lambda device: None)
-    assert not body_of(make_loop, {"optimization.max_updates": 20_000}, processes=2).uses_graphs
+    long = {"optimization.max_updates": 20_000}
+    assert not body_of(make_loop, long, processes=2).uses_graphs
+    assert not body_of(make_loop, long, packs=False).uses_graphs
     with caplog.at_level(logging.INFO):
         assert body_of(make_loop, {}, is_sharded=True) is None
     assert "the step is not compiled: weights are sharded" in caplog.text
@@ -176,7 +186,7 @@ def test_a_hook_keeps_a_model_from_being_compiled_and_packed(make_loop, monkeypa
     assert feed.may_pack(network, FakeGpu())
     network.model.encoder.layers[0].register_forward_hook(lambda *_: None)
     with caplog.at_level(logging.INFO):
-        assert compilation.body_of(network, loop.settings, FakeGpu(), is_sharded=False) is None
+        assert compilation.body_of(network, loop.settings, FakeGpu()) is None
         assert not feed.may_pack(network, FakeGpu())
     assert caplog.text.count("code that is not Heedful's runs within the model") == 2
 

@@ -57,9 +57,7 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     return [[[rows[number] for _, _, number in part] for part in parts] for parts in assigned]
 
 
-def micro_batches_of_rank(
-    parts: list[list[list[Row]]], rank: int, make: Callable[[list[Row]], Any]
-) -> list[MicroBatch]:
+def micro_batches_of_rank(parts: list[list[list[Row]]], rank: int, make: Callable[..., Any]) -> list[MicroBatch]:
     """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]

@@ -25,6 +25,7 @@ from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
 from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
+from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
 from heedful.inference.distillation import TeacherTokens
 from heedful.inference.loading import first_line, load_model
@@ -216,6 +217,7 @@ def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: S
     yield from findings
     if any(finding.level == "error" and finding.check != "decoding_lengths" for finding in findings):
         return  # such a model cannot be run, so its speed cannot be measured
+    yield from check_speed(recipe, model.config)
     updates = UpdateBatches(rows.source_lengths, rows.target_lengths, recipe.batching).epoch(0)
     seconds = per_epoch = None
     if recipe.optimization.max_minutes is not None:

@@ -67,8 +67,8 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
     set_objective(model, settings)
-    body = body_of(model, settings, accelerator, is_sharded)
     packs = not is_sharded and may_pack(model, accelerator)
+    body = body_of(model, settings, accelerator, is_sharded, packs)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
     if kind != DistributedType.DEEPSPEED:
         # A scale of gradients and a moving average wait for each update anyway.

@@ -52,11 +52,16 @@ class CompiledBody:
 
 
 def body_of(
-    model: "PreTrainedModel", settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool
+    model: "PreTrainedModel",
+    settings: OptimizationRecipe,
+    accelerator: Accelerator,
+    is_sharded: bool = False,
+    packs: bool = False,
 ) -> CompiledBody | None:
     """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains.
 
-    A recipe that asks for one where none can be is a `ValueError`.
+    A small one whose rows lie end to end, in few shapes, becomes CUDA graphs. A recipe that asks for one where none
+    can be is a `ValueError`.
     """
     obstacle = _obstacle(model, is_sharded)
     if settings.compile is True and obstacle is not None:
@@ -66,8 +71,8 @@ def body_of(
         if reason is not None and accelerator.device.type == "cuda":
             logger.info("the step is not compiled: %s", reason)
         return None
-    is_alone, on_cuda = accelerator.num_processes == 1, accelerator.device.type == "cuda"
-    uses_graphs = on_cuda and is_alone and _operations(model, settings.micro_batch_tokens) < GRAPHS_BELOW
+    is_small = _operations(model, settings.micro_batch_tokens) < GRAPHS_BELOW
+    uses_graphs = packs and is_small and accelerator.num_processes == 1
     logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
     return CompiledBody(model.model, uses_graphs)
 

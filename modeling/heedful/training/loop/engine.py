@@ -21,7 +21,7 @@ from heedful.data.micro_batches import MicroBatch
 from heedful.inference.loading import first_line
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.engine_state import EngineState
-from heedful.training.loop.feed import Feed, on_device, pinned
+from heedful.training.loop.feed import Feed, on_device
 from heedful.training.processes.collectives import full_tensor
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ class Engine(EngineState):
             for number, micro_batch in enumerate(micro_batches, start=1):
                 batch = micro_batch.tensors
                 if self.objective is not None:
-                    batch = self.objective.repeated(batch)
-                    batch = pinned(batch) if device.type == "cuda" else batch
+                    batch = self.feed.ready(self.objective.repeated(batch))
                 batch = on_device(batch, device) | {"skip_logits": self._skips_logits, "body": self.body}
                 with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
                     loss = self.model(**batch, num_items_in_batch=tokens).loss
@@ -150,11 +149,8 @@ class Engine(EngineState):
         if is_finite is None:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
-        if is_finite is not False:
-            self.optimizer.step()
+        self.lower_scale() if is_finite is False else self.optimizer.step()
         self.discard()
-        if is_finite is False:
-            self.lower_scale()
         return is_finite
 
     def discard(self) -> None:

@@ -20,6 +20,7 @@ from heedful.packed_rows_heed import why_padded
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+DERIVED = ("packing", "label_places")  # of a batch, from its rows
 AHEAD = 2  # updates that are made while the GPU computes one
 
 
@@ -55,7 +56,10 @@ class Feed:
     def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the tensors of a micro-batch, on the CPU."""
         ids = self.config.pad_token_id, self.config.decoder_start_token_id
-        tensors = laid_end_to_end(rows, self.token_budget, *ids) if self.packs else collate(rows, ids[0])
+        return self.ready(laid_end_to_end(rows, self.token_budget, *ids) if self.packs else collate(rows, ids[0]))
+
+    def ready(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch as it is, or for a GPU pinned."""
         return pinned(tensors) if self.is_ahead else tensors
 
     def repeated(self, row: Row) -> MicroBatch:
@@ -73,8 +77,8 @@ def may_pack(model: Any, accelerator: Accelerator) -> bool:
     reason = why_padded(model.config, model.config._attn_implementation)
     if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(device) < (8, 0):
         reason = "flash attention computes in bfloat16 on cards since Ampere alone"
-    elif model.objective is not None:
-        reason = "R-Drop and distillation need them so"
+    elif model.objective is not None and model.objective.reads_rows:
+        reason = "a teacher's tokens are found by whole rows"
     elif not runs_known_code(model):
         reason = "code that is not Heedful's runs within the model"
     if reason is not None:
@@ -90,6 +94,16 @@ def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
     labels: torch.Tensor = tensors["labels"]
     batch = {**tensors, "label_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
     return _moved(batch, "pin_memory")
+
+
+def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Return a batch of which all rows come so many times, one time behind the other."""
+    packing = batch.get("packing")
+    if packing is None:
+        return {name: torch.cat([values] * times) for name, values in batch.items() if name != "label_places"}
+    rows = {name: torch.cat([values] * times, 1) for name, values in batch.items() if name not in DERIVED}
+    sides = {name: getattr(packing, name).repeated(times) for name in ("states", "source")}
+    return rows | {"packing": replace(packing, **sides)}
 
 
 def on_device(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from the seed, the update and the rank, so that a resumed run goes on as if it h
 """
 
 import logging
+import math
 import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
@@ -101,6 +102,7 @@ class TrainingLoop:
             self._validate()  # the run was stopped between saving and validating
         if self._is_finished():
             logger.info("nothing is left to train: the run has ended, after %s updates", self.progress.update)
+            return
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
@@ -154,13 +156,11 @@ class TrainingLoop:
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1
         is_due = any(map(self._is_due, ("logging", "validation", "checkpoints"))) or (is_alone and any(stops))
-        if is_due or not self.engine.decides_on_device:
-            self._read_results()
-        elif not is_alone:
-            # A rank that is to stop says so to the others one update later: the device computes meanwhile.
-            self._read_results(keep=1)
+        # Of several ranks one that is to stop is heard one update later: the device computes meanwhile.
+        later = math.inf if is_alone else 1
+        self._read_results(0 if is_due or not self.engine.decides_on_device else later)
 
-    def _read_results(self, keep: int = 0) -> None:
+    def _read_results(self, keep: float = 0) -> None:
         """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
         for result in self.results.read(keep):
             self._is_stopping, self._time_is_up = result.stopping_ranks > 0, result.late_ranks > 0

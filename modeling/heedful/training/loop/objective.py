@@ -11,6 +11,7 @@ import torch
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.inference.distillation import TeacherTokens
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
+from heedful.training.loop.feed import repeated
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -35,7 +36,7 @@ class RDrop:
     translation is 5. What is drawn once for a whole batch, as layers are dropped, is the same in both passes.
     """
 
-    passes = 2
+    passes, reads_rows = 2, False
 
     def __init__(self, alpha: float):
         self.weight = alpha / 4
@@ -55,7 +56,7 @@ class RDrop:
     def repeated(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a batch of which all rows come once, and then once more."""
         self._added = 0.0  # of a batch that did not fit in memory
-        return {name: torch.cat([values] * self.passes) for name, values in batch.items()}
+        return repeated(batch, self.passes)
 
     def take_added(self) -> tuple[torch.Tensor | float, ...]:
         """Return α/4 [KL(p‖q) + KL(q‖p)] of the last batch, in nats."""
@@ -115,6 +116,8 @@ class Distillation:
     whose α is w). The teacher is known by its k most probable tokens, brought to sum 1. With R-Drop, whose term comes
     on top, it is the mean over both passes.
     """
+
+    reads_rows = True  # which the teacher knows its tokens by
 
     def __init__(self, teacher: TeacherTokens, weight: float, r_drop: RDrop | None = None):
         self._teacher, self.weight, self._r_drop = teacher, weight, r_drop

@@ -47,10 +47,12 @@ def test_training_is_timed_against_marian_with_equal_losses(tmp_path):
 @pytest.mark.slow
 def test_batches_are_compared_in_padding_speed_and_loss(tmp_path):
     corpus = ("--vocabulary", "500", "--tokens", "500", "--buckets", "2")
-    padding, training, quality = figures(
+    padding, shapes, training, quality = figures(
         tmp_path, "batching.py", *corpus, "--updates", "2", "--quality", "--pairs", "60", "--seeds", "1"
     )
     assert padding["heed"] < 0.05 < padding["group_by_length"] < padding["random"]
+    counts = {name: int(shapes[name].split()[0]) for name in ("padded", "fixed rows", "stepped", "end to end")}
+    assert 0 < counts["end to end"] < counts["padded"]
     for name in ("heed_trainer", "heed_loop"):
         assert training[f"{name}_ratio"] > 0
         assert 0 < training[f"{name}_waiting"] < 1

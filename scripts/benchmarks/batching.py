@@ -9,6 +9,9 @@ measurement:
 
 - `padding`: the part of all positions, of sources and targets together, that is padding in random batches, in those of
   `group_by_length`, and in Heed's.
+- `shapes`: how many shapes micro-batches have in three epochs, and what is computed for each real token: padded as they
+  are; with lengths in multiples of 8 and as many rows for each pair of lengths; in multiples of 8 with rows in steps of
+  a sixteenth; end to end, as a GPU trains.
 - `training`, for every size: real target tokens per second of Seq2SeqTrainer with MarianMTModel and random batches, of
   HeedSeq2SeqTrainer and of Heed's own loop with Heed's batches; the same weights, AdamW, float32. Slices of a few
   updates, drawn anew in each round, take turns, and all tokens are divided by all seconds; reading data, the optimizer
@@ -46,6 +49,7 @@ from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
+from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate, padding_share
 from heedful.inference.memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
@@ -176,6 +180,36 @@ def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> R
     shares = {name: round(padding_share(each, *lengths), 4) for name, each in batches.items()}
     capacity = {"tokens": options["tokens"], "buckets": options["buckets"], "random_rows": size}
     return {"measured": "padding", "pairs": len(rows), **capacity, "heed_batches": len(batches["heed"]), **shares}
+
+
+def compare_shapes(rows: EncodedPairs, options: dict[str, Any]) -> Row:
+    """Return the number of shapes, and computed tokens for each real one, of ways to give micro-batches few shapes."""
+    shapes: dict[str, set[tuple[int, ...]]] = {
+        name: set() for name in ("padded", "fixed rows", "stepped", "end to end")
+    }
+    computed, real, most = Counter[str](), 0, options["tokens"] // options["buckets"]
+    planned = UpdateBatches(rows.source_lengths, rows.target_lengths, batching_of(options))
+    for bucket in (bucket for epoch in range(EPOCHS) for update in planned.epoch(epoch) for bucket in update):
+        source, target, count = rows.source_lengths[bucket], rows.target_lengths[bucket], len(bucket)
+        longest = int(source.max()), int(target.max())
+        eights = [-(-length // 8) * 8 for length in longest]
+        shortest = max(2, sum(eights) - 14)  # of both sides, in rows of these lengths
+        step = max(8, 1 << max(0, count.bit_length() - 5))
+        packed = laid_end_to_end([rows[row] for row in bucket], most, 0, 1)
+        found = {
+            "padded": (count, *longest),
+            "fixed rows": (max(most // shortest, count), *eights),
+            "stepped": (-(-count // step) * step, *eights),
+        }
+        for name, (height, *widths) in found.items():
+            computed[name] += height * sum(widths)
+        found["end to end"] = tuple(packed[name].shape[1] for name in ("input_ids", "labels"))
+        computed["end to end"] += sum(found["end to end"])
+        for name, shape in found.items():
+            shapes[name].add(shape)
+        real += int(source.sum() + target.sum())
+    told = {name: f"{len(shapes[name])} shapes, {computed[name] / real:.2f} computed" for name in shapes}
+    return {"measured": "shapes", "tokens": options["tokens"], "buckets": options["buckets"], **told}
 
 
 class Training:
@@ -338,6 +372,7 @@ def measured(options: dict[str, Any]) -> Iterator[Row]:
         rows = EncodedPairs(row for update in corpus.updates(0) for bucket in update for row in bucket)
         random_rows = rows_of_random_batches(rows.source_lengths, rows.target_lengths, options["tokens"])
         yield compare_padding(rows, random_rows, options)
+        yield compare_shapes(rows, options)
         for size in [] if options["sizes"] == "none" else options["sizes"].split(","):
             yield compare_training(Training(folder, corpus, size, random_rows, options), size)
         if options["quality"]:

@@ -2,17 +2,20 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.micro_batches import padding_share, split_update
 from heedful.training.checkpoints.progress import Progress, new_window
-from heedful.training.loop import feed
+from heedful.training.loop import feed, monitoring
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
+from heedful.training.processes.throughput import operations_of_pairs
 from tiny_runs import logged
 
 
@@ -132,3 +135,30 @@ def test_a_log_is_rewound_to_an_update(tmp_path):
         (2, "train/loss"),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_multiplied_with():
+    layers, width, inner, vocabulary = 2, 16, 24, 50
+    stack = {"layers": layers, "ffn_dim": inner, "attention_heads": 2}
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in stack.items()}
+    for options in ({}, {"tie_output_embeddings": False}, {"position_encoding": "learned"}):
+        model = HeedForConditionalGeneration(HeedConfig(vocab_size=vocabulary, d_model=width, **sizes, **options))
+        of_source = layers * (4 * width**2 + 2 * width * inner) + 2 * layers * width**2
+        of_target = layers * (6 * width**2 + 2 * width * inner) + width * vocabulary
+        assert operations_of_pairs(model, 30, 20) == 6 * (30 * of_source + 20 * of_target)
+
+
+def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
+    monkeypatch.setattr(monitoring, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(monitoring, "peak_memory", lambda device: 1.25)
+    loop = make_loop()
+    write, told = loop.log.write_training, []
+    monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
+    loop.run()
+    shares = logged(tmp_path / "run", "train/model_flops_utilization")
+    assert len(shares) == 6
+    speeds = logged(tmp_path / "run", "train/target_tokens_per_s")
+    per_token = operations_of_pairs(loop.engine.network, 0, 1)
+    assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
+    assert logged(tmp_path / "run", "train/peak_memory_gib") == [1.25] * 6
+    assert re.fullmatch(r"loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1])

@@ -103,12 +103,8 @@ def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.
 def chooses_from_all() -> bool:
     """Tell whether torch may compute `sdpa` on a GPU by all that it has, as it may where nobody asks for less."""
     cuda = torch.backends.cuda
-    return (
-        cuda.cudnn_sdp_enabled()
-        and cuda.flash_sdp_enabled()
-        and cuda.mem_efficient_sdp_enabled()
-        and cuda.math_sdp_enabled()
-    )
+    kinds = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    return all(is_enabled() for is_enabled in kinds)
 
 
 class KernelChoice(PreTrainedModel):

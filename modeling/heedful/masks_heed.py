@@ -113,13 +113,8 @@ def source_mask(
         embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # the targets of a source as one
     if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
         return None
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=embeddings,
-        attention_mask=attention_mask,
-        encoder_hidden_states=source,
-        allow_is_bidirectional_skip=may_ask_for_padding(attention_mask, embeddings),
-    )
+    may_ask = may_ask_for_padding(attention_mask, embeddings)
+    return create_bidirectional_mask(config, embeddings, attention_mask, source, allow_is_bidirectional_skip=may_ask)
 
 
 # Restricted self-attention: time and memory grow with the length, not with its square

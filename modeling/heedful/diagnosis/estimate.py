@@ -41,7 +41,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StreamedCorpus, prepare_corpus
 from heedful.training.processes.collectives import all_reduce
-from heedful.training.processes.devices import hardware_in_words, make_accelerator
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.start_checks import check_start
@@ -292,7 +292,8 @@ class Rehearsal:
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
         micro_batches = micro_batches_of_rank(parts, self.accelerator.process_index, self.pad_token_id)
-        self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
+        with float32_products(self.settings.mixed_precision):
+            self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .configuration_heed import HeedConfig
 from .fast_paths_heed import Packing, Tokens, project, project_together
-from .kernels_heed import check_flex_attention
+from .kernels_heed import attention_function, check_flex_attention
 from .masks_heed import WindowedMask, neighbourhood_attention
 from .packed_rows_heed import EndToEnd, packed_attention
 from .positions_heed import RotaryPositions
@@ -132,7 +131,7 @@ class HeedAttention(nn.Module):
         weights are returned beside the output if the attention function returns them.
         """
         cache = given_cache(cache, kwargs)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention)
+        attend = attention_function(attn_implementation, eager_attention, hidden_states.device)
         tokens, source_tokens = (None, None) if packing is None else (packing.states, packing.source)
         if key_value_states is None:
             query, key, value = self.project_own(hidden_states, cache, positions, tokens, layer_idx)

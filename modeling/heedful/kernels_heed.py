@@ -1,9 +1,12 @@
-"""The choice among the functions that compute attention: which of them compute what a config says."""
+"""The choice among the functions that compute attention: which of them compute what a config says, and how fast."""
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
@@ -11,6 +14,10 @@ from .fast_paths_heed import computing_dtype
 
 # The attention functions that take any mask and values of another width than the keys.
 GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
+# Where torch computes `sdpa` by cuDNN,
+DEVICE_OF_CUDNN = "cuda"
+# and all that it chooses from but for that.
+ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
 
 
 def has_uneven_heads(config: HeedConfig) -> bool:
@@ -68,6 +75,36 @@ def check_flex_attention(query: torch.Tensor, dropout: float) -> None:
             "`attn_implementation` must be eager or sdpa to compute gradients on the CPU, but is flex_attention "
             "instead. Where none are needed, call the model within `torch.no_grad()`."
         )
+
+
+def attention_function(name: str, eager: Callable, device: torch.device) -> Callable:
+    """Return the attention function of that name for states on that device: `sdpa` on a GPU without cuDNN's."""
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    return functools.partial(without_cudnn, attend) if name == "sdpa" and device.type == DEVICE_OF_CUDNN else attend
+
+
+def without_cudnn(attend: Callable, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call an attention function while torch has cuDNN's left out, unless somebody else has left any of them out.
+
+    cuDNN, which torch prefers on some GPUs, makes a plan for every new shape, in up to half a second; batches of text
+    have new shapes nearly always. The gradient is computed by what computed the output.
+    """
+    if not chooses_from_all():
+        return attend(*states, **kwargs)
+    try:
+        with sdpa_kernel(ALL_BUT_CUDNN):
+            return attend(*states, **kwargs)
+    finally:
+        # The choice is of all threads: where two overlap, one may have found it without cuDNN, and put that back.
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@torch.compiler.assume_constant_result
+def chooses_from_all() -> bool:
+    """Tell whether torch may compute `sdpa` on a GPU by all that it has, as it may where nobody asks for less."""
+    cuda = torch.backends.cuda
+    kinds = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    return all(is_enabled() for is_enabled in kinds)
 
 
 class KernelChoice(PreTrainedModel):

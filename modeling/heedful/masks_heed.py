@@ -33,6 +33,11 @@ def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None
         )
 
 
+def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.Tensor) -> bool:
+    """Tell whether a mask may be looked through for padding: not on a GPU, for which a call would wait."""
+    return attention_mask is None or embeddings.device.type == "cpu"
+
+
 def neighbourhood_mask(radius: int | None) -> Callable | None:
     """Return the mask function of restricted self-attention (section 4): at most `radius` positions away."""
     if radius is None:
@@ -90,7 +95,10 @@ def self_attention_mask(
         return windowed_mask(attention_mask, radius, is_causal, dtype)
     given: dict[str, Any] = {"config": config, "inputs_embeds": embeddings, "attention_mask": attention_mask}
     given["and_mask_function"] = neighbourhood_mask(radius)
-    return create_causal_mask(**by_name(cache), **given) if is_causal else create_bidirectional_mask(**given)
+    may_ask = may_ask_for_padding(attention_mask, embeddings)
+    if is_causal:
+        return create_causal_mask(**by_name(cache), **given, allow_is_causal_skip=may_ask)
+    return create_bidirectional_mask(**given, allow_is_bidirectional_skip=may_ask)
 
 
 def source_mask(
@@ -110,9 +118,8 @@ def source_mask(
         embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # the targets of a source as one
     if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
         return None
-    return create_bidirectional_mask(
-        config=config, inputs_embeds=embeddings, attention_mask=attention_mask, encoder_hidden_states=source
-    )
+    may_ask = may_ask_for_padding(attention_mask, embeddings)
+    return create_bidirectional_mask(config, embeddings, attention_mask, source, allow_is_bidirectional_skip=may_ask)
 
 
 # Restricted self-attention: time and memory grow with the length, not with its square

@@ -9,9 +9,9 @@ measurement:
 
 - `padding`: the part of all positions, of sources and targets together, that is padding in random batches, in those of
   `group_by_length`, and in Heed's.
-- `shapes`: how many shapes micro-batches have in three epochs, and what is computed for each real token: padded as they
-  are; with lengths in multiples of 8 and as many rows for each pair of lengths; in multiples of 8 with rows in steps of
-  a sixteenth; end to end, as a GPU trains.
+- `shapes`: how many shapes micro-batches have in three epochs, and what is computed for each real token: padded as
+  they are; with lengths in multiples of 8 and as many rows for each pair of lengths; in multiples of 8 with rows in
+  steps of a sixteenth; end to end, as a GPU trains.
 - `training`, for every size: real target tokens per second of Seq2SeqTrainer with MarianMTModel and random batches, of
   HeedSeq2SeqTrainer and of Heed's own loop with Heed's batches; the same weights, AdamW, float32. Slices of a few
   updates, drawn anew in each round, take turns, and all tokens are divided by all seconds; reading data, the optimizer
@@ -184,9 +184,8 @@ def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> R
 
 def compare_shapes(rows: EncodedPairs, options: dict[str, Any]) -> Row:
     """Return the number of shapes, and computed tokens for each real one, of ways to give micro-batches few shapes."""
-    shapes: dict[str, set[tuple[int, ...]]] = {
-        name: set() for name in ("padded", "fixed rows", "stepped", "end to end")
-    }
+    ways = "padded", "fixed rows", "stepped", "end to end"
+    shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in ways}
     computed, real, most = Counter[str](), 0, options["tokens"] // options["buckets"]
     planned = UpdateBatches(rows.source_lengths, rows.target_lengths, batching_of(options))
     for bucket in (bucket for epoch in range(EPOCHS) for update in planned.epoch(epoch) for bucket in update):

@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -156,6 +157,23 @@ def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
     rehearsal.take_update(plan_batches(corpus, 500).first[0])
     names = [name for name, _, _ in engine.method_calls]
     assert names == ["feed.micro_batches", "accumulate", "gradient_norm", "step"]
+
+
+def test_what_is_timed_in_tf32_multiplies_by_it(corpus, tmp_path, monkeypatch):
+    recipe = tiny_recipe(tmp_path / "run")
+    rehearsal, found = rehearsal_of(recipe, corpus), []
+    rehearsal.settings = replace(recipe.optimization, mixed_precision="tf32")
+    accumulate = rehearsal.engine.accumulate
+    monkeypatch.setattr(
+        rehearsal.engine,
+        "accumulate",
+        lambda *args, **options: found.append(torch.get_float32_matmul_precision()) or accumulate(*args, **options),
+    )
+    plan, before = plan_batches(corpus, 500), torch.get_float32_matmul_precision()
+    rehearsal.take_update(plan.first[0])
+    rehearsal.activation_memory(plan.costliest[0], 0.0)
+    assert found == ["high"] * 3
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_checkpointing_saves_activations(corpus, tmp_path):

@@ -1,10 +1,14 @@
 """A search for settings: what it tries, that it can be stopped, and what it ends in."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from heedful.diagnosis import tuning
 from heedful.diagnosis.tuning import knobs_of, tune, with_values
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
 from tiny_runs import tiny_recipe
 
@@ -68,6 +72,25 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
     assert search.trials == []
     assert search.has_unfinished
     assert not search.recipe.exists()
+
+
+def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch):
+    changes = {"optimization.mixed_precision": "tf32", "validation.every_updates": 2}
+    recipe, found = tiny_recipe(tmp_path / "run", changes), []
+    train_on = TrainingLoop._train_on
+    monkeypatch.setattr(
+        TrainingLoop,
+        "_train_on",
+        lambda *args: found.append(torch.get_float32_matmul_precision()) or train_on(*args),
+    )
+    monkeypatch.setattr(
+        tuning,
+        "make_accelerator",  # of a machine that has it
+        lambda settings, *rest: make_accelerator(replace(settings, mixed_precision="no"), *rest),
+    )
+    tune(recipe, tmp_path / "search", minutes=5, vary={"dropout": [0.1, 0.2]})
+    assert set(found) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_values_are_chosen_around_the_recipe_s_own(tmp_path):

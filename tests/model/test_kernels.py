@@ -1,15 +1,17 @@
 """Every attention kernel computes the same, and what one cannot do is refused by name."""
 
 import importlib.util
+import threading
 import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, kernels_heed, masks_heed
 from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_config, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -180,6 +182,201 @@ def test_a_gpu_kernel_gives_nearly_the_loss_and_the_gradients_of_eager_attention
         model(**inputs).loss.backward()
         gradients.append(torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()]))
     assert torch.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+# On a GPU
+
+
+def backends():
+    """Return what torch may compute `sdpa` by: cuDNN, flash, memory-efficient and plain."""
+    cuda = torch.backends.cuda
+    kinds = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    return tuple(is_enabled() for is_enabled in kinds)
+
+
+ALL, ALL_BUT_CUDNN = (True, True, True, True), (False, True, True, True)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(kernels_heed, "DEVICE_OF_CUDNN", "cpu")
+    yield
+    assert backends() == ALL
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Put a function that notes the backends of each call in the place of transformers' own for `sdpa`."""
+    found, own = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def noting(*args, **kwargs):
+        found.append(backends())
+        return own(*args, **kwargs)
+
+    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", noting)
+    return found
+
+
+def test_nothing_is_left_out_on_the_cpu(seen):
+    tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
+    assert set(seen) == {ALL}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("variant", ["default", "neighbourhoods", "t5"])
+def test_cudnn_is_left_out_of_every_call_of_sdpa_on_a_gpu_also_of_one_that_is_repeated_for_its_gradient(seen, variant):
+    model = tiny_model(attention="sdpa", **VARIANTS[variant]).train()
+    model(SOURCE, labels=TARGET).loss.backward()
+    once = len(seen)
+    model.gradient_checkpointing_enable()
+    model(SOURCE, labels=TARGET).loss.backward()
+    assert len(seen) == 3 * once
+    model.generate(SOURCE, max_new_tokens=3)
+    assert len(seen) > 3 * once
+    assert set(seen) == {ALL_BUT_CUDNN}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_cudnn_is_back_after_an_attention_function_that_fails(monkeypatch):
+    def failing(*args, **kwargs):
+        assert backends() == ALL_BUT_CUDNN
+        raise MemoryError("all is full")
+
+    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", failing)
+    with pytest.raises(MemoryError, match="all is full"):
+        tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
+    assert backends() == ALL
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [SDPBackend.CUDNN_ATTENTION],
+        [SDPBackend.MATH],
+        [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
+        [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
+    ],
+)
+def test_a_users_own_choice_of_backends_is_left_as_it_is(seen, monkeypatch, chosen):
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, *args, **kwargs: q)
+    with sdpa_kernel(chosen):
+        expected = backends()
+        tiny_model(attention="sdpa")(SOURCE, labels=TARGET)
+        assert backends() == expected
+    assert set(seen) == {expected}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["eager", "of_my_own"])
+def test_other_attention_functions_are_called_as_they_are(own_kernel, seen, monkeypatch, name):
+    called = []
+    monkeypatch.setattr(kernels_heed, "without_cudnn", lambda *args, **kwargs: called.append(args))
+    assert tiny_model(attention=name)(SOURCE, labels=TARGET).loss.isfinite()
+    assert not called
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_two_threads_do_not_leave_cudnn_out_for_good():
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def slow(*args):
+        entered.set()
+        assert may_leave.wait(30)
+
+    def late():
+        # What it is when one thread has asked, and another goes in before it does.
+        kernels_heed.without_cudnn(lambda *args: may_leave.set() or first.join())
+
+    first = threading.Thread(target=kernels_heed.without_cudnn, args=(slow,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels_heed, "chooses_from_all", lambda: True)
+        first.start()
+        assert entered.wait(30)
+        late()
+    assert backends() == ALL
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("backend", ["as it is", "aot_eager"])
+def test_cudnn_is_left_out_of_a_compiled_model_which_is_one_graph(backend):
+    found = []
+
+    class Noting(torch.fx.Interpreter):
+        def run_node(self, node):
+            if "scaled_dot_product" in str(node.target):
+                found.append(backends())
+            return super().run_node(node)
+
+    def as_it_is(graph, examples):
+        return Noting(graph).run
+
+    torch.compiler.reset()
+    results = []
+    model = tiny_model(attention="sdpa", encoder_layers=1, decoder_layers=1).train()
+    for called in (
+        model,
+        torch.compile(model, fullgraph=True, backend=as_it_is if backend == "as it is" else backend),
+    ):
+        model.zero_grad()
+        loss = called(SOURCE, labels=TARGET).loss
+        loss.backward()
+        results.append(torch.cat([loss.detach()[None], model.lm_head.weight.grad.flatten()]))
+    torch.compiler.reset()
+    assert_near(*results)
+    assert found == [ALL_BUT_CUDNN] * (3 if backend == "as it is" else 0)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_cudnn_is_back_after_a_compilation_that_fails_in_the_middle_of_attention(monkeypatch):
+    untraceable = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS["sdpa"])
+    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "sdpa", untraceable)
+    model = tiny_model(attention="sdpa", encoder_layers=1, decoder_layers=1)
+    expected = model(SOURCE, labels=TARGET).loss
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match=r"torch\.compiler\.disable"):
+        torch.compile(model, fullgraph=True, backend="eager")(SOURCE, labels=TARGET)
+    assert backends() == ALL
+    assert_near(torch.compile(model, backend="eager")(SOURCE, labels=TARGET).loss, expected)
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_an_exported_model_knows_nothing_of_it():
+    model = tiny_model(attention="sdpa")
+    given = {"input_ids": SOURCE, "decoder_input_ids": TARGET, "use_cache": False}
+    program = torch.export.export(model, (), given)
+    called = {str(node.target) for node in program.graph.nodes}
+    assert any("scaled_dot_product_attention" in name for name in called)
+    assert not any("sdp" in name for name in called)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("has_target_mask", [True, False])
+def test_a_training_step_asks_an_accelerator_for_no_number(kernel, has_target_mask):
+    # A meta tensor has no values, so whatever would wait for one fails.
+    for changes in VARIANTS.values():
+        if kernel != "eager" and changes.keys() & {"attention_scoring", "position_encoding"}:
+            continue
+        model = tiny_model(attention=kernel, **changes).train().to("meta")
+        inputs = {name: value.to("meta") for name, value in batch().items()}
+        inputs["labels"] = inputs["decoder_input_ids"]
+        if not has_target_mask:
+            del inputs["decoder_input_ids"], inputs["decoder_attention_mask"]
+        loss = model(**inputs, num_items_in_batch=torch.ones((), device="meta")).loss
+        loss.backward()
+        assert loss.device.type == "meta"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_masks_that_are_made_unasked_change_nothing(kernel, monkeypatch):
+    model, inputs = tiny_model(attention=kernel), batch()
+    whole = {name: value[:1, : value[0].count_nonzero()] for name, value in inputs.items()}  # without padding
+    expected = [model(**given).logits for given in (whole, inputs)]
+    monkeypatch.setattr(masks_heed, "may_ask_for_padding", lambda *args: False)
+    for given, logits in zip((whole, inputs), expected, strict=True):
+        assert_near(model(**given).logits, logits)
 
 
 # What is refused

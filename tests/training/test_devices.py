@@ -11,6 +11,7 @@ from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from heedful.training.processes import devices, launch_checks
 from heedful.training.processes.devices import (
     complete_deepspeed,
+    float32_products,
     join_processes,
     keep_exchange_exact,
     make_accelerator,
@@ -86,7 +87,53 @@ def test_bf16_is_left_to_processors_that_have_it(begin, monkeypatch, caplog):
     monkeypatch.setattr(devices, "has_bfloat16", lambda: False)
     assert begin({}, precision="bf16")["mixed_precision"] == "no"
     assert "`optimization.mixed_precision` is bf16, which this processor lacks" in caplog.text
-    assert begin({}, gpus=1, precision="bf16")["mixed_precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_it", "precision", "taken"),
+    [
+        ({}, True, "bf16", "bf16"),
+        ({}, False, "bf16", "fp16"),
+        (FSDP, False, "bf16", "fp16"),
+        (DEEPSPEED, True, "bf16", "bf16"),
+        (DEEPSPEED, False, "bf16", "no"),
+        ({}, False, "fp16", "fp16"),
+        ({}, False, "no", "no"),
+        ({}, False, "tf32", "no"),
+    ],
+)
+def test_a_gpu_without_bf16_takes_fp16_and_under_deepspeed_float32(
+    begin, monkeypatch, caplog, environment, has_it, precision, taken
+):
+    # As torch answers for a V100 or T4, where bf16 is emulated.
+    asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
+    assert begin(environment, gpus=2, precision=precision)["mixed_precision"] == taken
+    told = [record.getMessage() for record in caplog.records]
+    if precision == taken or precision == "tf32":
+        assert not told
+    else:
+        name = "float32" if taken == "no" else taken
+        assert told == [f"`optimization.mixed_precision` is bf16, which this GPU lacks: {name} takes its place"]
+
+
+def test_a_precision_is_what_float32_is_multiplied_by_in_its_run_alone():
+    found = []
+    before = torch.get_float32_matmul_precision()
+    for precision in ("no", "bf16", "tf32"):
+        with float32_products(precision):
+            found.append(torch.get_float32_matmul_precision())
+    with pytest.raises(MemoryError), float32_products("tf32"):
+        raise MemoryError
+    assert found == [before, before, "high"]
+    assert torch.get_float32_matmul_precision() == before
+    with float32_products("no"):
+        torch.set_float32_matmul_precision("medium")  # a user's own
+    assert torch.get_float32_matmul_precision() == "medium"
+    with float32_products("tf32"):
+        pass
+    assert torch.get_float32_matmul_precision() == "medium"
+    torch.set_float32_matmul_precision(before)
 
 
 def test_two_processes_on_the_cpu_may_come_from_accelerate_if_the_recipe_says_cpu(begin):
@@ -111,6 +158,7 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
             {"precision": "fp16"},
             "`optimization.mixed_precision` must be no or bf16",
         ),
+        ({}, 0, {"precision": "tf32"}, "`optimization.mixed_precision` must be no or bf16 on the CPU, but is tf32"),
         (
             {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
             0,
@@ -134,7 +182,7 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
             DEEPSPEED,
             2,
             {"optimization.mixed_precision": "fp16"},
-            "`optimization.mixed_precision` must be no or bf16 under DeepSpeed, but is fp16",
+            "`optimization.mixed_precision` must be no, tf32 or bf16 under DeepSpeed, but is fp16",
         ),
         (
             DEEPSPEED,
@@ -166,6 +214,12 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
             2,
             {},
             "`mixed_precision` of the accelerate file must be no, because `optimization.mixed_precision`.*bf16",
+        ),
+        (
+            {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"},
+            2,
+            {"precision": "tf32"},
+            "`mixed_precision` of the accelerate file must be no, because .*bf16",
         ),
         ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),
     ],

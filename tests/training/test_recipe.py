@@ -72,7 +72,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key
         ("optimization.learning_rate", None, "a number"),
         ("optimization.max_updates", 1e5, "a whole number or empty"),
         ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant"),
-        ("optimization.mixed_precision", True, "one of no, bf16, fp16"),
+        ("optimization.mixed_precision", True, "one of no, tf32, bf16, fp16"),
         ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, character, jamo, word"),
         ("validation.select", "ter", "one of loss, bleu, chrf, exact_match, token_error_rate, character_error_rate"),
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
 from heedful.publishing.run_card import write_run_card
+from heedful.training import run
 from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
 from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
+from heedful.training.loop.loop import TrainingLoop
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
@@ -354,6 +357,29 @@ def test_a_bleu_tokenizer_that_is_none_is_refused_before_the_training(tmp_path):
 def test_half_precision_on_the_cpu_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16"):
         make_accelerator(tiny_recipe(tmp_path, {"optimization.mixed_precision": "fp16"}).optimization)
+
+
+def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, monkeypatch):
+    # The CPU has none: the rest of the run is one in float32.
+    def in_float32(settings, *rest):
+        return make_accelerator(replace(settings, mixed_precision="no"), *rest)
+
+    def noted(*args):
+        found.append(torch.get_float32_matmul_precision())
+        return score_published(*args)
+
+    found, before = [], torch.get_float32_matmul_precision()
+    train_on, score_published = TrainingLoop._train_on, run.score_published
+    monkeypatch.setattr(run, "make_accelerator", in_float32)
+    monkeypatch.setattr(run, "score_published", noted)
+    monkeypatch.setattr(
+        TrainingLoop,
+        "_train_on",
+        lambda *args: found.append(torch.get_float32_matmul_precision()) or train_on(*args),
+    )
+    train(tiny_recipe(tmp_path / "run", {"optimization.mixed_precision": "tf32", "optimization.max_updates": 2}))
+    assert found == ["high"] * 3
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_a_vocabulary_size_that_contradicts_the_tokenizer_is_refused(tmp_path):

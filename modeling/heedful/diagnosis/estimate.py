@@ -40,7 +40,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StreamedCorpus, prepare_corpus
 from heedful.training.processes.collectives import all_reduce
-from heedful.training.processes.devices import hardware_in_words, make_accelerator
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.start_checks import check_start
@@ -285,7 +285,9 @@ class Rehearsal:
         return all_reduce(self.accelerator, self._now() - begun)[0] / self.accelerator.num_processes
 
     def _accumulate(self, parts: Parts, **options: Any) -> None:
-        self.engine.accumulate(self.engine.feed.micro_batches(parts), _target_tokens(parts), **options)
+        micro_batches = self.engine.feed.micro_batches(parts)
+        with float32_products(self.settings.mixed_precision):
+            self.engine.accumulate(micro_batches, _target_tokens(parts), **options)
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cuda":
@@ -303,7 +305,8 @@ class Rehearsal:
         """
         largest = max((rows for parts in updates for part in parts for rows in part), key=_padded_tokens)
         probe = largest[: max(1, PROBE_TOKENS * len(largest) // _padded_tokens(largest))]
-        self.engine.warm_up(probe[0])
+        with float32_products(self.settings.mixed_precision):
+            self.engine.warm_up(probe[0])
         self.take_update(self._on_all_ranks(probe))
         speed = self.take_update(self._on_all_ranks(probe)) / _padded_tokens(probe)
         if speed * _padded_tokens(largest) > SLOW_SECONDS:

@@ -28,7 +28,7 @@ from heedful.training.folder import folder_of_run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.model_of_recipe import check_model, config_of
 from heedful.training.preparation import prepare_corpus
-from heedful.training.processes.devices import make_accelerator
+from heedful.training.processes.devices import float32_products, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
 
@@ -301,7 +301,7 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
     accelerator = make_accelerator(recipe.optimization, [], place / "trackers")
     state = optuna.trial.TrialState.COMPLETE
-    with folder_of_run(place):
+    with folder_of_run(place), float32_products(optimization.mixed_precision):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
         _check_same_validation(study, corpus.validation_pairs)
         loop = _TrialLoop(recipe, corpus, accelerator)

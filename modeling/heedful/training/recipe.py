@@ -128,7 +128,7 @@ class OptimizationRecipe:
     r_drop: float | None = None
     distillation: str | None = None
     distillation_weight: float = 0.5
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: Literal["auto"] | bool = "auto"
 

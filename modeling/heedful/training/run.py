@@ -16,7 +16,7 @@ from heedful.training.folder import check_output_folder, earlier_run_backed_up, 
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
-from heedful.training.processes.devices import check_trackers, hardware_in_words, make_accelerator
+from heedful.training.processes.devices import check_trackers, float32_products, hardware_in_words, make_accelerator
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
@@ -59,7 +59,7 @@ def train(recipe: Recipe) -> RunResult:
     score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
     check_trackers(recipe.logging.trackers)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
-    with lost_processes_reported(accelerator):
+    with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
         accelerator.wait_for_everyone()  # nobody writes before everybody has looked
         with folder_of_run(recipe.folder) if accelerator.is_main_process else nullcontext():
             return _train(recipe, accelerator)

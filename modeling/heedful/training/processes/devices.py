@@ -7,8 +7,8 @@ of them its rank by environment variables.
 import logging
 import os
 import platform
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from accelerate.utils import (
 
 from heedful.inference.memory import keep_freed_memory
 from heedful.training.processes.launch_checks import check_launch, check_processes
-from heedful.training.processes.launcher import world_size
+from heedful.training.processes.launcher import is_set, world_size
 from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
@@ -43,27 +43,53 @@ def has_bfloat16() -> bool:
     return not is_x86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
+def precision_here(asked: str, on_cpu: bool) -> str:
+    """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there.
+
+    A GPU older than Ampere has fp16 in its place, which DeepSpeed is not given, see `check_launch`.
+    """
+    if asked == "tf32":
+        return "no"  # Accelerate has no name for it: `float32_products` sets it
+    if asked != "bf16" or (has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)):
+        return asked
+    machine = "processor" if on_cpu else "GPU"
+    precision = "no" if on_cpu or is_set("ACCELERATE_USE_DEEPSPEED") else "fp16"
+    name = "float32" if precision == "no" else precision
+    logger.warning("`optimization.mixed_precision` is bf16, which this %s lacks: %s takes its place", machine, name)
+    return precision
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Multiply float32 by TF32, 10 bits of each number, where that is a recipe's precision, and not afterwards."""
+    if precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
     """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
     on_cpu = runs_on_cpu(settings.device)
-    if on_cpu and settings.mixed_precision == "fp16":
-        raise ValueError("`optimization.mixed_precision` must be no or bf16 on the CPU, but is fp16 instead.")
+    if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
+        raise ValueError(
+            f"`optimization.mixed_precision` must be no or bf16 on the CPU, but is {settings.mixed_precision} instead."
+        )
     check_launch(settings, on_cpu)
-    precision = settings.mixed_precision
     if on_cpu:
         keep_freed_memory()
-        if precision == "bf16" and not has_bfloat16():
-            logger.warning(
-                "`optimization.mixed_precision` is bf16, which this processor lacks: float32 takes its place"
-            )
-            precision = "no"
     if world_size() == 1:  # one recipe after another, as in a notebook, may each have its device and precision
         AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(
         cpu=on_cpu,
-        mixed_precision=precision,
+        mixed_precision=precision_here(settings.mixed_precision, on_cpu),
         log_with=list(trackers) or None,
         project_dir=None if folder is None else str(folder),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],

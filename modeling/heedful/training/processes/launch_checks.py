@@ -43,9 +43,9 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     # Accelerate would divide every loss by it.
     reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
     _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
-    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored.
+    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored; it does not know tf32.
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
-        allowed = list(dict.fromkeys(["no", settings.mixed_precision]))
+        allowed = list(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
         reason = ", because `optimization.mixed_precision` of the recipe decides"
         _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
 
@@ -95,8 +95,8 @@ def _check_deepspeed(settings: OptimizationRecipe) -> None:
     if settings.mixed_precision == "fp16":
         # DeepSpeed scales fp16's losses by itself; its scale would have to be saved and resumed.
         raise ValueError(
-            "`optimization.mixed_precision` must be no or bf16 under DeepSpeed, but is fp16 instead; for fp16, use "
-            "DDP or FSDP2."
+            "`optimization.mixed_precision` must be no, tf32 or bf16 under DeepSpeed, but is fp16 instead; for fp16, "
+            "use DDP or FSDP2."
         )
     if settings.ema_decay is not None and settings.mixed_precision == "bf16":
         raise ValueError(

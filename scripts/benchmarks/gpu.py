@@ -6,7 +6,7 @@
 
 Each case is a process of its own, which is ended after its time: what fails or takes long costs no other case. A check
 (`gpu_checks.py`) is `ok` or `FAILED` beside its figures; if one failed, this ends with 1. The checks run side by side,
-before all that is timed.
+before all that is timed. The first of the sizes is compiled in `training` too, and decodes.
 
 `training` takes bare steps: 25,000 target tokens, as many source tokens, AdamW and autocast; the steps take turns, and
 medians are compared. GiB are the peak of one model, its optimizer and its step. MFU is the share of the card's peak
@@ -48,7 +48,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 import typer
-from gpu_checks import IS_COMPILED, Section, exactness, kernels, plans, processes, recipe_tree
+from gpu_checks import IS_COMPILED, Case, exactness, kernels, plans, processes, recipe_tree
 from harness import Json, Rounds, Row, Sizes, Vocabulary, begin, median_seconds, report, waiting
 from peers import SIZES, endless_search, make_heed, make_marian, make_sources, training_step
 from torch import nn
@@ -214,14 +214,14 @@ def peak_of(device: str) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def training(options: dict[str, Any]) -> Section:
-    """Take bare steps of each size, as they are and compiled."""
+def training(options: dict[str, Any]) -> Case:
+    """Take bare steps of each size, those of the first compiled too."""
     for size in options["sizes"]:
-        for is_compiled in options["compile"]:
+        for is_compiled in options["compile"] if size == options["sizes"][0] else [False]:
             yield f"{size}{' compiled' * is_compiled}", partial(training_row, size, is_compiled, options)
 
 
-def loop(options: dict[str, Any]) -> Section:
+def loop(options: dict[str, Any]) -> Case:
     """Run `heedful train` with each size, as it is and compiled."""
     with TemporaryDirectory() as folder:
         for size in options["loops"]:
@@ -237,6 +237,7 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
     settings["mixed_precision"] = "no" if options["dtype"] == torch.float32 else "bf16"
     tree = recipe_tree(run, size, options, tokens_per_update=tokens, max_updates=updates, max_minutes=1, **settings)
     tree["logging"] = {"every_updates": 5}
+    tree["data"]["train"] = f"builtin:train:{tokens}"
     if options["pairs"]:
         tree["data"] = dict(zip(("source", "target"), options["languages"].split(","), strict=True))
         tree["data"] |= {split: f"{options['pairs']}/{split}.jsonl.gz" for split in ("train", "validation")}
@@ -249,19 +250,19 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
         row |= {name: round(statistics.median(values[len(values) // 2 :]), 3)} if values else {}
     model: Any = load_model(result.folder).to(options["device"]).train()
     model.skips_logits_in_training = True
-    (bucket,) = next(iter(result.corpus.updates(0)))
-    batch = {key: each.to(options["device"]) for key, each in collate(bucket, model.config.pad_token_id).items()}
+    rows = list(chain.from_iterable(next(iter(result.corpus.updates(0)))))
+    batch = {key: each.to(options["device"]) for key, each in collate(rows, model.config.pad_token_id).items()}
     step = bare_step(model, lambda model, batch: model(**batch).loss, batch, is_compiled, options)
-    bare = sum(len(pair["labels"]) for pair in bucket) / median_seconds({"step": step}, options["rounds"])["step"]
+    bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"]
     return row | {"bare tokens/s": round(bare), "loop to bare": round(row["target_tokens_per_s"] / bare, 3)}
 
 
-def decoding(options: dict[str, Any]) -> Section:
-    """Search with each size, beam width and batch, and with a `Translator`."""
-    for size in options["sizes"]:
-        for beams, batch in product(options["beams"], options["batches"]):
-            yield f"{size}, {batch} x {beams}", partial(decoding_row, size, batch, beams, options)
-        yield f"{size}, Translator", partial(translation_row, size, options)
+def decoding(options: dict[str, Any]) -> Case:
+    """Search with the first size, each beam width and batch, and with a `Translator`."""
+    size = options["sizes"][0]
+    for beams, batch in product(options["beams"], options["batches"]):
+        yield f"{size}, {batch} x {beams}", partial(decoding_row, size, batch, beams, options)
+    yield f"{size}, Translator", partial(translation_row, size, options)
 
 
 def translation_row(size: str, options: dict[str, Any]) -> Row:
@@ -279,19 +280,15 @@ def translation_row(size: str, options: dict[str, Any]) -> Row:
 
 # Each with the seconds that it may take. The checks run side by side, the rest one by one.
 CHECKS = {"kernels": (kernels, 100), "exactness": (exactness, 130), "processes": (processes, 130)}
-SECTIONS = CHECKS | {
-    "plans": (plans, 30),
-    "training": (training, 150),
-    "loop": (loop, 110),
-    "decoding": (decoding, 90),
-}
+TIMED = {"plans": (plans, 30), "training": (training, 135), "loop": (loop, 150), "decoding": (decoding, 80)}
+CASES = CHECKS | TIMED
 
 
 def work(case: str, options: dict[str, Any], results: Connection) -> None:
     """Send each row of a case, and `None` after the last one; the process leads a group of those that it starts."""
     os.setsid()
     begin(torch.get_num_threads())
-    for name, make in SECTIONS[case][0](options):
+    for name, make in CASES[case][0](options):
         row: Row = {"case": case, "name": name}
         try:
             row |= make()
@@ -315,7 +312,7 @@ def rows_of(cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
         sender.close()
     try:
         for case, (results, _) in running.items():
-            yield from received(case, results, begun + options["patience"] * SECTIONS[case][1])
+            yield from received(case, results, begun + options["patience"] * CASES[case][1])
     finally:
         for _, process in running.values():
             with suppress(ProcessLookupError):
@@ -326,24 +323,24 @@ def rows_of(cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
 
 def received(case: str, results: Connection, end: float) -> Iterator[Row]:
     """Yield what a process sends; where that is not all, or not in time, the last row says so."""
-    error = "its time is up"
+    missing = {"case": case, "result": "FAILED" if case in CHECKS else "not measured", "error": "its time is up"}
     try:
         while results.poll(max(0.0, end - time.monotonic())):
             if (row := results.recv()) is None:
                 return
             yield row
     except EOFError:
-        error = "its process has ended"
-    yield {"case": case, "result": "FAILED", "error": error}
+        missing |= {"result": "FAILED", "error": "its process has ended"}
+    yield missing
 
 
 def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     sizes: Sizes = "base,big",
     loops: Annotated[str, typer.Option(help="Sizes of the models of the case loop, with commas.")] = "small,base,big",
-    cases: Annotated[str, typer.Option(help="With commas.")] = ",".join(SECTIONS),
+    cases: Annotated[str, typer.Option(help="With commas.")] = ",".join(CASES),
     compile: Annotated[str, typer.Option(help="Of no and yes, with commas: torch.compile in training.")] = "no,yes",
-    batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64,256",
+    batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64",
     beams: Annotated[str, typer.Option(help="Beam widths, with commas; 1 is greedy.")] = "1,4",
     target_tokens: Annotated[int, typer.Option(help="Of a training step.")] = 25_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 32,

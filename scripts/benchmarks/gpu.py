@@ -242,6 +242,8 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
         tree["data"] = dict(zip(("source", "target"), options["languages"].split(","), strict=True))
         tree["data"] |= {split: f"{options['pairs']}/{split}.jsonl.gz" for split in ("train", "validation")}
         tree["tokenizer"] = {"vocab_size": 8000}
+    for tokenizer in run.parent.glob("*/tokenizer"):
+        tree["tokenizer"] = {"path": str(tokenizer)}  # of an earlier run
     result = train(make_recipe(tree))
     lines = [loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     row: Row = {"padded tokens": tokens, "updates": lines[-1]["update"], "pairs": options["pairs"] or "built-in"}

@@ -239,7 +239,7 @@ def start(*command: str) -> None:
     """Run a Python module in a process; a failure is a `RuntimeError` with the end of what it said."""
     finished = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
     if finished.returncode:
-        raise RuntimeError(finished.stderr[-2000:])
+        raise RuntimeError(finished.stderr[-280:])
 
 
 def launched_row(folder: Path, launcher: str, command: list[str], options: Options) -> Row:

@@ -77,12 +77,12 @@ def body_of(
     return CompiledBody(model.model, uses_graphs)
 
 
-def _obstacle(model: "PreTrainedModel", is_sharded: bool) -> str | None:
+def _obstacle(model: Any, is_sharded: bool) -> str | None:
     if model.config.model_type != "heed":
         return "the model is recurrent, whose program grows with the length of its sentences"
     if is_sharded:
         return "weights are sharded"
-    if model.is_gradient_checkpointing:
+    if model.model.encoder.gradient_checkpointing:
         return "`model.gradient_checkpointing` is true"
     return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
 

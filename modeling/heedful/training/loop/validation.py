@@ -56,7 +56,15 @@ def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Ite
     token they generate.
     """
     if moving_average is None and not is_sharded(engine.model):
-        yield engine.network
+        network = engine.network
+        # Without Accelerate's wrapper, in which each step of a search rounds the weights anew and nothing is compiled.
+        wrapper = vars(network).pop("forward", None) if engine.accelerator.native_amp else None
+        try:
+            with engine.accelerator.autocast():
+                yield network
+        finally:
+            if wrapper is not None:
+                network.forward = wrapper
         return
     plain = engine.plain_network(engine.accelerator.device)
     weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
@@ -78,13 +86,15 @@ def validation_loss(
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training = model.training
     model.eval()
-    total = 0.0
+    # Read once, behind the last batch: to read it waits for the device.
+    device, wide = accelerator.device, torch.float32 if accelerator.device.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=wide, device=device)
     for (bucket,) in own:
         batch = collate([rows[index] for index in bucket], pad_token_id)
-        batch = {name: values.to(accelerator.device) for name, values in batch.items()}
-        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss.item()
+        batch = {name: values.to(device) for name, values in batch.items()}
+        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss
     model.train(was_training)
-    return all_reduce(accelerator, total)[0] / int(rows.target_lengths.sum())
+    return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
 def translate_on_ranks(

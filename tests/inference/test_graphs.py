@@ -106,22 +106,39 @@ def test_a_trained_models_translations_are_those_of_plain_steps(on_gpu, model, t
     assert on_gpu
 
 
-def test_batches_become_few_shapes_within_the_models_positions(on_gpu, monkeypatch):
-    monkeypatch.setattr(HeedForConditionalGeneration, "generate", lambda *_, **given: given["input_ids"])
-    model, shapes = tiny_model(), set()
-    lengths = dict(enumerate(natural_lengths(4000)[0]))
-    for batch in token_batches(lengths, 8192):
+@pytest.fixture
+def shapes(monkeypatch):
+    """Let nothing be searched; returns the shapes of the batches that were to be."""
+    seen = []
+
+    def generate(model, input_ids, attention_mask, generation_config):
+        assert input_ids.shape == attention_mask.shape
+        seen.append(tuple(input_ids.shape))
+        return input_ids
+
+    monkeypatch.setattr(HeedForConditionalGeneration, "generate", generate)
+    return seen
+
+
+def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
+    model, lengths = tiny_model(), dict(enumerate(natural_lengths(4000)[0]))
+    batches = list(token_batches(lengths, 4096))
+    for batch in batches:
         inputs = pad_sources([[5] * lengths[number] for number in batch], 0, model.device)
-        before = inputs["input_ids"].shape
-        rows, length = graphs.padded_shape(model, inputs)
-        assert before[0] <= rows <= max(2, 2 * before[0])
-        assert before[1] <= length < before[1] + 32
-        shapes.add((rows, length))
-    assert len(shapes) <= 5
-    for limit in (12, 39, 40, 41):
-        model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
-        inputs = pad_sources([[5] * 12], 0, model.device)
-        assert graphs.padded_shape(model, inputs) == (2, min(limit, 40))
+        sentences, longest = inputs["input_ids"].shape
+        assert len(graphs.generate(model, inputs, settings_of(model))) == sentences
+        rows, length = shapes[-1]
+        assert sentences <= rows <= 2 * sentences
+        assert longest <= length < longest + 32
+    assert len(shapes) == len(batches) > 15
+    assert len(set(shapes)) <= 5
+
+
+@pytest.mark.parametrize(("limit", "length"), [(12, 12), (39, 39), (40, 40), (41, 40)])
+def test_a_source_is_not_padded_beyond_the_models_positions(shapes, limit, length):
+    model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
+    graphs.generate(model, pad_sources([[5] * 12], 0, model.device), settings_of(model))
+    assert shapes == [(2, length)]
 
 
 def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, monkeypatch, caplog):

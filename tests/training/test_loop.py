@@ -371,7 +371,7 @@ def test_bf16_trains_and_keeps_float32_weights(make_loop, weights_of, tmp_path):
 
 
 def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
-    loop, seen = make_loop({"optimization.mixed_precision": "bf16"}), []
+    loop, seen = make_loop({"optimization.mixed_precision": "bf16", "validation.sentences": 4}), []
     network = loop.engine.network
     wrapper = vars(network)["forward"]
 

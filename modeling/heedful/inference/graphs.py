@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
 # later, the time that graphs would have saved has paid for compiling once.
 STEPS_THAT_PAY = 5_000
-MOST_POSITIONS = 2**18  # of a static cache, over all rows: in the base model and bfloat16 they take 3.2 GB
+MOST_POSITIONS = 2**17  # of a static cache, before it is padded: in the base model and bfloat16 they take 1.6 GB
 KNOWN_SETTINGS = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
 OWN_CHOICES = ("cache_implementation", "compile_config", "disable_compile", "prefill_chunk_size")
 COMPILING = CompileConfig(mode="reduce-overhead", fullgraph=True, dynamic=True)
@@ -31,7 +31,7 @@ _STEPS: "WeakKeyDictionary[torch.nn.Module, float]" = WeakKeyDictionary()
 
 def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> bool:
     """Tell whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
-    rows, length = padded_shape(model, inputs)
+    sentences, longest = inputs["input_ids"].shape
     return (
         model.device.type in COMPILED_DEVICES
         and model.config.model_type == "heed"
@@ -39,20 +39,13 @@ def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -
         and model.config._attn_implementation in ("eager", "sdpa")
         and asked_of(settings).keys() <= KNOWN_SETTINGS
         and not any(getattr(settings, name) for name in OWN_CHOICES)
-        and rows * (settings.num_beams * (settings.max_new_tokens or settings.max_length) + length) <= MOST_POSITIONS
+        and sentences * (settings.num_beams * (settings.max_new_tokens or settings.max_length) + longest)
+        <= MOST_POSITIONS
         and runs_plainly()
         and runs_known_code(model)
         # Neither quantized nor spread over processes, devices or the disk.
         and all(type(weight) is torch.nn.Parameter and weight.device == model.device for weight in model.parameters())
     )
-
-
-def padded_shape(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[int, int]:
-    """Return the rows and the source length that a batch is padded to, of which there are few."""
-    sentences, longest = inputs["input_ids"].shape
-    # Torch compiles once for all sizes above 1, but takes equal ones for one: no length is a power of two above 8.
-    length = math.ceil((longest - 8) / 32) * 32 + 8
-    return max(2, 1 << (sentences - 1).bit_length()), min(length, position_limit(model.config) or length)
 
 
 def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
@@ -73,11 +66,14 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torc
 
 
 def _generate_by_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> torch.Tensor:
-    rows, length = padded_shape(model, inputs)
+    """Pad the batch to one of few shapes, with rows that are repeated and so end when the rows themselves do."""
     sentences, longest = inputs["input_ids"].shape
-    repeated = torch.arange(rows, device=model.device) % sentences  # a repeated row ends when the row itself does
+    rows = max(2, 1 << (sentences - 1).bit_length())
+    # Torch compiles once for all sizes above 1, but takes equal ones for one: no length is a power of two above 8.
+    length = math.ceil((longest - 8) / 32) * 32 + 8
+    behind, repeated = min(length, position_limit(model.config) or length) - longest, torch.arange(rows) % sentences
     fill = {"input_ids": model.config.pad_token_id, "attention_mask": 0}
-    padded = {name: F.pad(inputs[name][repeated], (0, length - longest), value=value) for name, value in fill.items()}
+    padded = {name: F.pad(inputs[name][repeated], (0, behind), value=value) for name, value in fill.items()}
     own = copy.copy(settings)
     own.cache_implementation, own.compile_config = "static", COMPILING
     # Of a copy: on the model `generate()` would leave a closure, with which it could be neither copied nor pickled.

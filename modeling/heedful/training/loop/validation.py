@@ -86,9 +86,8 @@ def validation_loss(
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training = model.training
     model.eval()
-    # Read once, behind the last batch: to read it waits for the device.
-    device, wide = accelerator.device, torch.float32 if accelerator.device.type == "mps" else torch.float64
-    total = torch.zeros((), dtype=wide, device=device)
+    device = accelerator.device
+    total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for (bucket,) in own:
         batch = collate([rows[index] for index in bucket], pad_token_id)
         batch = {name: values.to(device) for name, values in batch.items()}

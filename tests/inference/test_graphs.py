@@ -18,6 +18,7 @@ from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
 from heedful.inference import graphs
 from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
+from heedful.inference.native.prepared_model import prepare_for_inference
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
@@ -216,6 +217,14 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
         inputs = pad_sources(sources, 0, other.device)
         assert not graphs.may_use_graphs(other, inputs, settings_of(other))
     assert not on_gpu
+
+
+def test_graphs_step_aside_for_a_prepared_model():
+    model = tiny_model()
+    inputs = pad_sources([[5, 6, 7]], 0, model.device)
+    with prepare_for_inference(model):
+        assert not graphs.may_use_graphs(model, inputs, settings_of(model))
+    assert graphs.may_use_graphs(model, inputs, settings_of(model))
 
 
 def test_on_the_cpu_nothing_is_compiled(on_gpu, monkeypatch):

@@ -241,7 +241,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         own: Any = cache.self_attention_cache
         if own.is_compileable:  # in place: a CUDA graph reads and writes where it did when it was recorded
             for states in [states for layer in own.layers for states in (layer.keys, layer.values)]:
-                states.copy_(states.index_select(0, beam_idx))
+                states.copy_(states.index_select(0, beam_idx.to(states.device)))
         else:
             own.reorder_cache(beam_idx)
         return cache

@@ -338,4 +338,4 @@ def test_generate_compiles_the_step_of_beams_where_it_is_asked_to(counted):
     assert torch.equal(model.generate(source, **settings, **static, disable_compile=True), expected)
     assert not counted
     assert torch.equal(model.generate(source, **settings, **static), expected)
-    assert 0 < len(counted) <= 2
+    assert len(counted) == 1  # and not the first call, which fills the cache

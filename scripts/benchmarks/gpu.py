@@ -16,10 +16,12 @@ that the products with a model's matrices take (`heedful.training.processes.thro
 
 `decoding` compares Marian's `generate()` with Heed's, and with Heed's over a static cache whose step is compiled into
 CUDA graphs (`mode="reduce-overhead"`). `same` is the share of Marian's tokens that are found, which is 1 in float32.
-A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each.
+A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each, without graphs
+and with them (their first round, in which they are made, does not count).
 """
 
 import gc
+import math
 import os
 import signal
 import statistics
@@ -51,6 +53,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, Translator
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference import graphs
 from heedful.inference.loading import load_model
 from heedful.training.processes.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe_file import make_recipe
@@ -252,8 +255,12 @@ def translation_row(size: str, options: dict[str, Any]) -> Row:
     model = HeedForConditionalGeneration(HeedConfig(**sizes, vocab_size=len(tokenizers.target)))
     translator = Translator(model.to(options["device"], options["dtype"]), tokenizers, engine="generate")
     call = partial(translator.translate, sources, num_beams=1, max_new_tokens=options["new_tokens"])
-    seconds = median_seconds({"translate": waiting(call, options["device"])}, rounds=1)["translate"]
-    return {"sentences": len(sources), "sentences/s": round(len(sources) / seconds, 1)}
+    row: Row = {"sentences": len(sources)}
+    for name, steps in (("plain", math.inf), ("with graphs", 0)):
+        graphs.STEPS_THAT_PAY = steps
+        seconds = median_seconds({name: waiting(call, options["device"])}, rounds=1)[name]
+        row[f"{name}, sentences/s"] = round(len(sources) / seconds, 1)
+    return row
 
 
 # Each with the seconds that it may take. The checks run side by side, the rest one by one.

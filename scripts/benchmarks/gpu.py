@@ -16,8 +16,8 @@ that the products with a model's matrices take (`heedful.training.processes.thro
 
 `decoding` compares Marian's `generate()` with Heed's, and with Heed's over a static cache whose step is compiled into
 CUDA graphs (`mode="reduce-overhead"`). `same` is the share of Marian's tokens that are found, which is 1 in float32.
-A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each, without graphs
-and with them (their first round, in which they are made, does not count).
+A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each, plainly and
+with graphs (its first round, in which these are made, does not count).
 """
 
 import gc

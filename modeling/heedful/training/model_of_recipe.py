@@ -58,7 +58,7 @@ def make_model(
 
 
 def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
-    """Return the engine that the launcher asks for; the model has the same float32 weights on every rank."""
+    """Return the engine that trains a model, which has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
         raise ValueError(

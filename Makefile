@@ -1,9 +1,10 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
 # (the slow tests too, before a release), make site (the documentation as a site, in site/), make check (linters and
-# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make oldest and make newest (the tests with the
-# oldest libraries, in .venv-oldest, and with today's newest, in .venv-newest), make clean. VENV=.venv-oldest runs any of
-# them with the oldest libraries.
+# types), make bench (benchmarks on the CPU, figures in runs/benchmarks), make gpu (all that needs a graphics card, which
+# the tests leave alone: checks and benchmarks), make oldest and make newest (the tests with the oldest libraries, in
+# .venv-oldest, and with today's newest, in .venv-newest), make clean. VENV=.venv-oldest runs any of them with the oldest
+# libraries.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart test test-all oldest oldest-fast newest conformance browser bench site check format clean
+.PHONY: quickstart test test-all oldest oldest-fast newest conformance browser bench gpu site check format clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -58,6 +59,11 @@ bench: $(DEVELOPED)
 	$(BENCHMARK)/batching.py --rounds 3 --json runs/benchmarks/batching.json
 	$(BENCHMARK)/scale.py --sizes small --rounds 2 --json runs/benchmarks/scale.json
 	$(BENCHMARK)/profiles.py --json runs/benchmarks/profiles.json
+
+# Nine minutes; with Multi30k: GPU="--pairs path/to/multi30k".
+gpu: $(INSTALLED)
+	mkdir -p runs/benchmarks
+	$(BIN)/python scripts/benchmarks/gpu.py --json runs/benchmarks/gpu.json $(GPU)
 
 # Warnings are errors: a link that leads nowhere, a page that no reader finds.
 site: $(DEVELOPED)

@@ -1,4 +1,4 @@
-"""No test reaches for the network or for a second core."""
+"""No test reaches for the network, for a second core, or for a graphics card: those are for `make gpu`."""
 
 import gc
 import io
@@ -8,6 +8,8 @@ import sys
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The figures of the tests are the CPU's; the processes that they start inherit this.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Caches of this process alone: processes of one cache wait for each other, and read what the other half wrote.
 # A worker of pytest-xdist begins with the environment of the process that started it.
 os.environ["HF_HOME"] = (

@@ -19,7 +19,7 @@ def start(world: int, folder: Path, work: Callable[..., object], *arguments: obj
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "CUDA_VISIBLE_DEVICES": ""}
+    common = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = []
     for rank in range(world):

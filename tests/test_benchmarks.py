@@ -1,8 +1,10 @@
 """The benchmarks run, at a tiny size; what they assert of equal tokens and losses holds there."""
 
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -103,16 +105,41 @@ def test_profiles_tell_where_all_of_the_time_goes(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_the_gpu_runs_on_the_cpu_with_equal_tokens(tmp_path):
+def test_what_a_gpu_is_asked_for_holds_on_the_cpu_without_optional_libraries(tmp_path, monkeypatch):
+    for name in ("ctranslate2", "pytest"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     sizes = ("--device", "cpu", "--precision", "float32", "--peak-teraflops", "1e-5", "--target-tokens", "64")
-    rows = figures(tmp_path, "gpu.py", *sizes, "--batches", "1,3", "--beams", "1,2", "--new-tokens", "3")
-    assert [row["case"] for row in rows] == ["training"] + ["decoding"] * 4
+    lists = ("--loops", "tiny", "--compile", "no", "--batches", "1,3", "--beams", "1,2", "--new-tokens", "3")
+    _, *rows = figures(tmp_path, "gpu.py", *sizes, *lists)
+    checks, timed = [row for row in rows if "result" in row], [row for row in rows if "result" not in row]
+    counts = Counter(row["case"] for row in checks)
+    assert counts == {"kernels": 2, "exactness": 7, "processes": 2, "plans": 2}
+    assert all(row["result"] == "ok" for row in checks)
+    assert [row["case"] for row in timed] == ["training", "loop"] + ["decoding"] * 5
     for name in ("heed", "marian", "nn.Transformer", "t5"):
         # Of 2 pairs of 32 tokens, with 1 layer, d 32, f 64 and 90 tokens, by the formula.
         products = (4 + 6) * 32**2 * 32 + 2 * 2 * 32 * 64 * 32 + 2 * 32**2 * 32 + 32 * 90 * 32 + 2 * 32 * 3 * 32**2
-        expected = 6 * products * 2 * rows[0][f"{name} tokens/s"] / 64 / 1e7
-        assert rows[0][f"{name} MFU"] == pytest.approx(expected, rel=0.1)
-    assert all(row["same"] == 1 for row in rows[1:])
+        expected = 6 * products * 2 * timed[0][f"{name} tokens/s"] / 64 / 1e7
+        assert timed[0][f"{name} MFU"] == pytest.approx(expected, rel=0.1)
+    assert timed[1]["loop to bare"] > 0
+    assert all(row["same"] == 1 for row in timed[2:6])
+
+
+@pytest.mark.slow
+def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails(tmp_path):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--device", "cpu", "--cases", "processes,plans"]
+    process = subprocess.run([*command, "--patience", "0.01", "--json", file], check=False)
+    assert process.returncode == 1
+    told = [tuple(row.values()) for row in json.loads(file.read_text())[2:]]
+    assert told == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
+
+
+@pytest.mark.slow
+def test_without_a_gpu_nothing_is_measured_and_nothing_fails():
+    process = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=True)
+    assert process.stdout == "not measured: there is no GPU\n"
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def evaluate(model: Path, processes: int, folder: Path, *options: str) -> subpro
     pairs = ["--data", "builtin:test:11", "--source", "ko", "--target", "en", "--max-new-tokens", "8"]
     command = [sys.executable, *start, str(script), str(folder), "evaluate", str(model), *pairs]
     command += ["--bootstrap", "40", "--json", "--predictions", str(folder / "predictions.txt"), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 

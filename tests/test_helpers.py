@@ -1,6 +1,9 @@
 """What many tests rest on: pairs of options, and new processes."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -32,6 +35,12 @@ def test_whatever_is_not_refused_as_it_should_be_is_told():
 def test_each_value_has_one_of_the_others_in_turn_and_a_thorough_one_all():
     found = each_once("abcd", [1, 2], thorough="b")
     assert found == [("a", 1), ("b", 1), ("b", 2), ("c", 2), ("d", 1)]
+
+
+def test_tests_and_the_processes_that_they_start_see_no_graphics_card():
+    code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == repr(os.environ["CUDA_VISIBLE_DEVICES"]) == "''"
 
 
 def test_a_new_process_tells_which_piece_raised_and_has_no_heedful_where_it_is_not_to_be(tmp_path):

@@ -364,6 +364,10 @@ class Packing:
             return Packing()
         return Packing(_if_of_shape(self.states, states), _if_of_shape(self.source, source))
 
+    def changed(self, change: Callable[[Any], Any]) -> "Packing":
+        """Return the packing with both sides changed by a function."""
+        return Packing(change(self.states), change(self.source))
+
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """Lay out a stack's own `(batch, length, D)` states for its layers."""
         return states if self.states is None else self.states.pack(states)

@@ -25,6 +25,7 @@ from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_know
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments of `generate()` that it hands to no `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
+COMPILED_DEVICES = ("cuda",)  # where a step over a static cache is compiled
 # Whether the latest call of `generate()` in this thread has a `custom_generate` of the user's own.
 _is_users_strategy: ContextVar[bool] = ContextVar("_is_users_strategy", default=False)
 
@@ -237,7 +238,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
     @staticmethod
     def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         """Let each hypothesis go on from another of its sentence, which has the same source."""
-        cache.self_attention_cache.reorder_cache(beam_idx)
+        own: Any = cache.self_attention_cache
+        if own.is_compileable:  # in place: a CUDA graph reads and writes where it did when it was recorded
+            for states in [states for layer in own.layers for states in (layer.keys, layer.values)]:
+                states.copy_(states.index_select(0, beam_idx.to(states.device)))
+        else:
+            own.reorder_cache(beam_idx)
         return cache
 
     @staticmethod
@@ -282,10 +288,17 @@ class CachedGenerationMixin(HeedGenerationMixin):
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **kwargs) if found is None else found
 
-    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Search with beams, as transformers does."""
+    def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Search with beams, as transformers does, and compile the step where it would for greedy search."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
-        return super()._beam_search(*args, **kwargs) if found is None else found
+        if found is not None:
+            return found
+        config, searching = kwargs["generation_config"], self
+        is_asked_for = config.compile_config and config.cache_implementation == "static" and not config.disable_compile
+        if is_asked_for and self.device.type in COMPILED_DEVICES and runs_known_code(self):
+            searching, step = copy.copy(self), self.get_compiled_call(config.compile_config)
+            searching.forward = lambda **inputs: (step if inputs[CACHE].is_updated.get(0) else self)(**inputs)
+        return GenerationMixin._beam_search(searching, *args, **kwargs)
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:

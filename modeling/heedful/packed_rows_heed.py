@@ -7,6 +7,7 @@ shapes, which come again and again; in padded batches nearly every shape is new.
 Letters in shape comments: N tokens of all rows with what fills them up, H heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +49,9 @@ class EndToEnd:
         ends = [self.bounds[1:] + time * self.shape[1] for time in range(times)]
         return EndToEnd(torch.cat([self.bounds[:1], *ends]), torch.cat([self.positions] * times, 1), self.longest)
 
-    def to(self, *args: Any, **kwargs: Any) -> "EndToEnd":
-        """Return the same on another device, with the arguments of `torch.Tensor.to`."""
-        return EndToEnd(self.bounds.to(*args, **kwargs), self.positions.to(*args, **kwargs), self.longest)
-
-    def pin_memory(self) -> "EndToEnd":
-        """Return the same in memory that a GPU reads without waiting."""
-        return EndToEnd(self.bounds.pin_memory(), self.positions.pin_memory(), self.longest)
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
+        """Return the same with its tensors moved elsewhere."""
+        return EndToEnd(move(self.bounds), move(self.positions), self.longest)
 
 
 def packed_attention(

@@ -1,39 +1,69 @@
-"""Tokens per second of training and decoding on one GPU, in bfloat16, beside Marian, nn.Transformer and T5.
+"""Everything that needs a card: what must hold on it, and how fast it is. `make gpu`, in less than nine minutes.
 
-    python scripts/benchmarks/gpu.py                               # base and big; prints "not measured" without a GPU
-    python scripts/benchmarks/gpu.py --compile no,yes --cases training
-    python scripts/benchmarks/gpu.py --device cpu --sizes tiny --vocabulary 90 --target-tokens 64 --batches 1,2
+    python scripts/benchmarks/gpu.py                               # prints "not measured" without a GPU
+    python scripts/benchmarks/gpu.py --cases loop --pairs path/to/multi30k --languages de,en
+    python scripts/benchmarks/gpu.py --device cpu --sizes tiny --loops tiny --vocabulary 90 --target-tokens 64
 
-A training step has 25,000 target tokens, as many source tokens, AdamW and autocast; the steps take turns, and medians
-are compared. MFU is the share of the card's peak that the model's own products take. With N + N layers, width d, inner
-size f, V tokens, S source and T target tokens of a pair, a forward pass multiplies and adds
+Each case is a process of its own, which is ended after its time: what fails or takes long costs no other case. A check
+(`gpu_checks.py`) is `ok` or `FAILED` beside its figures; if one failed, this ends with 1. The checks run side by side,
+before all that is timed. The first of the sizes is compiled in `training` too, and decodes.
 
-    N (4d² + 2df) S + N (6d² + 2df) T + 2N d² S + d V T + 2N d (S² + T² + S T)
+`training` takes bare steps: 25,000 target tokens, as many source tokens, AdamW and autocast; the steps take turns, and
+medians are compared. GiB are the peak of one model, its optimizer and its step. MFU is the share of the card's peak
+that the products with a model's matrices take (`heedful.training.processes.throughput`), the same for all four.
 
-numbers (encoder; decoder; the source's keys and values; output; scores and weighted sums). A step takes 2 · 3 times as
-many operations: each is two, and the backward pass costs two forward passes. The formula counts padding and what a
-causal mask hides, and is the same for all four.
+`loop` is `heedful train` itself: medians of the later half of its log, beside a bare step on one of its updates.
 
-Decoding compares Marian's `generate()` with Heed's, and with Heed's over a static cache whose step is compiled into
+`decoding` compares Marian's `generate()` with Heed's, and with Heed's over a static cache whose step is compiled into
 CUDA graphs (`mode="reduce-overhead"`). `same` is the share of Marian's tokens that are found, which is 1 in float32.
+A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each, without graphs
+and with them (their first round, in which they are made, does not count).
 """
 
+import gc
+import math
+import os
+import signal
 import statistics
+import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain, product
+from json import loads
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 import typer
+from gpu_checks import Case, exactness, kernels, plans, processes, recipe_tree
 from harness import Json, Rounds, Row, Sizes, Vocabulary, begin, median_seconds, report, waiting
 from peers import SIZES, endless_search, make_heed, make_marian, make_sources, training_step
 from torch import nn
 from transformers import CompileConfig, T5Config, T5ForConditionalGeneration
 
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.micro_batches import collate
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference import graphs
+from heedful.inference.loading import load_model
+from heedful.training.processes.throughput import operations_of_pairs, peak_operations
+from heedful.training.recipe_file import make_recipe
+from heedful.training.run import train
+
+Loss = Callable[..., torch.Tensor]  # of a model and a batch
 LENGTH = 32  # tokens of each source and target
 SMOOTHING = 0.1
-# Dense bfloat16 operations per second, by a part of the card's name.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
+# Padded tokens of an update, and updates, of the runs of `loop`.
+LOOPS = {"tiny": (800, 20), "small": (8_192, 300), "base": (50_000, 60), "big": (50_000, 40)}
 
 
 class TorchTransformer(nn.Module):
@@ -70,7 +100,7 @@ def make_t5(size: str, vocabulary: int) -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(T5Config(vocab_size=vocabulary, **sizes, **ids, feed_forward_proj="relu"))
 
 
-def losses(size: str, vocabulary: int, device: str) -> dict[str, tuple[nn.Module, Callable[..., torch.Tensor]]]:
+def losses(size: str, vocabulary: int, device: str, has_t5: bool) -> dict[str, tuple[nn.Module, Loss]]:
     """Return each model in training, with a function of it and a batch that gives the smoothed loss."""
     marian = make_marian(size, vocabulary)
     heed = make_heed(marian)
@@ -81,25 +111,36 @@ def losses(size: str, vocabulary: int, device: str) -> dict[str, tuple[nn.Module
         logits = model(input_ids=batch["input_ids"], decoder_input_ids=shifted, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten(), label_smoothing=SMOOTHING)
 
-    found: dict[str, tuple[nn.Module, Callable[..., torch.Tensor]]] = {
+    found: dict[str, tuple[nn.Module, Loss]] = {
         "marian": (marian, smoothed),
-        "t5": (make_t5(size, vocabulary), smoothed),
         "nn.Transformer": (TorchTransformer(size, vocabulary), lambda model, batch: model(**batch)),
         "heed": (heed, lambda model, batch: model(**batch).loss),
     }
+    if has_t5:
+        found["t5"] = make_t5(size, vocabulary), smoothed
     for model, _ in found.values():
         model.to(device).train()
     return found
 
 
-def step_operations(size: str, vocabulary: int, pairs: int) -> float:
-    """Return the floating-point operations of a training step (see above)."""
-    layers, width, inner, _ = SIZES[size].values()
-    source = target = LENGTH
-    products = layers * (4 * width**2 + 2 * width * inner) * source
-    products += layers * (6 * width**2 + 2 * width * inner) * target + 2 * layers * width**2 * source
-    products += width * vocabulary * target + 2 * layers * width * (source**2 + target**2 + source * target)
-    return 6.0 * products * pairs
+def bare_step(model: Any, loss_of: Loss, batch: Any, is_compiled: bool, options: dict[str, Any]) -> Callable[[], None]:
+    """Return a training step on a batch that is on the device."""
+    compute = torch.compile(loss_of) if is_compiled else loss_of
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(options["device"], options["dtype"], enabled=options["dtype"] != torch.float32):
+            return compute(model, batch)
+
+    return waiting(training_step(model, loss), options["device"])
+
+
+def peak_memory(model: nn.Module, step: Callable[[], None]) -> float:
+    """Return the GiB of weights, two moments of each, and what a step adds to them at its peak."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    kept = 12 * sum(parameter.numel() for parameter in model.parameters())
+    return round((torch.cuda.max_memory_allocated() - before + kept) / 2**30, 2)
 
 
 def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
@@ -109,23 +150,17 @@ def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
     tokens, _ = make_sources(pairs, LENGTH, vocabulary, shortest=1.0)
     batch = {"input_ids": tokens.to(device), "labels": tokens.flip(1).to(device)}
 
-    def make_step(model: Any, loss_of: Callable[..., torch.Tensor]) -> Callable[[], None]:
-        compute = torch.compile(loss_of) if is_compiled else loss_of
-
-        def loss() -> torch.Tensor:
-            with torch.autocast(device, options["dtype"], enabled=options["dtype"] != torch.float32):
-                return compute(model, batch)
-
-        return waiting(training_step(model, loss), device)
-
-    steps = {name: make_step(*each) for name, each in losses(size, vocabulary, device).items()}
+    models = losses(size, vocabulary, device, has_t5=not is_compiled)
+    steps = {name: bare_step(*each, batch, is_compiled, options) for name, each in models.items()}
     seconds = median_seconds(steps, options["rounds"])
     speeds = {name: pairs * LENGTH / each for name, each in seconds.items()}
-    row = {"size": size, "case": "training", "compiled": is_compiled, "target_tokens": pairs * LENGTH}
+    row: Row = {"compiled": is_compiled, "target_tokens": pairs * LENGTH}
     row |= {f"{name} tokens/s": round(speed) for name, speed in speeds.items()}
     if options["peak"]:
-        operations = step_operations(size, vocabulary, pairs)
+        operations = operations_of_pairs(models["heed"][0], pairs * LENGTH, pairs * LENGTH)
         row |= {f"{name} MFU": round(operations / each / options["peak"], 3) for name, each in seconds.items()}
+    if device == "cuda":
+        row |= {f"{name} GiB": peak_memory(models[name][0], step) for name, step in steps.items()}
     best = max(speed for name, speed in speeds.items() if name != "heed")
     return {**row, "heed to the best": round(speeds["heed"] / best, 2)}
 
@@ -153,52 +188,174 @@ def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> 
     if options["dtype"] == torch.float32 and same < 1:
         raise RuntimeError(f"Heed must give Marian's tokens at {size}, {batch} x {beams}, but does not.")
     seconds = median_seconds({name: waiting(call, device) for name, call in calls.items()}, options["rounds"])
-    row = {"size": size, "case": "decoding", "batch": batch, "beams": beams, "same": round(same, 3)}
+    row = {"same": round(same, 3)}
     row |= {f"{name} tokens/s": round(batch * new_tokens / each) for name, each in seconds.items()}
     return row | {name: round(seconds["marian"] / each, 2) for name, each in seconds.items() if name != "marian"}
 
 
-def peak_of(device: str) -> float | None:
-    """Return the operations per second that the card can do, or `None` where that is not known."""
-    name = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+def training(options: dict[str, Any]) -> Case:
+    """Take bare steps of each size, those of the first compiled too."""
+    for size in options["sizes"]:
+        for is_compiled in options["compile"] if size == options["sizes"][0] else [False]:
+            yield f"{size}{' compiled' * is_compiled}", partial(training_row, size, is_compiled, options)
 
 
-def measured(sizes: list[str], cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
-    """Yield one row per size and case."""
-    for size in sizes:
-        for is_compiled in options["compile"] if "training" in cases else ():
-            yield training_row(size, is_compiled == "yes", options)
-        for width in options["beams"] if "decoding" in cases else ():
-            for batch in options["batches"]:
-                yield decoding_row(size, int(batch), int(width), options)
+def loop(options: dict[str, Any]) -> Case:
+    """Run `heedful train` with each size, as it is and compiled."""
+    with TemporaryDirectory() as folder:
+        for size in options["loops"]:
+            for is_compiled in options["compile"]:
+                name = f"{size}{' compiled' * is_compiled}"
+                yield name, partial(loop_row, size, is_compiled, Path(folder, name), options)
+
+
+def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -> Row:
+    """Train by a recipe, then take bare steps on the first update of the same corpus."""
+    tokens, updates = LOOPS[size]
+    precision = "no" if options["dtype"] == torch.float32 else "bf16"
+    settings: dict[str, Any] = {"compile": is_compiled, "mixed_precision": precision}
+    tree = recipe_tree(run, size, options, tokens_per_update=tokens, max_updates=updates, **settings)
+    tree["logging"] = {"every_updates": 5}
+    tree["data"]["train"] = f"builtin:train:{tokens}"
+    if options["pairs"]:
+        tree["data"] = dict(zip(("source", "target"), options["languages"].split(","), strict=True))
+        tree["data"] |= {split: f"{options['pairs']}/{split}.jsonl.gz" for split in ("train", "validation")}
+        tree["tokenizer"] = {"vocab_size": 8000}
+    for tokenizer in run.parent.glob("*/tokenizer"):
+        tree["tokenizer"] = {"path": str(tokenizer)}  # of an earlier run
+    result = train(make_recipe(tree))
+    lines = [loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    row: Row = {"padded tokens": tokens, "updates": lines[-1]["update"], "pairs": options["pairs"] or "built-in"}
+    for name in ("target_tokens_per_s", "waiting_share", "model_flops_utilization", "peak_memory_gib"):
+        values = [line[f"train/{name}"] for line in lines if f"train/{name}" in line]
+        row |= {name: round(statistics.median(values[len(values) // 2 :]), 3)} if values else {}
+    model: Any = load_model(result.folder).to(options["device"]).train()
+    model.skips_logits_in_training = True
+    rows = list(chain.from_iterable(next(iter(result.corpus.updates(0)))))
+    batch = {key: each.to(options["device"]) for key, each in collate(rows, model.config.pad_token_id).items()}
+    step = bare_step(model, lambda model, batch: model(**batch).loss, batch, is_compiled, options)
+    bare = sum(len(pair["labels"]) for pair in rows) / median_seconds({"step": step}, options["rounds"])["step"]
+    return row | {"bare tokens/s": round(bare), "loop to bare": round(row["target_tokens_per_s"] / bare, 3)}
+
+
+def decoding(options: dict[str, Any]) -> Case:
+    """Search with the first size, each beam width and batch, and with a `Translator`."""
+    size = options["sizes"][0]
+    for beams, batch in product(options["beams"], options["batches"]):
+        yield f"{size}, {batch} x {beams}", partial(decoding_row, size, batch, beams, options)
+    yield f"{size}, Translator", partial(translation_row, size, options)
+
+
+def translation_row(size: str, options: dict[str, Any]) -> Row:
+    """Time a `Translator` on sentences of different lengths."""
+    pairs = list(korean_english_pairs("train", 2000 if options["device"] == "cuda" else 20))
+    sources, targets = ([pair[side] for pair in pairs] for side in ("ko", "en"))
+    tokenizers = train_tokenizers(sources, targets, vocab_size=400)
+    sizes = recipe_tree(Path(), size, options)["model"]["options"]
+    model = HeedForConditionalGeneration(HeedConfig(**sizes, vocab_size=len(tokenizers.target)))
+    translator = Translator(model.to(options["device"], options["dtype"]), tokenizers, engine="generate")
+    call = partial(translator.translate, sources, num_beams=1, max_new_tokens=options["new_tokens"])
+    row: Row = {"sentences": len(sources)}
+    for name, steps in (("plain", math.inf), ("with graphs", 0)):
+        graphs.STEPS_THAT_PAY = steps
+        seconds = median_seconds({name: waiting(call, options["device"])}, rounds=1)[name]
+        row[f"{name}, sentences/s"] = round(len(sources) / seconds, 1)
+    return row
+
+
+# Each with the seconds that it may take. The checks run side by side, the rest one by one.
+CHECKS = {"kernels": (kernels, 100), "exactness": (exactness, 130), "processes": (processes, 130)}
+TIMED = {"plans": (plans, 30), "training": (training, 135), "loop": (loop, 150), "decoding": (decoding, 80)}
+CASES = CHECKS | TIMED
+
+
+def work(case: str, options: dict[str, Any], results: Connection) -> None:
+    """Send each row of a case, and `None` after the last one; the process leads a group of those that it starts."""
+    os.setsid()
+    begin(torch.get_num_threads())
+    for name, make in CASES[case][0](options):
+        row: Row = {"case": case, "name": name}
+        try:
+            row |= make()
+        except Exception as error:
+            traceback.print_exc()
+            row |= {"result": "FAILED", "error": f"{type(error).__name__}: {error}"[:300]}
+        results.send(row)
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    results.send(None)
+
+
+def rows_of(cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
+    """Let a process work on each case, all at once, and yield their rows."""
+    spawn, begun, running = get_context("spawn"), time.monotonic(), {}
+    for case in cases:
+        results, sender = spawn.Pipe(duplex=False)
+        running[case] = results, spawn.Process(target=work, args=(case, options, sender))
+        running[case][1].start()
+        sender.close()
+    try:
+        for case, (results, _) in running.items():
+            yield from received(case, results, begun + options["patience"] * CASES[case][1])
+    finally:
+        for _, process in running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+
+
+def received(case: str, results: Connection, end: float) -> Iterator[Row]:
+    """Yield what a process sends; where that is not all, or not in time, the last row says so."""
+    missing = {"case": case, "result": "FAILED" if case in CHECKS else "not measured", "error": "its time is up"}
+    try:
+        while results.poll(max(0.0, end - time.monotonic())):
+            if (row := results.recv()) is None:
+                return
+            yield row
+    except EOFError:
+        missing |= {"result": "FAILED", "error": "its process has ended"}
+    yield missing
 
 
 def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     sizes: Sizes = "base,big",
-    cases: Annotated[str, typer.Option(help="Of training and decoding, with commas.")] = "training,decoding",
-    compile: Annotated[str, typer.Option(help="Of no and yes, with commas: torch.compile in training.")] = "no",
-    batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64,256",
+    loops: Annotated[str, typer.Option(help="Sizes of the models of the case loop, with commas.")] = "small,base,big",
+    cases: Annotated[str, typer.Option(help="With commas.")] = ",".join(CASES),
+    compile: Annotated[str, typer.Option(help="Of no and yes, with commas: torch.compile in training.")] = "no,yes",
+    batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64",
     beams: Annotated[str, typer.Option(help="Beam widths, with commas; 1 is greedy.")] = "1,4",
     target_tokens: Annotated[int, typer.Option(help="Of a training step.")] = 25_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 32,
     vocabulary: Vocabulary = 37_000,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     peak_teraflops: Annotated[float | None, typer.Option(help="Of a card whose peak is not known.")] = None,
+    pairs: Annotated[str | None, typer.Option(help="Folder of train.jsonl.gz and validation.jsonl.gz.")] = None,
+    languages: Annotated[str, typer.Option(help="Source and target of these pairs.")] = "de,en",
+    patience: Annotated[float, typer.Option(help="Factor of the time that each case may take.")] = 1.0,
     rounds: Rounds = 5,
     json: Json = None,
 ):
-    """Print one line per size and case."""
+    """Print one line per check, size and case."""
     if device == "cuda" and not torch.cuda.is_available():
         print("not measured: there is no GPU")
         return
     begin(torch.get_num_threads())
     options = {"device": device, "vocabulary": vocabulary, "target_tokens": target_tokens, "rounds": rounds}
-    options |= {"new_tokens": new_tokens, "dtype": getattr(torch, precision), "compile": compile.split(",")}
-    options |= {"batches": batches.split(","), "beams": beams.split(",")}
-    options["peak"] = peak_teraflops * 1e12 if peak_teraflops else peak_of(device)
-    report(measured(sizes.split(","), cases.split(","), options), json, device)
+    options |= {"new_tokens": new_tokens, "dtype": getattr(torch, precision), "sizes": sizes.split(",")}
+    options |= {"compile": [each == "yes" for each in compile.split(",")], "loops": loops.split(",")}
+    options |= {"batches": list(map(int, batches.split(","))), "beams": list(map(int, beams.split(",")))}
+    options |= {"pairs": pairs, "languages": languages, "patience": patience}
+    options["checked"] = "small" if device == "cuda" else "tiny"
+    options["peak"] = peak_teraflops * 1e12 if peak_teraflops else peak_operations(torch.device(device))
+    asked = cases.split(",")
+    groups = [[case for case in asked if case in CHECKS], *([case] for case in asked if case not in CHECKS)]
+    name = torch.cuda.get_device_name() if device == "cuda" else "none"
+    first = {"card": name, "torch": torch.__version__, "transformers": transformers.__version__}
+    rows = report(chain([first], *(rows_of(group, options) for group in groups)), json, device)
+    sys.exit(any(row.get("result") == "FAILED" for row in rows))
 
 
 if __name__ == "__main__":

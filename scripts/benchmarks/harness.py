@@ -80,8 +80,8 @@ def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
     return wait
 
 
-def report(rows: Iterable[Row], path: Path | None, device: str = "cpu", is_printed: bool = True) -> None:
-    """Print what plain products give and each row of figures as it comes, and write all rows as JSON.
+def report(rows: Iterable[Row], path: Path | None, device: str = "cpu", is_printed: bool = True) -> list[Row]:
+    """Print what plain products give and each row of figures as it comes, write all rows as JSON, and return them.
 
     Args:
         rows: Each a figure by its name.
@@ -97,6 +97,7 @@ def report(rows: Iterable[Row], path: Path | None, device: str = "cpu", is_print
             print(line(row), flush=True)
     if path is not None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def line(row: Row) -> str:

@@ -6,7 +6,6 @@ from multiprocessing import get_context
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import ctranslate2
 import torch
 from transformers import MarianConfig, MarianMTModel
 
@@ -85,11 +84,13 @@ def marian_like(heed: Any) -> MarianMTModel:
     return model.eval()
 
 
-TRANSLATORS: dict[str, ctranslate2.Translator] = {}  # of this process, by precision
+TRANSLATORS: dict[str, Any] = {}  # CTranslate2's, of this process, by precision
 
 
 def load_translator(folder: str, precision: str, threads: int) -> None:
     """Load a model of CTranslate2's."""
+    import ctranslate2
+
     TRANSLATORS[precision] = ctranslate2.Translator(folder, "cpu", compute_type=precision, intra_threads=threads)
 
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 import yaml
 from accelerate.state import AcceleratorState
 
@@ -163,7 +162,6 @@ def test_a_clock_that_ends_the_run_before_its_schedule_is_a_warning(severe):
     assert ("warning", "schedule", "optimization.max_updates") in found
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_recipe_for_another_machine_can_be_checked_but_for_its_speed(tmp_path):
     changes = {"optimization.device": "auto", "optimization.mixed_precision": "fp16", "optimization.max_minutes": 5}
     diagnosis = diagnose(tiny_recipe(tmp_path / "run", {**SOUND, **changes}))

@@ -106,13 +106,6 @@ def test_a_layer_and_outputs_and_signatures_have_the_name_that_a_peers_have():
             assert [name for name in CACHE_NAMES if name in inspect.signature(ours_.forward).parameters] == [CACHE]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="an offloaded cache needs CUDA")
-def test_an_offloaded_cache_gives_the_same_tokens():
-    model, given = tiny_model().cuda(), {"max_new_tokens": 6, "do_sample": False}
-    found = model.generate(SOURCE.cuda(), **given, cache_implementation="offloaded")
-    assert torch.equal(found, model.generate(SOURCE.cuda(), **given))
-
-
 FUTURE = """
 import sys
 import warnings

@@ -130,7 +130,6 @@ def test_a_group_that_fits_no_matrix_is_refused(tmp_path):
         quantized(tmp_path, PrototypeInt4WeightOnlyConfig(group_size=256))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="runs where there is a GPU")
 @pytest.mark.parametrize("packing", ["plain", "plain_int32", "tile_packed_to_4d"])
 def test_int4_of_graphics_cards_raises_on_the_processor(tmp_path, packing):
     tiny_model(**SIZES).save_pretrained(tmp_path)

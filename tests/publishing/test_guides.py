@@ -53,7 +53,7 @@ def place(tmp_path_factory):
 def outputs(place):
     """What the blocks of publish.md and the code of the pushed card print."""
     with HubStandIn() as hub:
-        environment = os.environ | hub.environment(place / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | hub.environment(place / "caches")
         setting = f"import os; os.chdir({json.dumps(str(place))})"
         *published, revision = printed("publish.md", environment, setting)
         card = hub.repositories["me/model"].commits[revision.strip()]["README.md"].decode()

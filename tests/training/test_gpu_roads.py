@@ -375,3 +375,9 @@ def test_without_a_gpu_nothing_is_made_ahead_compiled_or_read_late(make_loop):
     assert not loop.engine.feed.packs
     assert isinstance(loop.accelerator, Accelerator)
     assert engine.Engine is type(loop.engine)
+
+
+def test_many_models_of_one_process_are_compiled(make_loop, quick_compiler, tmp_path):
+    for number in range(10):
+        make_loop(COMPILED | {"optimization.max_updates": 1}, folder=tmp_path / str(number)).run()
+    assert counters["stats"]["unique_graphs"] == 10

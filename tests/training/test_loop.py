@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from heedful.data.micro_batches import split_update
+from heedful.fast_paths_heed import runs_known_code
 from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage, load_progress
 from heedful.training.checkpoints.store import published_checkpoints
 from heedful.training.loop import validation
@@ -386,6 +387,38 @@ def test_bf16_trains_and_keeps_float32_weights(make_loop, weights_of, tmp_path):
     losses = logged(tmp_path / "run", "train/loss")
     assert losses[-1] < 0.9 * losses[0]
     assert {weight.dtype for weight in weights_of(tmp_path / "run", 15).values()} == {torch.float32}
+
+
+def test_a_validation_in_mixed_precision_runs_the_model_as_it_was_made_under_one_autocast(make_loop, monkeypatch):
+    loop, seen = make_loop({"optimization.mixed_precision": "bf16", "validation.sentences": 4}), []
+    network = loop.engine.network
+    wrapper = vars(network)["forward"]
+
+    def fail(translator, *_, **__):
+        model = translator.model
+        assert model is network
+        seen.append((runs_known_code(model), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(validation, "score_pairs", fail)
+    monkeypatch.setattr(validation, "COMPILED_DEVICES", ("cpu",))
+    with pytest.raises(torch.OutOfMemoryError):
+        validation.validate(loop.recipe, loop.corpus, loop.engine, None)
+    assert seen == [(True, True, torch.bfloat16)]
+    assert vars(network)["forward"] is wrapper
+
+
+def test_a_validation_loss_waits_for_the_device_once(make_loop, corpus, monkeypatch):
+    loop, read = make_loop(NO_DROPOUT), []
+    model, given = loop.engine.model, (corpus.tokenizers.source.pad_token_id, loop.accelerator)
+    losses = []
+    model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs.loss))
+    item = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor) or item(tensor))
+    loss = validation_loss(model, corpus.validation, 200, *given)
+    assert len([tensor for tensor in read if tensor.is_floating_point()]) == 1
+    assert len(losses) > 2
+    assert loss == sum(map(item, losses)) / int(corpus.validation.target_lengths.sum())
 
 
 def test_the_loop_asks_for_no_logits(make_loop):

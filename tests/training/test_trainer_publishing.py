@@ -107,7 +107,7 @@ def repositories(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pushed")
     script = Path(__file__).with_name("trainer_hub.py")
     with HubStandIn() as hub:
-        environment = os.environ | hub.environment(folder / "caches") | {"CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | hub.environment(folder / "caches")
         process = subprocess.run(
             [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, check=False
         )

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from heedful.generation_heed import stopped
+from heedful.inference import graphs
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
@@ -91,6 +92,8 @@ class GenerateEngine:
         self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
+        if not self.ensemble and processor is None and graphs.may_use_graphs(self.model, inputs, settings):
+            return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
             search["custom_generate"] = BeamSearch(models=self.ensemble)

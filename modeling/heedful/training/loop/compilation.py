@@ -38,7 +38,13 @@ class CompiledBody:
         self._model, self.uses_graphs = model, uses_graphs
         # Without benchmarks of its own, of which the fastest may be another one in a resumed run.
         options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
-        self._compute: Any = torch.compile(model.forward, dynamic=True, options=options)
+
+        def compute(**inputs: Any) -> Any:
+            return model.forward(**inputs)
+
+        # Torch compiles each piece of code a few times at most, and a process may train many models.
+        compute.__code__ = compute.__code__.replace()
+        self._compute: Any = torch.compile(compute, dynamic=True, options=options)
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
@@ -77,12 +83,12 @@ def body_of(
     return CompiledBody(model.model, uses_graphs)
 
 
-def _obstacle(model: "PreTrainedModel", is_sharded: bool) -> str | None:
+def _obstacle(model: Any, is_sharded: bool) -> str | None:
     if model.config.model_type != "heed":
         return "the model is recurrent, whose program grows with the length of its sentences"
     if is_sharded:
         return "weights are sharded"
-    if model.is_gradient_checkpointing:
+    if model.model.encoder.gradient_checkpointing:
         return "`model.gradient_checkpointing` is true"
     return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
 

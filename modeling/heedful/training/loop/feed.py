@@ -2,9 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,13 +14,12 @@ from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import MicroBatch, collate, micro_batches_of_rank
-from heedful.fast_paths_heed import Packing, runs_known_code
+from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import why_padded
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-DERIVED = ("packing", "label_places")  # of a batch, from its rows
 AHEAD = 2  # updates that are made while the GPU computes one
 
 
@@ -93,33 +92,26 @@ def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """
     labels: torch.Tensor = tensors["labels"]
     batch = {**tensors, "label_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
-    return _moved(batch, "pin_memory")
+    return _moved(batch, torch.Tensor.pin_memory)
 
 
 def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
     """Return a batch of which all rows come so many times, one time behind the other."""
     packing = batch.get("packing")
-    if packing is None:
-        return {name: torch.cat([values] * times) for name, values in batch.items() if name != "label_places"}
-    rows = {name: torch.cat([values] * times, 1) for name, values in batch.items() if name not in DERIVED}
-    sides = {name: getattr(packing, name).repeated(times) for name in ("states", "source")}
-    return rows | {"packing": replace(packing, **sides)}
+    rows = {name: values for name, values in batch.items() if name not in ("packing", "label_places")}
+    rows = {name: torch.cat([values] * times, 0 if packing is None else 1) for name, values in rows.items()}
+    return rows if packing is None else rows | {"packing": packing.changed(lambda side: side.repeated(times))}
 
 
-def on_device(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Copy a batch to a device, without waiting for it."""
-    return _moved(tensors, "to", device, non_blocking=True)
+    return _moved(batch, lambda values: values.to(device, non_blocking=True))
 
 
-def _moved(tensors: Mapping[str, Any], how: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    moved = {}
-    for name, value in tensors.items():
-        if isinstance(value, Packing):
-            sides = {"states": value.states, "source": value.source}
-            moved[name] = replace(value, **{k: getattr(side, how)(*args, **kwargs) for k, side in sides.items()})
-        else:
-            moved[name] = getattr(value, how)(*args, **kwargs)
-    return moved
+def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    moved = {name: move(values) for name, values in batch.items() if name != "packing"}
+    packing = batch.get("packing")
+    return moved if packing is None else moved | {"packing": packing.changed(lambda side: side.moved(move))}
 
 
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

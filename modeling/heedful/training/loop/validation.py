@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from heedful.data.micro_batches import collate
 from heedful.data.sources import references_of
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
+from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
@@ -56,7 +57,16 @@ def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Ite
     token they generate.
     """
     if moving_average is None and not is_sharded(engine.model):
-        yield engine.network
+        network = engine.network
+        # On a GPU without Accelerate's wrapper, in which each step of a search rounds the weights anew, uncompiled.
+        is_unwrapped = engine.accelerator.native_amp and engine.accelerator.device.type in COMPILED_DEVICES
+        wrapper = vars(network).pop("forward", None) if is_unwrapped else None
+        try:
+            with engine.accelerator.autocast() if is_unwrapped else nullcontext():
+                yield network
+        finally:
+            if wrapper is not None:
+                network.forward = wrapper
         return
     plain = engine.plain_network(engine.accelerator.device)
     weights = engine.weights(keep=True) if moving_average is None else full_weights(moving_average.weights, keep=True)
@@ -78,13 +88,14 @@ def validation_loss(
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training = model.training
     model.eval()
-    total = 0.0
+    device = accelerator.device
+    total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     for (bucket,) in own:
         batch = collate([rows[index] for index in bucket], pad_token_id)
-        batch = {name: values.to(accelerator.device) for name, values in batch.items()}
-        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss.item()
+        batch = {name: values.to(device) for name, values in batch.items()}
+        total += accelerator.unwrap_model(model)(**batch, num_items_in_batch=1).loss
     model.train(was_training)
-    return all_reduce(accelerator, total)[0] / int(rows.target_lengths.sum())
+    return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
 def translate_on_ranks(

@@ -39,13 +39,7 @@ def _bare_environment(monkeypatch):
 def launched(name: str, *options: str):
     """Return Accelerate's own arguments for a file, and the environment that its launcher would give a process."""
     arguments = ["--config_file", str(FILES[name]), *options, "scripts/train.py", "RECIPE.yaml"]
-    settings, _, precision_from_file = _validate_launch_command(launch_command_parser().parse_args(arguments))
-    if settings.use_deepspeed:
-        # As launch_command does it.
-        fields = list(load_config_from_file(str(FILES[name])).deepspeed_config)
-        fields += ["mixed_precision"] if precision_from_file else []
-        settings.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        return settings, launching.prepare_deepspeed_cmd_env(settings)[1]
+    settings, *_ = _validate_launch_command(launch_command_parser().parse_args(arguments))
     if settings.use_fsdp or settings.multi_gpu:
         return settings, launching.prepare_multi_gpu_env(settings)
     return settings, launching.prepare_simple_launcher_cmd_env(settings)[1]
@@ -62,8 +56,8 @@ def enter(monkeypatch, environment: dict[str, str], processes: int, gpus: int) -
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
 
-def test_the_six_files_are_there():
-    assert sorted(FILES) == ["cpu", "deepspeed_zero2", "fsdp2", "multi_gpu", "multi_node", "one_gpu"]
+def test_the_five_files_are_there():
+    assert sorted(FILES) == ["cpu", "fsdp2", "multi_gpu", "multi_node", "one_gpu"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -87,7 +81,6 @@ def test_the_head_of_each_file_tells_the_command_that_uses_it(name):
         ("one_gpu", "NO", 1),
         ("multi_gpu", "MULTI_GPU", 8),
         ("fsdp2", "FSDP", 8),
-        ("deepspeed_zero2", "DEEPSPEED", 8),
         ("multi_node", "MULTI_GPU", 16),
     ],
 )
@@ -103,7 +96,7 @@ def test_accelerate_reads_each_file_and_leaves_precision_to_the_recipe(name, kin
 
 def test_the_cpu_file_starts_one_process_on_the_cpu():
     settings, environment = launched("cpu")
-    assert (settings.multi_gpu, settings.use_fsdp, settings.use_deepspeed) == (False, False, False)
+    assert (settings.multi_gpu, settings.use_fsdp) == (False, False)
     assert environment["ACCELERATE_USE_CPU"] == "True"
     assert "MASTER_ADDR" not in environment
 
@@ -118,7 +111,7 @@ def test_the_file_for_one_gpu_starts_one_process_that_sees_one_gpu():
 def test_the_file_for_many_gpus_starts_eight_processes_without_sharding():
     settings, environment = launched("multi_gpu")
     assert (settings.multi_gpu, settings.nproc_per_node) == (True, "8")
-    assert not {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"} & environment.keys()
+    assert "ACCELERATE_USE_FSDP" not in environment
     assert environment["CUDA_VISIBLE_DEVICES"] == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
@@ -150,21 +143,6 @@ def test_fsdp_shards_every_layer_of_both_stacks_and_nothing_else(monkeypatch):
     assert sorted(kinds) == ["HeedDecoderLayer"] * 3 + ["HeedEncoderLayer"] * 2
 
 
-def test_the_file_for_deepspeed_asks_for_stage_two_and_leaves_the_rest_to_the_recipe():
-    settings, environment = launched("deepspeed_zero2")
-    expected = {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
-        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
-    }
-    assert {key: environment.get(key) for key in expected} == expected
-    assert "ACCELERATE_GRADIENT_CLIPPING" not in environment
-    assert settings.nproc_per_node == "8"
-
-
 def test_the_file_for_two_machines_gives_each_its_rank_and_half_of_the_processes():
     for rank in (0, 1):
         settings, _ = launched("multi_node", "--machine_rank", str(rank), "--main_process_ip", "node-a")
@@ -180,7 +158,7 @@ def test_the_machine_that_a_file_is_for_takes_it(monkeypatch, name, gpus):
     check_launch(OptimizationRecipe(max_updates=1, mixed_precision="bf16"), on_cpu=gpus == 0)
 
 
-@pytest.mark.parametrize("name", ["multi_gpu", "multi_node", "fsdp2", "deepspeed_zero2"])
+@pytest.mark.parametrize("name", ["multi_gpu", "multi_node", "fsdp2"])
 def test_a_machine_without_gpu_refuses_the_files_for_gpus(monkeypatch, name):
     enter(monkeypatch, launched(name)[1], processes=8, gpus=0)
     with pytest.raises(ValueError, match="`distributed_type` of the accelerate file must be NO where there is no GPU"):
@@ -303,10 +281,10 @@ def test_the_table_of_exchanges_is_what_the_formulas_give():
 
 
 def test_the_table_of_memory_is_what_the_formulas_give():
-    ways = {"multi_gpu": lambda n: 16, "deepspeed_zero2": lambda n: 4 + 12 / n, "fsdp2": lambda n: 16 / n}
+    ways = {"multi_gpu": 16, "fsdp2": 16 / 8}  # bytes of a parameter
     expected = [
-        [f"`{way}.yaml`", *(f"{bytes_each(8) * parameters(name) / 1e9:.2f} GB" for name in ("base", "big"))]
-        for way, bytes_each in ways.items()
+        [f"`{way}.yaml`", *(f"{size * parameters(name) / 1e9:.2f} GB" for name in ("base", "big"))]
+        for way, size in ways.items()
     ]
     assert table_after("### Memory") == expected
 

@@ -6,17 +6,15 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed
-from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin
 
-from heedful.training.processes import devices, launch_checks
+from heedful.training.processes import devices
 from heedful.training.processes.devices import (
-    complete_deepspeed,
     float32_products,
     join_processes,
     keep_exchange_exact,
     make_accelerator,
 )
-from heedful.training.recipe import OptimizationRecipe
 from tiny_runs import tiny_recipe
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
@@ -29,7 +27,7 @@ FSDP = {
     "FSDP_VERSION": "2",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
-DEEPSPEED = {**TWO, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true"}
+DEEPSPEED = {**TWO, "ACCELERATE_USE_DEEPSPEED": "true"}
 
 
 class ReachedAcceleratorError(Exception):
@@ -59,7 +57,6 @@ def begin(monkeypatch, tmp_path):
         return seen
 
     monkeypatch.setattr(devices, "Accelerator", accelerator)
-    monkeypatch.setattr(launch_checks, "is_deepspeed_available", lambda: True)
     return run
 
 
@@ -72,8 +69,6 @@ def begin(monkeypatch, tmp_path):
         (TWO, 0, True),
         ({**LAUNCHED, **TWO}, 2, False),
         (FSDP, 2, False),
-        (DEEPSPEED, 2, False),
-        ({**DEEPSPEED, "ACCELERATE_GRADIENT_CLIPPING": "auto"}, 8, False),
     ],
 )
 def test_what_fits_together_reaches_accelerate(begin, environment, gpus, on_cpu):
@@ -95,16 +90,12 @@ def test_bf16_is_left_to_processors_that_have_it(begin, monkeypatch, caplog):
         ({}, True, "bf16", "bf16"),
         ({}, False, "bf16", "fp16"),
         (FSDP, False, "bf16", "fp16"),
-        (DEEPSPEED, True, "bf16", "bf16"),
-        (DEEPSPEED, False, "bf16", "no"),
         ({}, False, "fp16", "fp16"),
         ({}, False, "no", "no"),
         ({}, False, "tf32", "no"),
     ],
 )
-def test_a_gpu_without_bf16_takes_fp16_and_under_deepspeed_float32(
-    begin, monkeypatch, caplog, environment, has_it, precision, taken
-):
+def test_a_gpu_without_bf16_takes_fp16(begin, monkeypatch, caplog, environment, has_it, precision, taken):
     # As torch answers for a V100 or T4, where bf16 is emulated.
     asked = lambda including_emulation=True: including_emulation or has_it  # noqa: E731
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
@@ -113,8 +104,7 @@ def test_a_gpu_without_bf16_takes_fp16_and_under_deepspeed_float32(
     if precision == taken or precision == "tf32":
         assert not told
     else:
-        name = "float32" if taken == "no" else taken
-        assert told == [f"`optimization.mixed_precision` is bf16, which this GPU lacks: {name} takes its place"]
+        assert told == ["`optimization.mixed_precision` is bf16, which this GPU lacks: fp16 takes its place"]
 
 
 def test_a_precision_is_what_float32_is_multiplied_by_in_its_run_alone():
@@ -167,41 +157,15 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
         ),
         ({**LAUNCHED, **TWO}, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is MULTI_GPU"),
         (FSDP, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is FSDP"),
-        (DEEPSPEED, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is DEEPSPEED"),
+        *((DEEPSPEED, gpus, {}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED.*fsdp2") for gpus in (0, 1, 2)),
         (FSDP, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*`distributed_type: FSDP`"),
-        (DEEPSPEED, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*DEEPSPEED`"),
+        (DEEPSPEED, 2, {"device": "cpu"}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED"),
         ({**FSDP, "FSDP_VERSION": "1"}, 2, {}, "`fsdp_version` of the accelerate file must be 2, but is 1"),
         (
             {**FSDP, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
             2,
             {},
             "`fsdp_cpu_ram_efficient_loading` .*must be false",
-        ),
-        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 2, {}, "`zero_stage` .* must be 2 .*but is 3"),
-        (
-            DEEPSPEED,
-            2,
-            {"optimization.mixed_precision": "fp16"},
-            "`optimization.mixed_precision` must be no, tf32 or bf16 under DeepSpeed, but is fp16",
-        ),
-        (
-            DEEPSPEED,
-            2,
-            {"optimization.mixed_precision": "bf16", "optimization.ema_decay": 0.9, "checkpoints.publish": "ema"},
-            "`optimization.ema_decay` must be null under DeepSpeed .* but is 0.9",
-        ),
-        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "a.json"}, 2, {}, "`deepspeed_config_file` .*absent"),
-        (
-            {**DEEPSPEED, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
-            2,
-            {},
-            "`offload_optimizer_device` .* must be none, but is cpu",
-        ),
-        (
-            {**DEEPSPEED, "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
-            2,
-            {"optimization.max_grad_norm": 2.0},
-            "`gradient_clipping` .* must be absent or 2.0, as `optimization.max_grad_norm`, but is 1.0",
         ),
         (
             {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
@@ -228,24 +192,6 @@ def test_what_contradicts_is_refused_before_any_process_waits(begin, environment
     with pytest.raises(ValueError, match=message):
         begin(environment, gpus, **settings)
     assert not torch.distributed.is_initialized()
-
-
-def test_deepspeed_must_be_installed(begin, monkeypatch):
-    monkeypatch.setattr(launch_checks, "is_deepspeed_available", lambda: False)
-    with pytest.raises(ValueError, match="library is installed, but is DEEPSPEED instead: pip install deepspeed"):
-        begin(DEEPSPEED, gpus=2)
-
-
-@pytest.mark.parametrize(("norm", "clipping"), [(None, 0.0), (0.7, 0.7)])
-def test_deepspeed_clips_as_the_recipe_says_and_needs_no_data_loader(monkeypatch, norm, clipping):
-    for name, value in DEEPSPEED.items():
-        monkeypatch.setenv(name, value)
-    plugin = DeepSpeedPlugin()
-    assert plugin.is_auto("train_micro_batch_size_per_gpu")
-    assert plugin.is_auto("gradient_clipping")  # which Accelerate would make 1
-    complete_deepspeed(plugin.deepspeed_config, OptimizationRecipe(max_updates=1, max_grad_norm=norm))
-    assert not plugin.is_auto("train_micro_batch_size_per_gpu")
-    assert plugin.get_value("gradient_clipping") == clipping
 
 
 def test_fsdp_multiplies_in_bf16_and_sums_gradients_in_float32(monkeypatch):

@@ -364,6 +364,23 @@ def test_the_gradients_norm_is_clipped(make_loop, monkeypatch):
     assert norms == [pytest.approx(0.01, rel=1e-3)]
 
 
+@pytest.mark.parametrize(("norm", "scale"), [(1.0, 128.0), (math.inf, 64.0), (math.nan, 64.0)])
+def test_a_gradient_that_is_not_finite_halves_the_scale_of_fp16_and_changes_no_weight(
+    make_loop, monkeypatch, norm, scale
+):
+    engine = make_loop({}).engine
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    scaler.scale(torch.ones(1))
+    monkeypatch.setattr(engine.accelerator, "scaler", scaler)
+    before = [weight.detach().clone() for weight in engine.parameters]
+    for weight in engine.parameters:
+        weight.grad = torch.ones_like(weight)
+    assert engine.step(0.1, torch.tensor(norm)) is (norm == 1)
+    assert scaler.get_scale() == scale
+    unchanged = [torch.equal(*pair) for pair in zip(before, engine.parameters, strict=True)]
+    assert all(unchanged) if norm != 1 else not any(unchanged)
+
+
 def test_bf16_trains_and_keeps_float32_weights(make_loop, weights_of, tmp_path):
     loop = make_loop({"optimization.mixed_precision": "bf16", "optimization.max_updates": 15})
     loop.run()

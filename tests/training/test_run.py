@@ -348,6 +348,13 @@ def test_a_gpu_where_there_is_none_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_launch_under_deepspeed_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match=r"must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED instead: fsdp2\.yaml"):
+        train(tiny_recipe(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bleu_tokenizer_that_is_none_is_refused_before_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"`tokenize` must be one of .*13a.*but is '13b' instead"):
         train(tiny_recipe(tmp_path / "run", {"decoding.bleu_tokenizer": "13b"}))

@@ -103,17 +103,16 @@ def state_memory(
     """Return the bytes of what a process holds all the time, in float32 under every precision.
 
     Weights and gradients take 4 bytes a parameter, Adam's two moments 8, a moving average 4. Processes that exchange
-    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes, ZeRO-2 gradients
-    and moments. `parameters` counts tied ones once.
+    gradients (DDP) hold a second copy of them in buckets. FSDP divides everything by the processes. `parameters`
+    counts tied ones once.
     """
     sizes = {"weights": 4, "gradients": 4, "Adam's moments": 8}
     if settings.ema_decay is not None:
         sizes["moving average"] = 4
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         sizes["gradients in exchange"] = 4
-    divided = {DistributedType.FSDP: set(sizes), DistributedType.DEEPSPEED: {"gradients", "Adam's moments"}}
-    shared = divided.get(kind, set())
-    return {name: parameters * size // (processes if name in shared else 1) for name, size in sizes.items()}
+    shares = processes if kind == DistributedType.FSDP else 1
+    return {name: parameters * size // shares for name, size in sizes.items()}
 
 
 def process_memory() -> int:

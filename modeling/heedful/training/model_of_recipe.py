@@ -58,9 +58,8 @@ def make_model(
 
 
 def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe) -> Engine:
-    """Return the engine that the launcher asks for; the model has the same float32 weights on every rank."""
-    kind = accelerator.distributed_type
-    is_sharded = kind in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    """Return the engine that trains a model, which has the same float32 weights on every rank."""
+    is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
         raise ValueError(
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
@@ -70,13 +69,9 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
     packs = not is_sharded and may_pack(model, accelerator)
     body = body_of(model, settings, accelerator, is_sharded, packs)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
-    if kind != DistributedType.DEEPSPEED:
-        # A scale of gradients and a moving average wait for each update anyway.
-        waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
-        return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
-    from heedful.training.processes.zero import ZeroEngine
-
-    return ZeroEngine(accelerator, model, make_optimizer(model, settings), feed)
+    # A scale of gradients and a moving average wait for each update anyway.
+    waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
+    return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:

@@ -149,16 +149,14 @@ class Engine(EngineState):
         if is_finite is None:
             # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
-        self.lower_scale() if is_finite is False else self.optimizer.step()
+        scaler = self.accelerator.scaler
+        if is_finite is not False:
+            self.optimizer.step()
+        elif scaler is not None:  # the scale of fp16's gradients was too high
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
         self.discard()
         return is_finite
 
     def discard(self) -> None:
         """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none=self.body is None or not self.body.uses_graphs)
-
-    def lower_scale(self) -> None:
-        """Lower the scale of fp16's gradients after one was not finite."""
-        scaler = self.accelerator.scaler
-        if scaler is not None:
-            scaler.update(scaler.get_scale() * scaler.get_backoff_factor())

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -27,7 +26,7 @@ from accelerate.utils import (
 
 from heedful.inference.memory import keep_freed_memory
 from heedful.training.processes.launch_checks import check_launch, check_processes
-from heedful.training.processes.launcher import is_set, world_size
+from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
@@ -44,19 +43,14 @@ def has_bfloat16() -> bool:
 
 
 def precision_here(asked: str, on_cpu: bool) -> str:
-    """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there.
-
-    A GPU older than Ampere has fp16 in its place, which DeepSpeed is not given, see `check_launch`.
-    """
+    """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there."""
     if asked == "tf32":
         return "no"  # Accelerate has no name for it: `float32_products` sets it
     if asked != "bf16" or (has_bfloat16() if on_cpu else torch.cuda.is_bf16_supported(including_emulation=False)):
         return asked
-    machine = "processor" if on_cpu else "GPU"
-    precision = "no" if on_cpu or is_set("ACCELERATE_USE_DEEPSPEED") else "fp16"
-    name = "float32" if precision == "no" else precision
+    machine, name = ("processor", "float32") if on_cpu else ("GPU", "fp16")
     logger.warning("`optimization.mixed_precision` is bf16, which this %s lacks: %s takes its place", machine, name)
-    return precision
+    return "no" if on_cpu else "fp16"
 
 
 @contextmanager
@@ -94,8 +88,6 @@ def make_accelerator(
         project_dir=None if folder is None else str(folder),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        complete_deepspeed(accelerator.state.deepspeed_plugin.deepspeed_config, settings)
     if accelerator.distributed_type == DistributedType.FSDP:
         keep_exchange_exact(accelerator.state.fsdp_plugin)
     return accelerator
@@ -130,17 +122,6 @@ def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
         if device == "cuda" and is_there:
             raise ValueError(f"`{name}` must be cpu or auto where {obstacle}, but is cuda instead.")
     return device == "cpu" or any(obstacles.values())
-
-
-def complete_deepspeed(config: dict[str, Any], settings: OptimizationRecipe) -> None:
-    """Write into DeepSpeed's configuration what it needs, in place of what Accelerate would guess."""
-    # Only its own statistics use it: the loop brings batches of its own, without a DataLoader.
-    config["train_micro_batch_size_per_gpu"] = 1
-    # Accelerate would clip at 1; DeepSpeed's 0 is no clipping.
-    config["gradient_clipping"] = settings.max_grad_norm or 0.0
-    # By itself it adds up gradients in bf16, which keeps 8 bits: the more micro-batches, the less each counts.
-    config["communication_data_type"] = "fp32"
-    config["data_types"] = {"grad_accum_dtype": "fp32"}
 
 
 def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:

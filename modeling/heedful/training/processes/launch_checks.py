@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 
 import torch
-from accelerate.utils import is_deepspeed_available
 
 from heedful.training.processes.launcher import is_set, local_world_size, world_size
 from heedful.training.recipe import OptimizationRecipe
@@ -16,15 +15,20 @@ from heedful.training.recipe import OptimizationRecipe
 def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     """Check what the launcher says against the recipe and the machine.
 
-    More processes than GPUs, or fewer than were asked for; GPUs, FSDP or DeepSpeed on the CPU, where Accelerate would
-    silently do something else; precision, clipping or accumulation other than the recipe's; and what Heed does not
-    support: each is a `ValueError`.
+    More processes than GPUs, or fewer than were asked for; GPUs or FSDP on the CPU, where Accelerate would silently do
+    something else; precision or accumulation other than the recipe's; and what Heed does not support: each is a
+    `ValueError`.
     """
+    if is_set("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError(
+            "`distributed_type` of the accelerate file must be NO, MULTI_GPU or FSDP (version 2), but is DEEPSPEED "
+            "instead: fsdp2.yaml shards weights and optimizer."
+        )
     check_processes(on_cpu)
     kind = _distributed_type()
-    if on_cpu and settings.device == "cpu" and kind in ("FSDP", "DEEPSPEED"):
+    if on_cpu and settings.device == "cpu" and kind == "FSDP":
         raise ValueError(
-            f"`optimization.device` must be auto or cuda where the accelerate file says `distributed_type: {kind}`, "
+            "`optimization.device` must be auto or cuda where the accelerate file says `distributed_type: FSDP`, "
             "but is cpu instead."
         )
     if on_cpu and settings.device == "auto" and kind != "NO":
@@ -36,15 +40,13 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
         _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
         reason = ", because every process makes or loads the same weights"
         _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
-    if kind == "DEEPSPEED":
-        _check_deepspeed(settings)
     reason = ", because Heedful divides data, not layers"
     _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
     # Accelerate would divide every loss by it.
     reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
     _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
     # In Accelerate the recipe's precision has precedence, so that the file's would be ignored; it does not know tf32.
-    if "ACCELERATE_DYNAMO_BACKEND" in os.environ or is_set("ACCELERATE_USE_DEEPSPEED"):
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         allowed = list(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
         reason = ", because `optimization.mixed_precision` of the recipe decides"
         _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
@@ -69,52 +71,19 @@ def check_processes(on_cpu: bool) -> None:
     # Accelerate's launcher for one process sets this, and an address where it was asked for more.
     if world == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
         raise ValueError(
-            "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU`, "
-            "FSDP or DEEPSPEED: it was asked for more and has started one. Several processes on the CPU are started "
-            "by torchrun. (If you have set MASTER_ADDR yourself, unset it.)"
+            "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU` "
+            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by "
+            "torchrun. (If you have set MASTER_ADDR yourself, unset it.)"
         )
 
 
 def _distributed_type() -> str:
     """Return the `distributed_type` of the accelerate file, as far as its processes can know it."""
-    if is_set("ACCELERATE_USE_DEEPSPEED"):
-        return "DEEPSPEED"
     if is_set("ACCELERATE_USE_FSDP"):
         return "FSDP"
     # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
     by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ
     return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
-
-
-def _check_deepspeed(settings: OptimizationRecipe) -> None:
-    if not is_deepspeed_available():
-        raise ValueError(
-            "`distributed_type` of the accelerate file must be one whose library is installed, but is DEEPSPEED "
-            "instead: pip install deepspeed, or use FSDP, which needs nothing else."
-        )
-    if settings.mixed_precision == "fp16":
-        # DeepSpeed scales fp16's losses by itself; its scale would have to be saved and resumed.
-        raise ValueError(
-            "`optimization.mixed_precision` must be no, tf32 or bf16 under DeepSpeed, but is fp16 instead; for fp16, "
-            "use DDP or FSDP2."
-        )
-    if settings.ema_decay is not None and settings.mixed_precision == "bf16":
-        raise ValueError(
-            "`optimization.ema_decay` must be null under DeepSpeed with `optimization.mixed_precision` bf16, where "
-            f"the weights of the network are rounded copies, but is {settings.ema_decay} instead; use DDP or FSDP2."
-        )
-    reason = ", because the recipe decides precision, clipping and batches"
-    _check_setting("deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", "absent", ["absent"], reason)
-    _check_setting("zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "2", ["2"], " (for 3, use FSDP)")
-    # With offloading, Accelerate would use another Adam, without the recipe's betas and epsilon.
-    for name in ("offload_optimizer_device", "offload_param_device"):
-        _check_setting(name, f"ACCELERATE_DEEPSPEED_{name.upper()}", "none", ["none"])
-    clipping, norm = os.environ.get("ACCELERATE_GRADIENT_CLIPPING", "auto"), settings.max_grad_norm or 0.0
-    if clipping not in ("auto", "none") and float(clipping) != norm:
-        raise ValueError(
-            f"`gradient_clipping` of the accelerate file must be absent or {norm}, as `optimization.max_grad_norm`, "
-            f"but is {clipping} instead."
-        )
 
 
 def _check_setting(field: str, variable: str, default: str, allowed: Sequence[str], reason: str = "") -> None:

@@ -40,9 +40,7 @@ class EndToEnd:
         """Return `(1, N, D)` states as they are."""
         return states
 
-    def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `(1, N, D)` states as they are."""
-        return states
+    unpack = pack
 
     def repeated(self, times: int) -> "EndToEnd":
         """Return all rows so many times, one time behind the other."""

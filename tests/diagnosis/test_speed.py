@@ -18,7 +18,6 @@ CONFIG = HeedConfig(d_model=64, encoder_attention_heads=4, decoder_attention_hea
         ({"model.attn_implementation": "eager"}, {}, [("warning", "model.attn_implementation")]),
         ({}, {"attention_dropout": 0.1}, [("note", "model.options")]),
         ({"optimization.mixed_precision": "no"}, {}, [("warning", "optimization.mixed_precision")]),
-        ({"optimization.compile": False}, {}, [("note", "optimization.compile")]),
         ({"optimization.device": "cpu", "model.attn_implementation": "eager"}, {}, []),
     ],
 )

@@ -30,6 +30,3 @@ def check_speed(recipe: Recipe, config: Any) -> Iterator[Finding]:
         told = "On a GPU products in float32 take four times as long as in bf16."
         advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."
         yield Finding("speed", "warning", told, "optimization.mixed_precision", advice)
-    if settings.compile is False:
-        told = "On a GPU an uncompiled update of the base model takes 1.4 times as long as a compiled one."
-        yield Finding("speed", "note", told, "optimization.compile", "Set it to auto.")

@@ -5,7 +5,7 @@ added up in no fixed order; the loss holds a part of the logits at a time, see `
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -13,9 +13,6 @@ from accelerate import Accelerator
 from heedful.fast_paths_heed import runs_known_code
 from heedful.training.processes.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe import OptimizationRecipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +55,7 @@ class CompiledBody:
 
 
 def body_of(
-    model: "PreTrainedModel",
-    settings: OptimizationRecipe,
-    accelerator: Accelerator,
-    is_sharded: bool = False,
-    packs: bool = False,
+    model: Any, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool = False, packs: bool = False
 ) -> CompiledBody | None:
     """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains.
 
@@ -93,9 +86,7 @@ def _obstacle(model: Any, is_sharded: bool) -> str | None:
     return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
 
 
-def _why_not_worthwhile(
-    model: "PreTrainedModel", settings: OptimizationRecipe, accelerator: Accelerator
-) -> str | None:
+def _why_not_worthwhile(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
     """Return why it would not pay, or `None` where it does, as for a run whose end is not known."""
     if accelerator.device.type != "cuda":
         return "on the CPU it would not be faster"

@@ -63,9 +63,8 @@ class Feed:
 
     def repeated(self, row: Row) -> MicroBatch:
         """Return a row as often as the budget allows, with half of its target so that no two sizes are equal."""
-        source, target = row["input_ids"], row["labels"][: max(1, len(row["input_ids"]) // 2)]
-        count = max(1, self.token_budget // (len(source) + len(target)))
-        return MicroBatch(self.tensors([{"input_ids": source, "labels": target}] * count))
+        short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
+        return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
 
 def may_pack(model: Any, accelerator: Accelerator) -> bool:

@@ -1,6 +1,7 @@
 """A model whose rows lie end to end: the same loss and gradient as with padding."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
 from heedful.packed_rows_heed import why_padded
+from heedful.training.loop.feed import on_device
+from heedful.training.loop.objective import RDrop
 from rows_attention import varlen_attn
 
 IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
@@ -120,3 +123,25 @@ def test_what_flash_attention_cannot_compute_is_padded(options, reason):
 def test_other_kernels_and_recurrent_models_are_padded():
     assert "eager" in why_padded(HeedConfig(**IDS, **SIZES), "eager")
     assert "recurrent" in why_padded(HeedRNNConfig(**IDS), "sdpa")
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("r_drop", [True, False])
+def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop):
+    # A tensor without numbers raises an error where one is asked for, as a GPU would be waited for.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which knows of no such device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
+    model.set_attn_implementation("sdpa")
+    batch = laid_end_to_end(make_rows(9), 2000, 0, 1) if packs else collate(make_rows(9), 0)
+    if r_drop:
+        model.objective = RDrop(3.0)
+        batch = model.objective.repeated(batch)
+    places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
+    loss = model(
+        **on_device(batch | {"label_places": places}, torch.device("meta")), num_items_in_batch=9, skip_logits=True
+    ).loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert norm.is_meta

@@ -159,7 +159,7 @@ class OutputLayer(nn.Module):
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: Count = None,
         skip_logits: bool | None = None,
-        label_places: torch.Tensor | None = None,
+        target_places: torch.Tensor | None = None,
         body: Callable[..., Any] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
@@ -182,7 +182,7 @@ class OutputLayer(nn.Module):
             skip_logits: Whether to compute the loss alone, a few hundred tokens at a time, and return no logits, which
                 take most of a step's memory with large vocabularies. It is differentiated once. By default what
                 `skips_logits_in_training` of the model says, False, and in evaluation never.
-            label_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
+            target_places: The places of labels other than -100 among all, `(N)`; to find them, Python waits for a GPU.
             body: Computes in place of `model`, as a compiled one does.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
@@ -217,7 +217,7 @@ class OutputLayer(nn.Module):
         recorded = dict(outputs.items())
         states = recorded.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and skips_logits:
-            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, label_places)
+            recorded["loss"] = self.loss_of_states(states, labels, num_items_in_batch, target_places)
             return Seq2SeqLMOutput(**recorded)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._score(states[:, kept])  # (B, T, V)

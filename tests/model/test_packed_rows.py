@@ -95,10 +95,10 @@ def test_places_of_labels_that_are_known_change_nothing():
     batch = collate(make_rows(10), 0)
     places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
     loss, gradient = loss_and_gradient(model, batch)
-    again, same = loss_and_gradient(model, batch, label_places=places)
+    again, same = loss_and_gradient(model, batch, target_places=places)
     assert loss == again
     assert torch.equal(gradient, same)
-    fewer, _ = loss_and_gradient(model, batch, label_places=places[:1])
+    fewer, _ = loss_and_gradient(model, batch, target_places=places[:1])
     assert fewer < loss
 
 
@@ -140,7 +140,7 @@ def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop
         batch = model.objective.repeated(batch)
     places = (batch["labels"].flatten() != -100).nonzero()[:, 0]
     loss = model(
-        **on_device(batch | {"label_places": places}, torch.device("meta")), num_items_in_batch=9, skip_logits=True
+        **on_device(batch | {"target_places": places}, torch.device("meta")), num_items_in_batch=9, skip_logits=True
     ).loss
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -90,14 +90,14 @@ def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
     A GPU that had to find these out itself would let Python wait for it.
     """
     labels: torch.Tensor = tensors["labels"]
-    batch = {**tensors, "label_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
+    batch = {**tensors, "target_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
     return _moved(batch, torch.Tensor.pin_memory)
 
 
 def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
     """Return a batch of which all rows come so many times, one time behind the other."""
     packing = batch.get("packing")
-    rows = {name: values for name, values in batch.items() if name not in ("packing", "label_places")}
+    rows = {name: values for name, values in batch.items() if name not in ("packing", "target_places")}
     rows = {name: torch.cat([values] * times, 0 if packing is None else 1) for name, values in rows.items()}
     return rows if packing is None else rows | {"packing": packing.changed(lambda side: side.repeated(times))}
 

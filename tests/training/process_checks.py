@@ -21,7 +21,8 @@ from heedful.data.sources import read_pairs
 from heedful.inference.distillation import write_teacher_tokens
 from heedful.training.checkpoints import store
 from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
-from heedful.training.loop import validation
+from heedful.training.loop import feed, validation
+from heedful.training.loop.feed import Feed
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.loop.signals import TrainingInterrupted
@@ -357,6 +358,49 @@ def padding(folder: Path, corpus, accelerator) -> dict:
     return {"logged": logged(folder, "train/padding_share"), "share": padding_share(batches, *lengths)}
 
 
+def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
+    """Train as GPUs do: compiled inside of DDP, on updates made ahead, with results that are read late."""
+
+    def make(name: str, changes: dict) -> TrainingLoop:
+        changes = NO_DROPOUT | {"optimization.compile": True, "logging.every_updates": 6} | changes
+        loop = make_loop(folder / name, changes, corpus, accelerator)
+        loop.engine.decides_on_device = True
+        return loop
+
+    folder.mkdir(exist_ok=True)
+    compiler, kept = torch.compile, []
+    with (
+        patch.object(torch, "compile", lambda function, **_: compiler(function, dynamic=True, backend="eager")),
+        patch.object(Feed, "is_ahead", True),
+        patch.object(feed, "pinned", dict),
+    ):
+        straight = make("straight", {})
+        straight.run()
+        told = make("told", {})
+        read = told._read_results
+
+        def read_and_be_told(keep: float = 0) -> None:
+            read(keep)
+            kept.append(keep)
+            if accelerator.process_index == 1 and told.progress.update == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        told._read_results = read_and_be_told
+        try:
+            told.run()
+        except TrainingInterrupted as interruption:
+            end = str(interruption)
+        make("told", {"resume": True}).run()
+    ends = [weights_of(folder / name) for name in ("straight", "told")]
+    return {
+        "losses": logged(folder / "straight", "train/loss"),
+        "end": end,
+        "kept": kept,
+        "resumed": all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items()),
+        "is_compiled": straight.engine.body is not None,
+    }
+
+
 def all_checks(folder: Path, corpus, accelerator) -> dict:
     """Put the processes through everything; each entry of the result is what one function above returned."""
     begun = time.perf_counter()
@@ -375,5 +419,6 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
         "padding": padding(folder / "padding", corpus, accelerator),
         "seed": seed_after_an_update(folder / "seed", corpus, accelerator),
         "ends": ends_together(folder / "ends", corpus, accelerator),
+        "gpus": as_on_gpus(folder / "gpus", corpus, accelerator),
     }
     return checks | {"seconds": time.perf_counter() - begun}

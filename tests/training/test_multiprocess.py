@@ -221,6 +221,18 @@ def test_whatever_ends_a_run_is_decided_once_for_all_processes(checks):
         assert "a weight is not finite" in check["ends"]["poisoned"]
 
 
+def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_late(checks, one):
+    mean = sum(one[1]["no_dropout_losses"]) / 6
+    for check in checks:
+        found = check["gpus"]
+        assert found["is_compiled"]
+        assert found["losses"] == [pytest.approx(mean, rel=2e-3)]  # a mean over tokens, not over updates
+        # Told in update 2, before the third is taken; heard when its result is read, which is during the fourth.
+        assert found["end"] == "stopped after update 4; continue with resume=true"
+        assert found["kept"][:3] == [1, 1, 1]
+        assert found["resumed"]
+
+
 def test_each_process_draws_its_own_random_numbers(checks):
     assert [check["seed"] for check in checks] == [seed_of_update(1, 1, rank) for rank in (0, 1)]
 

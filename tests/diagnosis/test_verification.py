@@ -232,9 +232,7 @@ def model():
 
 def test_positions_that_ignore_the_cache_are_caught(model, monkeypatch):
     positions_of = modeling_heed.positions_of
-    monkeypatch.setattr(
-        modeling_heed, "positions_of", lambda length, past, mask, device: positions_of(length, 0, mask, device)
-    )
+    monkeypatch.setattr(modeling_heed, "positions_of", lambda length, past, *rest: positions_of(length, 0, *rest))
     finding = check_cache(model)
     assert finding.level == "FAIL"
     assert finding.figure > 1
@@ -280,9 +278,7 @@ def test_an_ignored_padding_mask_is_caught(model):
 
 
 def test_positions_that_count_padding_are_caught_on_the_left_alone(model, monkeypatch):
-    monkeypatch.setattr(
-        modeling_heed, "positions_of", lambda length, past, mask, device: (torch.arange(length) + past)[None]
-    )
+    monkeypatch.setattr(modeling_heed, "positions_of", lambda length, past, *_: (torch.arange(length) + past)[None])
     assert check_left_padding(model).level == "FAIL"
     for check in (check_batch, check_right_padding, check_cache):
         check(model).assert_passed()

@@ -293,7 +293,7 @@ class WithLoop(WithTrainer):
             update = [[rows[number] for number in bucket] for bucket in batches.epoch(0)[0]]
         loop.engine.optimizer.step = lambda *_: found.append(gradient_of(model))
         loop.engine.model.train()
-        loop._train_on(update)
+        loop._train_on(loop._made(0, 1, update))
         window = loop.progress.window
         return window["loss"] / window["target_tokens"], found[0]
 

@@ -212,8 +212,10 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
-    """Apply several projections to the same `(…, d_model)` states; while training as one matrix product."""
-    if not torch.is_grad_enabled() or not runs_plainly() or not all(is_plain(each) for each in projections):
+    """Apply several projections to the same `(…, d_model)` states; while training on the CPU as one matrix product."""
+    # On a GPU autocast rounds each weight once an update, and what is joined once a micro-batch.
+    is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and runs_plainly()
+    if not is_joined or not all(is_plain(each) for each in projections):
         return tuple(project(states, projection) for projection in projections)
     weight = torch.cat(tuple(projection.weight for projection in projections))
     biases = tuple(projection.bias for projection in projections)

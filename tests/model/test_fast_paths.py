@@ -648,3 +648,10 @@ def test_what_generate_computes_can_be_differentiated_where_somebody_sees_it(whi
     with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
         model.generate(tokens, *positional, **options)
     assert modes == {False}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_projections_are_joined_on_the_cpu_alone(device):
+    states, *linears = torch.randn(3, 16, device=device), *(torch.nn.Linear(16, 16, device=device) for _ in range(3))
+    found = {each.grad_fn.name() for each in project_together(states, *linears)}
+    assert (found == {"SplitWithSizesBackward0"}) == (device == "cpu")

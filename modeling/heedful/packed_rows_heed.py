@@ -18,6 +18,9 @@ from .configuration_base_heed import HeedBaseConfig
 # Positions that a packed row may have without more to know, and the encodings that need no more than these.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
 WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
+# As a window to either side it restricts nothing. Without a window torch 2.14 takes cuDNN's attention on Hopper, which
+# makes a plan for every new shape, be it switched off or not.
+UNRESTRICTED = 2**20
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def packed_attention(
 
     states = [each[0].transpose(0, 1) for each in (query, key, value)]  # (N, H, d_k)
     arguments: Any = *states, *(side.bounds for side in sides), *(side.longest for side in sides)
-    output: Any = varlen_attn(*arguments, scale=scaling, window_size=(-1, 0) if module.is_causal else (-1, -1))
+    window = (-1, 0) if module.is_causal else (UNRESTRICTED, UNRESTRICTED)
+    output: Any = varlen_attn(*arguments, scale=scaling, window_size=window)
     return output[None], None
 
 

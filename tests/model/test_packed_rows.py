@@ -9,7 +9,7 @@ import torch
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
-from heedful.packed_rows_heed import why_padded
+from heedful.packed_rows_heed import UNRESTRICTED, why_padded
 from heedful.training.loop.feed import on_device
 from heedful.training.loop.objective import RDrop
 from rows_attention import varlen_attn
@@ -145,3 +145,19 @@ def test_a_step_asks_the_device_for_no_number(varlen, monkeypatch, packs, r_drop
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     assert norm.is_meta
+
+
+def test_nothing_is_asked_for_that_torch_may_leave_to_cudnn(monkeypatch):
+    windows = []
+
+    def seen(*arguments, window_size, **settings):
+        windows.append(window_size)
+        return varlen_attn(*arguments, window_size=window_size, **settings)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", seen)
+    model = HeedForConditionalGeneration(HeedConfig(**IDS, **SIZES)).train()
+    model.set_attn_implementation("sdpa")
+    batch = laid_end_to_end(make_rows(5), 512, 0, 1)
+    loss_and_gradient(model, batch)
+    assert set(windows) == {(-1, 0), (UNRESTRICTED, UNRESTRICTED)}
+    assert batch["packing"].source.longest < UNRESTRICTED

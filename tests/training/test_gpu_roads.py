@@ -104,6 +104,22 @@ def test_where_nothing_can_be_compiled_a_run_goes_on_with_one_warning(make_loop,
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
 
 
+def test_graphs_that_cannot_be_recorded_are_found_out_before_the_first_update(make_loop, monkeypatch, caplog):
+    calls = []
+
+    def fail_when_recorded(self, **inputs):
+        calls.append(inputs)
+        if len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return self._model(**inputs)
+
+    monkeypatch.setattr(model_of_recipe, "body_of", lambda model, *_: CompiledBody(model.model, uses_graphs=True))
+    monkeypatch.setattr(CompiledBody, "__call__", fail_when_recorded)
+    assert make_loop({}).run().update == 6
+    assert len(calls) == 2
+    assert "its step cannot be compiled here: RuntimeError: operation not permitted" in caplog.text
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_ctrl_c_and_too_little_memory_end_compiling(make_loop, monkeypatch, error):
     def fail(self, **_):
@@ -128,6 +144,8 @@ def test_a_signal_while_compiling_ends_the_run_after_its_first_update(make_loop,
     [
         ({"model.options": {"model_type": "heed_rnn", "d_model": 8}}, "the model is recurrent"),
         ({"model.gradient_checkpointing": True}, "`model.gradient_checkpointing` is true"),
+        ({"model.options.position_encoding": "learned"}, "`model.options.position_encoding` is learned"),
+        ({"model.options.position_encoding": "t5"}, "`model.options.position_encoding` is t5"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(make_loop, changes, reason):

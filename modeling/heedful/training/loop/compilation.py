@@ -20,6 +20,8 @@ LONG_ENOUGH = 300.0  # seconds of a run without compiling: to compile takes abou
 # To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
 UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
+# Encodings whose vectors are looked up between the embeddings and the loss.
+LOOKED_UP = ("learned", "t5")
 # With fewer operations than this in a micro-batch, about 10 ms of a large card, a GPU waits for its launches, of which
 # a CUDA graph makes one.
 GRAPHS_BELOW = 4e12
@@ -33,6 +35,8 @@ class CompiledBody:
 
     def __init__(self, model: Any, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs
+        # Until all of it has run once: a graph is computed, then recorded, then replayed.
+        self.first_calls = 3 if uses_graphs else 1
         # Without benchmarks of its own, of which the fastest may be another one in a resumed run.
         options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
 
@@ -83,6 +87,8 @@ def _obstacle(model: Any, is_sharded: bool) -> str | None:
         return "weights are sharded"
     if model.model.encoder.gradient_checkpointing:
         return "`model.gradient_checkpointing` is true"
+    if model.config.position_encoding in LOOKED_UP:
+        return f"`model.options.position_encoding` is {model.config.position_encoding}, which is looked up within"
     return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
 
 

@@ -65,8 +65,8 @@ class Engine(EngineState):
         if self.body is None and not isinstance(self.model, DistributedDataParallel):
             return
         try:
-            micro_batch = MicroBatch(self.feed.tensors([row])) if self.body is None else self.feed.repeated(row)
-            self.accumulate([micro_batch], tokens=1)
+            rows = None if self.body is None else [self.feed.repeated(row)] * self.body.first_calls
+            self.accumulate(rows or [MicroBatch(self.feed.tensors([row]))], tokens=1)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
             if self.body is None and not is_too_large:

@@ -14,9 +14,7 @@ from .fast_paths_heed import computing_dtype
 
 # The attention functions that take any mask and values of another width than the keys.
 GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")
-# Where torch computes `sdpa` by cuDNN,
-DEVICE_OF_CUDNN = "cuda"
-# and all that it chooses from but for that.
+DEVICE_OF_CUDNN = "cuda"  # where torch computes `sdpa` by cuDNN too
 ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
 
 

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from heedful.fast_paths_heed import runs_known_code
+from heedful.packed_rows_heed import PACKED_ENCODINGS
 from heedful.training.processes.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe import OptimizationRecipe
 
@@ -20,8 +21,6 @@ LONG_ENOUGH = 300.0  # seconds of a run without compiling: to compile takes abou
 # To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
 UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
-# Encodings whose vectors are looked up between the embeddings and the loss.
-LOOKED_UP = ("learned", "t5")
 # With fewer operations than this in a micro-batch, about 10 ms of a large card, a GPU waits for its launches, of which
 # a CUDA graph makes one.
 GRAPHS_BELOW = 4e12
@@ -69,12 +68,13 @@ def body_of(
     obstacle = _obstacle(model, is_sharded)
     if settings.compile is True and obstacle is not None:
         raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
-    reason = obstacle or (_why_not_worthwhile(model, settings, accelerator) if settings.compile == "auto" else None)
-    if settings.compile is False or reason is not None:
-        if reason is not None and accelerator.device.type == "cuda":
+    padded = "rows are padded, and masks of every width want programs of their own"  # as on the CPU, too
+    reason = obstacle or (_why_too_short(model, settings, accelerator) if packs else padded)
+    if settings.compile is False or (settings.compile == "auto" and reason is not None):
+        if settings.compile == "auto" and accelerator.device.type == "cuda":
             logger.info("the step is not compiled: %s", reason)
         return None
-    is_small = _operations(model, settings.micro_batch_tokens) < GRAPHS_BELOW
+    is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
     uses_graphs = packs and is_small and accelerator.num_processes == 1
     logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
     return CompiledBody(model.model, uses_graphs)
@@ -87,25 +87,18 @@ def _obstacle(model: Any, is_sharded: bool) -> str | None:
         return "weights are sharded"
     if model.model.encoder.gradient_checkpointing:
         return "`model.gradient_checkpointing` is true"
-    if model.config.position_encoding in LOOKED_UP:
-        return f"`model.options.position_encoding` is {model.config.position_encoding}, which is looked up within"
+    if model.config.position_encoding not in PACKED_ENCODINGS:
+        return f"`model.options.position_encoding` is {model.config.position_encoding}, which looks vectors up within"
     return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
 
 
-def _why_not_worthwhile(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
-    """Return why it would not pay, or `None` where it does, as for a run whose end is not known."""
-    if accelerator.device.type != "cuda":
-        return "on the CPU it would not be faster"
+def _why_too_short(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
+    """Return why a run is too short to be compiled; `None` where it is not, as where its end is not known."""
     seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
     if settings.max_updates is not None:
-        per_update = _operations(model, settings.tokens_per_update) / accelerator.num_processes
-        speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK)
-        seconds.append(settings.max_updates * max(LAUNCHES, per_update / speed))
+        speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK) * accelerator.num_processes
+        per_update = operations_of_pairs(model, *[settings.tokens_per_update / 2] * 2) / speed
+        seconds.append(settings.max_updates * max(LAUNCHES, per_update))
     if not seconds or min(seconds) >= LONG_ENOUGH:
         return None
     return f"the run may take {min(seconds):,.0f} seconds, too few to make up for a minute of compiling"
-
-
-def _operations(model: Any, padded_tokens: int) -> float:
-    """Return the operations of so many tokens, half of them targets."""
-    return operations_of_pairs(model, padded_tokens / 2, padded_tokens / 2)

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 # Dense bfloat16 operations per second, by a part of the card's name.
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
-PEAKS |= {"A10": 125e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
+PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
 
 
 def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) -> float:

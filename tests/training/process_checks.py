@@ -394,6 +394,7 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
     ends = [weights_of(folder / name) for name in ("straight", "told")]
     return {
         "losses": logged(folder / "straight", "train/loss"),
+        "told_losses": logged(folder / "told", "train/loss"),
         "end": end,
         "kept": kept,
         "resumed": all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items()),

@@ -12,8 +12,10 @@ import torch
 from accelerate import Accelerator
 from torch._dynamo.utils import counters
 
+from heedful.data.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import compilation, engine, feed
+from heedful.training.loop import loop as loop_module
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.feed import Feed, made_ahead
 from heedful.training.loop.results import Results
@@ -247,6 +249,17 @@ def test_a_budget_that_shrank_divides_updates_anew_that_were_made_ahead(make_loo
     assert loop.run().token_budget == 1000
     assert sizes[0] > 1000
     assert all(size <= 1000 for size in sizes[1:])
+
+
+def test_a_budget_that_shrinks_while_an_update_is_made_is_not_said_to_be_the_one_it_was_made_by(make_loop, monkeypatch):
+    made_by = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
+
+    def split_and_shrink(update, token_budget, processes):
+        made_by.progress.token_budget = 350
+        return split_update(update, token_budget, processes)
+
+    monkeypatch.setattr(loop_module, "split_update", split_and_shrink)
+    assert next(made_by._updates()).token_budget == 700
 
 
 def test_items_come_in_order_and_an_error_where_its_item_would_have_come():

@@ -231,6 +231,7 @@ def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_
         assert found["end"] == "stopped after update 4; continue with resume=true"
         assert found["kept"][:3] == [1, 1, 1]
         assert found["resumed"]
+        assert found["told_losses"] == found["losses"]  # the checkpoint knows the fourth update's too
 
 
 def test_each_process_draws_its_own_random_numbers(checks):

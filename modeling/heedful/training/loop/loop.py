@@ -112,7 +112,8 @@ class TrainingLoop:
                 begun = time.perf_counter()
                 update = next(updates, None)
                 if update is None:
-                    self.progress.epoch, self.progress.update_in_epoch = self.settings.max_epochs or 0, 0
+                    if self.progress.epoch < (last := self.settings.max_epochs or 0):
+                        self.progress.epoch, self.progress.update_in_epoch = last, 0
                     break
                 self.progress.epoch, self.progress.update_in_epoch = update.epoch, update.number
                 self.progress.count(waiting_seconds=time.perf_counter() - begun)
@@ -134,8 +135,9 @@ class TrainingLoop:
 
     def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
         """Divide an update among ranks and into micro-batches, and make this rank's tensors."""
-        parts = split_update(update, self.token_budget, self.accelerator.num_processes)
-        return MadeUpdate(epoch, number, update, self.token_budget, parts, self.engine.feed.micro_batches(parts))
+        parts = split_update(update, budget := self.token_budget, self.accelerator.num_processes)
+        # It is read once, because it may be halved while another thread is here.
+        return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
     def _train_on(self, update: MadeUpdate) -> None:
         """Take one optimizer step on the rows of an update; where its gradient is not finite the weights stay."""
@@ -253,6 +255,8 @@ class TrainingLoop:
             rate = learning_rate(self.progress.update, self.settings, self.d_model)
             bar.set_postfix_str(self.log.write_training(self.progress, rate))
         validates = self.progress.awaits_validation = self._is_due("validation")
+        if self._is_stopping:
+            self._read_results()  # of several ranks' updates the last one is still to be read
         # Saved first, so that nothing is lost by a signal while the model translates.
         if self._is_stopping or validates or self._is_due("checkpoints"):
             self.checkpoints.save(self.progress, must=self._is_stopping)

@@ -251,7 +251,7 @@ def test_a_budget_that_shrank_divides_updates_anew_that_were_made_ahead(make_loo
     assert all(size <= 1000 for size in sizes[1:])
 
 
-def test_a_budget_that_shrinks_while_an_update_is_made_is_not_said_to_be_the_one_it_was_made_by(make_loop, monkeypatch):
+def test_a_budget_that_shrinks_while_an_update_is_made_is_not_taken_for_its_own(make_loop, monkeypatch):
     made_by = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
 
     def split_and_shrink(update, token_budget, processes):

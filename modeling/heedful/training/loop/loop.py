@@ -29,7 +29,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, Update
+from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import Recipe
@@ -106,7 +106,8 @@ class TrainingLoop:
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
-        is_ahead = self.engine.feed.is_ahead and (self.corpus.pairs is not None or self.accelerator.num_processes == 1)
+        is_alone = self.accelerator.num_processes == 1
+        is_ahead = self.engine.feed.is_ahead and (is_alone or isinstance(self.corpus, StoredCorpus))
         with closing(made_ahead(updates) if is_ahead else updates) as updates:
             while not self._is_finished():
                 begun = time.perf_counter()

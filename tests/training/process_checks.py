@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -391,14 +392,39 @@ def as_on_gpus(folder: Path, corpus, accelerator) -> dict:
         except TrainingInterrupted as interruption:
             end = str(interruption)
         make("told", {"resume": True}).run()
+        small = make("small", {"optimization.shrink_token_budget": True})
+        accumulate, sizes = small.engine.accumulate, []
+
+        def run_out_of_memory_once(micro_batches, *args, **kwargs):
+            sizes.append(len(micro_batches))
+            if accelerator.process_index == 1 and len(sizes) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return accumulate(micro_batches, *args, **kwargs)
+
+        with patch.object(small.engine, "accumulate", run_out_of_memory_once):
+            small.run()
     ends = [weights_of(folder / name) for name in ("straight", "told")]
     return {
         "losses": logged(folder / "straight", "train/loss"),
+        "told_losses": logged(folder / "told", "train/loss"),
+        "small_losses": logged(folder / "small", "train/loss"),
         "end": end,
         "kept": kept,
         "resumed": all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items()),
         "is_compiled": straight.engine.body is not None,
     }
+
+
+def threads_of_a_stream(folder: Path, corpus, accelerator) -> list[str]:
+    """Return which threads read a stream together with other processes, for GPUs, when its end is known."""
+    assert sum(1 for _ in corpus.updates(0))
+    threads = []
+    with (
+        patch.object(Feed, "is_ahead", True),
+        patch.object(feed, "pinned", lambda tensors: threads.append(threading.current_thread().name) or tensors),
+    ):
+        make_loop(folder, STREAM | {"optimization.max_updates": 2}, corpus, accelerator).run()
+    return threads
 
 
 def all_checks(folder: Path, corpus, accelerator) -> dict:
@@ -409,6 +435,7 @@ def all_checks(folder: Path, corpus, accelerator) -> dict:
     checks = {
         "resumed": resumes(folder / "resumed", averaged, corpus, accelerator, (1, 3, 4)),
         "resumed_stream": resumes(folder / "resumed_stream", STREAM, streamed, accelerator, (5,)),
+        "threads": threads_of_a_stream(folder / "threads", streamed, accelerator),
         "distilled": distilled(folder / "distilled", corpus, accelerator, folder / "teacher"),
         "number": goes_on_with_another_number(folder / "number", corpus, accelerator, folder / "alone"),
         "stream": stream(folder / "stream", accelerator),

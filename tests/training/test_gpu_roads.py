@@ -4,6 +4,7 @@ import logging
 import math
 import signal
 import threading
+import time
 from collections import deque
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ import torch
 from accelerate import Accelerator
 from torch._dynamo.utils import counters
 
+from heedful.data.micro_batches import split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import compilation, engine, feed
+from heedful.training.loop import loop as loop_module
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.feed import Feed, made_ahead
 from heedful.training.loop.results import Results
@@ -268,6 +271,17 @@ def test_a_budget_that_shrank_divides_updates_anew_that_were_made_ahead(make_loo
     assert all(size <= 1000 for size in sizes[1:])
 
 
+def test_a_budget_that_shrinks_while_an_update_is_made_is_not_taken_for_its_own(make_loop, monkeypatch):
+    made_by = make_loop({"optimization.shrink_token_budget": True, "optimization.token_budget": 700})
+
+    def split_and_shrink(update, token_budget, processes):
+        made_by.progress.token_budget = 350
+        return split_update(update, token_budget, processes)
+
+    monkeypatch.setattr(loop_module, "split_update", split_and_shrink)
+    assert next(made_by._updates()).token_budget == 700
+
+
 def test_items_come_in_order_and_an_error_where_its_item_would_have_come():
     def items():
         yield from range(5)
@@ -286,8 +300,28 @@ def test_what_is_made_ahead_ends_with_its_reader():
     items = made_ahead(iter(lambda: asked.append(1) or len(asked), None))
     assert [next(items), next(items)] == [1, 2]
     items.close()
+    for _ in range(500):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
     assert threading.active_count() == before
     assert len(asked) <= 2 + feed.AHEAD
+
+
+def test_what_is_being_made_when_a_run_ends_is_not_waited_for():
+    free, made = threading.Event(), []
+
+    def items():
+        yield 1
+        free.wait(5)
+        made.append(2)
+        yield 2
+
+    ahead = made_ahead(items())
+    assert next(ahead) == 1
+    ahead.close()
+    assert made == []
+    free.set()
 
 
 # Results that the device knows first

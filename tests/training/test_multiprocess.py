@@ -231,6 +231,13 @@ def test_gpus_train_compiled_on_updates_made_ahead_and_stop_together_one_update_
         assert found["end"] == "stopped after update 4; continue with resume=true"
         assert found["kept"][:3] == [1, 1, 1]
         assert found["resumed"]
+        assert found["told_losses"] == found["losses"]  # the checkpoint knows the fourth update's too
+        assert found["small_losses"] == pytest.approx(found["losses"], rel=1e-5)  # warmed up in too little memory
+
+
+def test_a_stream_is_read_by_one_thread_of_each_process(checks):
+    for check in checks:
+        assert set(check["threads"]) == {"MainThread"}
 
 
 def test_each_process_draws_its_own_random_numbers(checks):

@@ -449,3 +449,10 @@ def test_a_checkpoint_of_a_newer_heed_is_refused_with_one_line(make_loop, tmp_pa
     write_manifest(path)
     with pytest.raises(ValueError, match="has format 9; this Heedful reads 2: upgrade it"):
         make_loop({"resume": True})
+
+
+def test_a_run_that_came_further_than_a_lowered_number_of_epochs_stays_where_it_is(make_loop):
+    changes = {"optimization.max_epochs": 2, "optimization.max_updates": None, "optimization.tokens_per_update": 9000}
+    there = make_loop(changes).run()
+    again = make_loop(changes | {"optimization.max_epochs": 1, "resume": True}).run()
+    assert (again.epoch, again.update_in_epoch, again.update) == (2, 0, there.update)

@@ -12,10 +12,7 @@ from heedful.training.recipe import Recipe
 
 
 def check_speed(recipe: Recipe, config: Any) -> Iterator[Finding]:
-    """Run all checks of this file on a recipe and its model's config; without a GPU there is nothing to find.
-
-    The figures are those of the base model on one H200, see docs/benchmarks.md.
-    """
+    """Run all checks of this file; the figures are those of the base model on one H200 (docs/benchmarks.md)."""
     settings, kernel = recipe.optimization, recipe.model.attn_implementation or "sdpa"
     if not torch.cuda.is_available() or runs_on_cpu(settings.device) or config.model_type != "heed":
         return

@@ -62,19 +62,18 @@ class Engine(EngineState):
         update would be all-reduced in other buckets than DDP builds after its first backward pass: either changes sums
         in their last bit. Any row will do, the same in every run: its gradient is thrown away.
         """
-        if self.body is None and not isinstance(self.model, DistributedDataParallel):
-            return
         try:
-            rows = None if self.body is None else [self.feed.repeated(row)] * self.body.first_calls
-            self.accumulate(rows or [MicroBatch(self.feed.tensors([row]))], tokens=1)
+            if self.body is not None:  # not all-reduced, because memory may run out, or a compiler lack, on one rank
+                micro_batches = [self.feed.repeated(row)] * self.body.first_calls
+                self.accumulate(micro_batches, tokens=1, all_reduce=False)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-            if self.body is None and not is_too_large:
-                raise
             if not is_too_large:  # else the first update fails too, and may be divided further
                 self.body = None
                 logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
-                self.warm_up(row)
+        if isinstance(self.model, DistributedDataParallel):
+            # Two, for a single one would be compiled on its own.
+            self.accumulate([MicroBatch(self.feed.tensors([row, row]))], tokens=1)
         self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -117,15 +117,13 @@ def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
 
     Its errors are raised where its item would have come. When this iterator is closed, the other one is not asked for
-    more.
+    more, and what it makes just then is not waited for: Ctrl-C ends a run at once.
     """
-    end: Any = object()
-    with ThreadPoolExecutor(1) as thread:
-        coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
-        try:
-            while (item := coming.popleft().result()) is not end:
-                coming.append(thread.submit(next, items, end))
-                yield item
-        finally:
-            for each in coming:
-                each.cancel()
+    end, thread = cast(Any, object()), ThreadPoolExecutor(1)
+    coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
+    try:
+        while (item := coming.popleft().result()) is not end:
+            coming.append(thread.submit(next, items, end))
+            yield item
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)

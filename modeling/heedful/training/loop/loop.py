@@ -29,7 +29,7 @@ from heedful.training.loop.schedule import learning_rate
 from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, Update
+from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe import Recipe
@@ -106,13 +106,15 @@ class TrainingLoop:
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
         # Not where ranks read a stream together: two threads of each would talk to the others at once.
-        is_ahead = self.engine.feed.is_ahead and (self.corpus.pairs is not None or self.accelerator.num_processes == 1)
+        is_alone = self.accelerator.num_processes == 1
+        is_ahead = self.engine.feed.is_ahead and (is_alone or isinstance(self.corpus, StoredCorpus))
         with closing(made_ahead(updates) if is_ahead else updates) as updates:
             while not self._is_finished():
                 begun = time.perf_counter()
                 update = next(updates, None)
                 if update is None:
-                    self.progress.epoch, self.progress.update_in_epoch = self.settings.max_epochs or 0, 0
+                    if self.progress.epoch < (last := self.settings.max_epochs or 0):
+                        self.progress.epoch, self.progress.update_in_epoch = last, 0
                     break
                 self.progress.epoch, self.progress.update_in_epoch = update.epoch, update.number
                 self.progress.count(waiting_seconds=time.perf_counter() - begun)
@@ -134,8 +136,9 @@ class TrainingLoop:
 
     def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
         """Divide an update among ranks and into micro-batches, and make this rank's tensors."""
-        parts = split_update(update, self.token_budget, self.accelerator.num_processes)
-        return MadeUpdate(epoch, number, update, self.token_budget, parts, self.engine.feed.micro_batches(parts))
+        parts = split_update(update, budget := self.token_budget, self.accelerator.num_processes)
+        # It is read once, because it may be halved while another thread is here.
+        return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
     def _train_on(self, update: MadeUpdate) -> None:
         """Take one optimizer step on the rows of an update; where its gradient is not finite the weights stay."""
@@ -253,6 +256,8 @@ class TrainingLoop:
             rate = learning_rate(self.progress.update, self.settings, self.d_model)
             bar.set_postfix_str(self.log.write_training(self.progress, rate))
         validates = self.progress.awaits_validation = self._is_due("validation")
+        if self._is_stopping:
+            self._read_results()  # of several ranks' updates the last one is still to be read
         # Saved first, so that nothing is lost by a signal while the model translates.
         if self._is_stopping or validates or self._is_due("checkpoints"):
             self.checkpoints.save(self.progress, must=self._is_stopping)

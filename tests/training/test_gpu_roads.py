@@ -309,16 +309,18 @@ def test_what_is_made_ahead_ends_with_its_reader():
 
 
 def test_what_is_being_made_when_a_run_ends_is_not_waited_for():
-    free, made = threading.Event(), []
+    begun, free, made = threading.Event(), threading.Event(), []
 
     def items():
         yield 1
+        begun.set()
         free.wait(5)
         made.append(2)
         yield 2
 
     ahead = made_ahead(items())
     assert next(ahead) == 1
+    begun.wait()
     ahead.close()
     assert made == []
     free.set()

@@ -238,7 +238,7 @@ def _seconds_per_update(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded
     """
     settings = recipe.optimization
     accelerator = make_accelerator(settings)
-    rehearsal = Rehearsal(accelerator, make_model(recipe.model, tokenizers), recipe, tokenizers)
+    rehearsal = Rehearsal(accelerator, make_model(recipe.model, tokenizers), recipe)
     timed = ([[rows[number] for number in bucket] for bucket in update] for update in updates[:TIMED])
     budget, world_size = settings.micro_batch_tokens, accelerator.num_processes
     speed = rehearsal.seconds_per_token([split_update(update, budget, world_size) for update in timed])

@@ -21,7 +21,6 @@ from accelerate.utils import set_seed
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import split_update
-from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.memory import (
     MIB,
@@ -189,7 +188,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
     try:
-        rehearsal = Rehearsal(accelerator, model, recipe, corpus.tokenizers)
+        rehearsal = Rehearsal(accelerator, model, recipe)
         speed = rehearsal.seconds_per_token(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
@@ -268,7 +267,7 @@ class Rehearsal:
     All ranks must call the same methods with the same arguments.
     """
 
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", recipe: Recipe, tokenizers: TokenizerPair):
+    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", recipe: Recipe):
         self.accelerator, self.settings = accelerator, recipe.optimization
         self.engine = make_engine(accelerator, model, self.settings)
         self.engine.model.train()

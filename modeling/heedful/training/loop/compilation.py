@@ -17,7 +17,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
 
-LONG_ENOUGH = 300.0  # seconds of a run without compiling: to compile takes about one minute, and saves a third or more
+LONG_ENOUGH = 300.0  # seconds of a run without compiling: compiling takes about one minute, and saves up to a third
 # To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
 UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks

@@ -64,7 +64,7 @@ class Engine(EngineState):
         """
         try:
             if self.body is not None:  # not all-reduced, because memory may run out, or a compiler lack, on one rank
-                micro_batches = [self.feed.repeated(row)] * self.body.first_calls
+                micro_batches = [self.feed.full_of(row)] * self.body.first_calls
                 self.accumulate(micro_batches, tokens=1, all_reduce=False)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)

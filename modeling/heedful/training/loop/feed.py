@@ -61,8 +61,8 @@ class Feed:
         """Return a batch as it is, or for a GPU pinned."""
         return pinned(tensors) if self.is_ahead else tensors
 
-    def repeated(self, row: Row) -> MicroBatch:
-        """Return a row as often as the budget allows, with half of its target so that no two sizes are equal."""
+    def full_of(self, row: Row) -> MicroBatch:
+        """Return a row as often as the budget allows, with half of its target, so that its sides differ in size."""
         short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 

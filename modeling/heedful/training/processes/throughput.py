@@ -13,7 +13,8 @@ def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) 
 
     A matrix takes two for each of its numbers and each token that it reads: the encoder's, and the keys and values of
     attention to the source, read source tokens; all others, the pre-softmax layer too, target tokens. The backward
-    pass takes twice as many. Scores and weighted sums of attention are left out: about one in a hundred at 32 tokens.
+    pass takes twice as many. Scores and weighted sums of attention are left out, about one in a hundred at 32 tokens;
+    layers that are passed several times are counted once.
     """
     of_source = of_target = 0
     for name, parameter in model.named_parameters():

@@ -337,3 +337,17 @@ def test_one_pair_cannot_be_split(tmp_path):
         ValueError, match=r"`data.validation` must be given where the training pairs have fewer than two"
     ):
         prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.gradient_checkpointing": True},
+        {"model.options": {"model_type": "heed_rnn", "d_model": 8}},
+        {"model.options.position_encoding": "t5"},
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path, changes):
+    recipe = tiny_recipe(tmp_path / "run", {"optimization.compile": True, "data.train": "nowhere.jsonl"} | changes)
+    with pytest.raises(ValueError, match=r"`optimization.compile` must be auto or false where"):
+        check_model(recipe, None)

@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType
 from heedful.data.epochs.augmentation import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.distillation import TeacherTokens
-from heedful.training.loop.compilation import body_of
+from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.loop.objective import RDrop, set_objective
@@ -95,6 +95,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     if recipe.model.start_from is None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
+        check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
         check_room(recipe.data, settings.dropout, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):

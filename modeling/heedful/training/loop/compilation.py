@@ -65,9 +65,11 @@ def body_of(
     A small one whose rows lie end to end, in few shapes, becomes CUDA graphs. A recipe that asks for one where none
     can be is a `ValueError`.
     """
-    obstacle = _obstacle(model, is_sharded)
-    if settings.compile is True and obstacle is not None:
-        raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
+    is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
+    obstacle = why_uncompiled(model.config, is_checkpointed, is_sharded)
+    if obstacle is None and not runs_known_code(model):
+        obstacle = "code that is not Heedful's runs within the model"
+    check_compile(settings, obstacle)
     padded = "rows are padded, and masks of every width want programs of their own"  # as on the CPU, too
     reason = obstacle or (_why_too_short(model, settings, accelerator) if packs else padded)
     if settings.compile is False or (settings.compile == "auto" and reason is not None):
@@ -80,16 +82,23 @@ def body_of(
     return CompiledBody(model.model, uses_graphs)
 
 
-def _obstacle(model: Any, is_sharded: bool) -> str | None:
-    if model.config.model_type != "heed":
+def why_uncompiled(config: Any, is_checkpointed: bool, is_sharded: bool = False) -> str | None:
+    """Return why models of a config are not compiled, with activations checkpointed and weights sharded or not."""
+    if config.model_type != "heed":
         return "the model is recurrent, whose program grows with the length of its sentences"
     if is_sharded:
         return "weights are sharded"
-    if model.model.encoder.gradient_checkpointing:
+    if is_checkpointed:
         return "`model.gradient_checkpointing` is true"
-    if model.config.position_encoding not in PACKED_ENCODINGS:
-        return f"`model.options.position_encoding` is {model.config.position_encoding}, which looks vectors up within"
-    return None if runs_known_code(model) else "code that is not Heedful's runs within the model"
+    if config.position_encoding not in PACKED_ENCODINGS:
+        return f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
+    return None
+
+
+def check_compile(settings: OptimizationRecipe, obstacle: str | None) -> None:
+    """Raise a `ValueError` where a recipe asks for what an obstacle prevents."""
+    if settings.compile is True and obstacle is not None:
+        raise ValueError(f"`optimization.compile` must be auto or false where {obstacle}, but is true instead.")
 
 
 def _why_too_short(model: Any, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:

@@ -85,10 +85,7 @@ def may_pack(model: Any, accelerator: Accelerator) -> bool:
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch in memory that a GPU reads while Python goes on, with the places of its labels.
-
-    A GPU that had to find these out itself would let Python wait for it.
-    """
+    """Return a batch pinned for a GPU, with the places of its labels, for which Python would have to wait."""
     labels: torch.Tensor = tensors["labels"]
     batch = {**tensors, "target_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
     return _moved(batch, torch.Tensor.pin_memory)
@@ -116,8 +113,7 @@ def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
 
-    Its errors are raised where its item would have come. When this iterator is closed, the other one is not asked for
-    more, and what it makes just then is not waited for: Ctrl-C ends a run at once.
+    An error is raised where its item would have come. Closed, it asks for no more, and waits for nothing that is made.
     """
     end, thread = cast(Any, object()), ThreadPoolExecutor(1)
     coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))

@@ -28,9 +28,7 @@ def operations_of_pairs(model: Any, source_tokens: float, target_tokens: float) 
 
 def peak_operations(device: torch.device) -> float | None:
     """Return the operations per second that a card can do in bfloat16, or `None` where that is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 

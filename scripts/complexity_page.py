@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from heedful.complexity.report import as_json, draw, make_report, tables
-from heedful.complexity.settings import ComplexitySettings
+from heedful.studies.complexity.report import as_json, draw, make_report, tables
+from heedful.studies.complexity.settings import ComplexitySettings
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "complexity.md"

@@ -59,7 +59,7 @@ def main() -> None:
     if "--readme" in sys.argv[1:]:
         sys.exit(None if failure is None else f"`heedful {failure}` of the README's commands fails")
     suite = pytest()
-    test = "tests/test_versions.py::test_a_folder_means_the_same_to_all_versions_with_heedful_and_without"
+    test = "tests/house/test_versions.py::test_a_folder_means_the_same_to_all_versions_with_heedful_and_without"
     here = {name: ROOT / place for name, place in ENVIRONMENTS.items() if (ROOT / place).is_dir()}
     folders = {name: pytest("-m", "", f"{test}[{name}]") for name in here}
     print()

@@ -11,7 +11,7 @@ from heedful.registration import install
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BackTranslation": "heedful.inference.made_pairs",
+    "BackTranslation": "heedful.inference.teaching.back_translation",
     "BeamSearch": "heedful.inference.strategies.beam_search",
     "HeedConfig": "heedful.configuration_heed",
     "HeedDecoder": "heedful.modeling_heed",

@@ -24,7 +24,7 @@ from heedful.evaluation.metrics import score_translations
 from heedful.publishing.web.page import write_page
 from heedful.publishing.web.web_export import export_web
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 from chromium import Chromium, served
 from helpers import dequantized
 

@@ -3,7 +3,7 @@
     python scripts/benchmarks/contract.py
 
 It launches itself on 1, 2 and 3 processes (about three minutes on two cores) and prints the table of docs/contract.md.
-What it measures is what the tests of the trainer assert: tests/training/contract_measures.py.
+What it measures is what the tests of the trainer assert: tests/support/contract_measures.py.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "training"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from contract_measures import EVALUATION_PAIRS, PAIRS, collate_sources, launch, measure, prepare, relative_difference
 
 WORLDS = (1, 2, 3)

@@ -15,7 +15,7 @@ from heedful.cli import main as cli
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
-from heedful.diagnosis.trials import make_sample
+from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import check_round_trip, check_special_text
 from heedful.files import write_text
 from heedful.pipeline_heed import HeedText2TextPipeline, HeedTranslationPipeline

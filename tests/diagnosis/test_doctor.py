@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 from accelerate.state import AcceleratorState
+from test_recipes import CONFIGURATION
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
@@ -12,7 +13,6 @@ from heedful.diagnosis.doctor import LEVELS, Diagnosis, diagnose
 from heedful.diagnosis.findings import Finding, graded, percent
 from heedful.training.recipe_file import read_recipe
 from helpers import tiny_config
-from test_recipes import CONFIGURATION
 from tiny_runs import tiny_recipe, tiny_tree
 
 # A run that validates, saves and passes over its pairs as often as it should; the tokenizer is small enough.

@@ -26,7 +26,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.findings import Finding
-from heedful.diagnosis.trials import make_sample
+from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import (
     MODEL_CHECKS,
     check_attentions,

@@ -15,7 +15,7 @@ import torch
 from heedful import BackTranslation, SeededSampling, Translator
 from heedful.cli import main as cli
 from heedful.data.sources import read_pairs
-from heedful.inference.made_pairs import LOOP, noised
+from heedful.inference.teaching.back_translation import LOOP, noised
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "backtranslate.md").read_text(encoding="utf-8")
 

@@ -18,8 +18,8 @@ from heedful.data.epochs.mixture import both_ways
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.inference.distillation import TeacherTokens, write_teacher_tokens
-from heedful.inference.made_pairs import SequenceDistillation
+from heedful.inference.teaching.back_translation import SequenceDistillation
+from heedful.inference.teaching.distillation import TeacherTokens, write_teacher_tokens
 from tiny_runs import SIZES
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")

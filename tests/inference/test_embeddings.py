@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from heedful.data.tokenizer_training import train_tokenizers
+from heedful.inference.attention.embeddings import neighbourhoods, plane, word_states
 from heedful.inference.attention.labels import token_labels
-from heedful.inference.embeddings import neighbourhoods, plane, word_states
 from helpers import tiny_model, tiny_rnn
 
 SENTENCE = "개가 공원에서 달린다."

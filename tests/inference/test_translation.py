@@ -17,8 +17,8 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 from heedful.inference import translation
 from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
-from heedful.inference.made_pairs import BackTranslation
 from heedful.inference.strategies.beam_search import BeamSearch
+from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
 from heedful.pipeline_heed import position_limit, split_sentences
 from helpers import assert_refused

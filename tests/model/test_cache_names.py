@@ -167,6 +167,6 @@ with prepare_for_inference(model):
 
 @pytest.mark.skipif(CACHE != "cache", reason="transformers from 5.24 on has the names to remove")
 def test_nothing_needs_the_old_names_when_transformers_removes_them():
-    command = [sys.executable, "-c", FUTURE, str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", FUTURE, str(Path(__file__).parents[1] / "support")]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from rnn_process import CHANGES, OPTIONS, losses
 from test_rnn_loss import collated, rows
 
 from heedful import HeedRNNForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.publishing.run_card import write_run_card
-from heedful.training.checkpoints.checkpoints import checkpoint_path, load_state
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
 from helpers import SUTSKEVER, assert_refused, slow_but, tiny_rnn
+from rnn_process import CHANGES, OPTIONS, losses
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -56,7 +56,7 @@ def test_micro_batches_change_no_loss(tmp_path, whole):
 @pytest.mark.multiprocess
 def test_processes_change_no_loss(tmp_path, whole):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(Path(__file__).with_name("rnn_process.py")), str(tmp_path)]
+    command += [str(Path(__file__).parents[1] / "support" / "rnn_process.py"), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]

@@ -16,7 +16,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Tra
 from heedful.cli.main import app
 from heedful.data.tokenization import TARGET_FOLDER
 from heedful.diagnosis.verification import verify
-from heedful.inference.embeddings import word_states
+from heedful.inference.attention.embeddings import word_states
 from heedful.inference.loading import STOCK
 from heedful.publishing.conversion import model_conversion as conversion
 from heedful.publishing.conversion.model_conversion import Conversion, convert, convert_config, convert_model

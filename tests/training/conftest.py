@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_checks import write_teacher
 
-from heedful.training.checkpoints.checkpoints import checkpoint_path
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
+from heedful.training.run_folder.checkpoints import checkpoint_path
+from process_checks import write_teacher
 from tiny_runs import tiny_recipe
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.validation import validation_loss
 from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import checkpoint_path, list_checkpoints
 from tiny_runs import logged, tiny_recipe
 
 

@@ -12,8 +12,9 @@ from full_disk import FileTooLarge
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.modeling_heed import HeedForConditionalGeneration
-from heedful.training.checkpoints import checkpoints
-from heedful.training.checkpoints.checkpoints import (
+from heedful.training.loop.averaging import average_weights
+from heedful.training.run_folder import checkpoints
+from heedful.training.run_folder.checkpoints import (
     MANIFEST,
     TrainingState,
     checkpoint_path,
@@ -24,9 +25,8 @@ from heedful.training.checkpoints.checkpoints import (
     newest_whole_checkpoint,
     save_checkpoint,
 )
-from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.store import clear_leftovers, prune_checkpoints
-from heedful.training.loop.averaging import average_weights
+from heedful.training.run_folder.progress import Progress
+from heedful.training.run_folder.store import clear_leftovers, prune_checkpoints
 from helpers import tiny_model
 
 RECIPE = "name: 뜻\n"

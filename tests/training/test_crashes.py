@@ -12,19 +12,19 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import crash_run
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+import crash_run
 import forked
 from full_disk import FileTooLarge
-from heedful.training.checkpoints import store
-from heedful.training.checkpoints.checkpoints import checkpoint_path, find_damage
 from heedful.training.loop import validation
 from heedful.training.processes.heartbeat import Heartbeat
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder import store
+from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage
 from tiny_runs import logged, tiny_recipe
 
 ROOT = Path(__file__).parents[2]

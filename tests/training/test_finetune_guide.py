@@ -7,11 +7,11 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
-from trainer_runs import joint_tokenizers
 from transformers.utils import logging as transformers_logging
 
 from heedful.publishing.hub import check_folder, read_card
 from memorised import PAIRS, SHOWN, memorised_model
+from trainer_runs import joint_tokenizers
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "finetune.md"
 # A block of Python and, right behind it, what it prints, if anything.

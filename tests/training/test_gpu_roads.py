@@ -20,7 +20,7 @@ from heedful.training.loop import loop as loop_module
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.feed import Feed, made_ahead
 from heedful.training.loop.results import Results
-from heedful.training.loop.signals import TrainingInterrupted
+from heedful.training.processes.signals import TrainingInterrupted
 from rows_attention import varlen_attn
 from tiny_runs import logged
 

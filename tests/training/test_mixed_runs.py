@@ -11,9 +11,9 @@ import yaml
 from heedful import TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
-from heedful.training.folder import check_output_folder
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
+from heedful.training.run_folder.folder import check_output_folder
 from tiny_runs import tiny_recipe, tiny_tree
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")

@@ -3,10 +3,16 @@
 import json
 from unittest.mock import patch
 
-import process_run
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+import forked
+import process_run
+from heedful.training.loop.loop import seed_of_update
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import make_accelerator
 from process_checks import (
     NO_DROPOUT,
     R_DROP,
@@ -18,12 +24,6 @@ from process_checks import (
     with_stand_in_for_dropout,
     write_teacher,
 )
-from safetensors.torch import load_file
-
-import forked
-from heedful.training.loop.loop import seed_of_update
-from heedful.training.preparation import prepare_corpus
-from heedful.training.processes.devices import make_accelerator
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.multiprocess

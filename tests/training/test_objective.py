@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from process_checks import with_stand_in_for_dropout
 
 from heedful.data.micro_batches import MicroBatch
 from heedful.loss_heed import OutputLoss
 from heedful.training.loop.objective import Distillation, RDrop
 from heedful.training.model_of_recipe import check_model
 from helpers import tiny_model
+from process_checks import with_stand_in_for_dropout
 from tiny_runs import logged, tiny_recipe
 
 R_DROP = {"optimization.r_drop": 5.0}

@@ -6,7 +6,7 @@ import yaml
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heedful.training.proposal import look_at, propose, this_machine
+from heedful.proposals.proposal import look_at, propose, this_machine
 from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml, yaml_text
 from tiny_runs import tiny_tree
 

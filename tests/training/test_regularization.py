@@ -9,10 +9,10 @@ import torch
 from heedful import HeedConfig, TokenizerPair
 from heedful.data.epochs.augmentation import AugmentationRules
 from heedful.files import write_text
-from heedful.training.checkpoints.checkpoints import checkpoint_path
-from heedful.training.folder import check_output_folder
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.checkpoints import checkpoint_path
+from heedful.training.run_folder.folder import check_output_folder
 from tiny_runs import logged, tiny_recipe
 
 BPE_DROPOUT = {"tokenizer.dropout": 0.2}

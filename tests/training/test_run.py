@@ -12,12 +12,12 @@ from heedful.evaluation.metrics import score_translations
 from heedful.inference.translation import Translator
 from heedful.publishing.run_card import write_run_card
 from heedful.training import run
-from heedful.training.checkpoints.checkpoints import checkpoint_path, list_checkpoints
-from heedful.training.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import make_recipe, read_recipe, to_yaml
 from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import checkpoint_path, list_checkpoints
+from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files
 from helpers import CODE
 from tiny_runs import logged, tiny_recipe
 

@@ -13,7 +13,6 @@ import evaluate
 import numpy as np
 import pytest
 from datasets import load_dataset
-from trainer_runs import joint_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -29,6 +28,7 @@ from heedful import Translator
 from heedful.evaluation import translation_metric
 from helpers import FAMILIES, tiny_model
 from memorised import PAIRS
+from trainer_runs import joint_tokenizers
 
 LONGEST = 32
 # How rows become batches. Smoothing needs the `decoder_input_ids` that only the collator makes.

@@ -4,17 +4,17 @@ import shutil
 
 import pytest
 import torch
-from process_checks import write_teacher
 
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
-from heedful.inference.distillation import TeacherTokens
+from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
+from process_checks import write_teacher
 from tiny_runs import logged, tiny_recipe
 
 RECURRENT = {"model.options": {"model_type": "heed_rnn", "hidden_size": 32, "embedding_size": 16, "dropout": 0.2}}

@@ -4,10 +4,8 @@ import re
 from itertools import product
 from pathlib import Path
 
-import contract_measures as contract
 import pytest
 import torch
-import trainer_process
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -20,7 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+import contract_measures as contract
 import forked
+import trainer_process
 from heedful.training.trainer.batches import without_padding
 from helpers import tiny_model
 

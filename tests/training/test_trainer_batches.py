@@ -7,6 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
+from transformers import Seq2SeqTrainer
+from transformers.utils import logging as transformers_logging
+
+from heedful import HeedSeq2SeqTrainer
+from heedful.data.batching import BatchingSettings, UpdateBatches
+from heedful.data.micro_batches import padding_share
+from heedful.training.trainer.batches import divide_update
+from row_lengths import lengths, natural_lengths, rows_of, several
 from trainer_runs import (
     SOURCES,
     TARGETS,
@@ -19,14 +27,6 @@ from trainer_runs import (
     make_trainer,
     trained,
 )
-from transformers import Seq2SeqTrainer
-from transformers.utils import logging as transformers_logging
-
-from heedful import HeedSeq2SeqTrainer
-from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import padding_share
-from heedful.training.trainer.batches import divide_update
-from row_lengths import lengths, natural_lengths, rows_of, several
 
 
 @several

@@ -9,14 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from test_checkpoints import flip_a_bit
-from trainer_runs import fresh_model, make_trainer, trained
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
 from full_disk import FileTooLarge
 from heedful import HeedSeq2SeqTrainer
-from heedful.training.checkpoints.checkpoints import MANIFEST, find_damage
+from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
 from heedful.training.trainer import checkpoints
+from trainer_runs import fresh_model, make_trainer, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
 OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
@@ -133,7 +133,7 @@ KILLS = [
     ("torch.save", 1),  # of the arguments, the optimizer, the schedule, the random numbers
     ("torch.save", 3),
     ("heedful.training.trainer.trainer.finish_checkpoint", 0),
-    ("heedful.training.checkpoints.checkpoints.flush", 3),
+    ("heedful.training.run_folder.checkpoints.flush", 3),
     ("pathlib.Path.rename", 0),
     ("heedful.training.trainer.checkpoints.flush", 0),
     ("heedful.training.trainer.trainer.rotate_checkpoints", 0),

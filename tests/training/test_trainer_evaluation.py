@@ -8,6 +8,13 @@ import evaluate
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig, Seq2SeqTrainer
+from transformers.trainer_pt_utils import EvalLoopContainer
+
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
+from heedful.evaluation import translation_metric
+from heedful.evaluation.translation_metric import TranslationMetric
+from memorised import PAIRS, memorised_model
 from trainer_runs import (
     SOURCES,
     TARGETS,
@@ -20,13 +27,6 @@ from trainer_runs import (
     make_trainer,
     trained,
 )
-from transformers import GenerationConfig, Seq2SeqTrainer
-from transformers.trainer_pt_utils import EvalLoopContainer
-
-from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer
-from heedful.evaluation import translation_metric
-from heedful.evaluation.translation_metric import TranslationMetric
-from memorised import PAIRS, memorised_model
 
 both = pytest.mark.parametrize("kind", TRAINERS)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import IterableDataset
-from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, trained
 from transformers import (
     EarlyStoppingCallback,
     GenerationConfig,
@@ -22,6 +21,7 @@ from transformers import (
 
 from heedful import HeedSeq2SeqTrainer
 from heedful.modeling_heed import HeedFeedForward
+from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, trained
 
 both = pytest.mark.parametrize("kind", TRAINERS)
 

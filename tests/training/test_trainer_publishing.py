@@ -7,6 +7,14 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from transformers.utils import logging as transformers_logging
+
+from heedful import HeedSeq2SeqTrainer, Translator
+from heedful.data.tokenization import TokenizerPair
+from heedful.publishing.finetuned_card import write_finetuned_card
+from heedful.publishing.hub import check_folder, read_card
+from helpers import CODE
+from hub_stand_in import HubStandIn
 from trainer_hub import STRATEGIES
 from trainer_runs import (
     SEPARATE,
@@ -20,14 +28,6 @@ from trainer_runs import (
     separate_tokenizers,
     trained,
 )
-from transformers.utils import logging as transformers_logging
-
-from heedful import HeedSeq2SeqTrainer, Translator
-from heedful.data.tokenization import TokenizerPair
-from heedful.publishing.finetuned_card import write_finetuned_card
-from heedful.publishing.hub import check_folder, read_card
-from helpers import CODE
-from hub_stand_in import HubStandIn
 
 both = pytest.mark.parametrize("kind", TRAINERS)
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -105,7 +105,7 @@ def test_a_token_that_no_text_would_give_is_told(tmp_path):
 def repositories(tmp_path_factory):
     """What a process that takes the stand-in for the Hub has pushed there."""
     folder = tmp_path_factory.mktemp("pushed")
-    script = Path(__file__).with_name("trainer_hub.py")
+    script = Path(__file__).parents[1] / "support" / "trainer_hub.py"
     with HubStandIn() as hub:
         environment = os.environ | hub.environment(folder / "caches")
         process = subprocess.run(

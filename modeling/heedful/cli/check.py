@@ -174,12 +174,12 @@ def complexity(
     as_json: options.AsJson = False,
 ):
     """Measure Table 1 of the paper here: operations, steps, paths, time and memory of attention and its rivals."""
-    from heedful.complexity.settings import ComplexitySettings, numbers_of
+    from heedful.studies.complexity.settings import ComplexitySettings, numbers_of
 
     spans = numbers_of("lengths", lengths), numbers_of("reach_lengths", reach_lengths)
     settings = ComplexitySettings(d_model, heads, neighbourhood, kernel_width, cell, *spans, rounds, seed)
-    from heedful.complexity.report import as_json as written
-    from heedful.complexity.report import make_report, tables, write_report
+    from heedful.studies.complexity.report import as_json as written
+    from heedful.studies.complexity.report import make_report, tables, write_report
 
     options.quieten()
     report = make_report(settings) if output is None else write_report(settings, output)

@@ -43,7 +43,7 @@ def init(
     target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
 ):
     """Look at your pairs, and write a commented recipe that fits them and this machine."""
-    from heedful.diagnosis.first_recipe import write_first_recipe
+    from heedful.proposals.first_recipe import write_first_recipe
 
     options.quieten()
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
@@ -101,7 +101,7 @@ def tune(
     ] = None,
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
-    from heedful.diagnosis import tuning
+    from heedful.proposals import tuning
     from heedful.training.recipe_file import read_recipe, read_values
 
     options.quieten()

@@ -336,7 +336,7 @@ def backtranslate(
     if {*texts.suffixes} & OF_PAIRS:
         raise ValueError(f"`TEXTS` must be a file of target sentences, a line each, but {texts} is one of pairs.")
     with options.quick_start(model):
-        from heedful.inference.made_pairs import BackTranslation
+        from heedful.inference.teaching.back_translation import BackTranslation
         from heedful.inference.translation import Translator
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
@@ -386,8 +386,8 @@ def distill(
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"`{option}` must be left out of the level {level}, but is {value} instead.")
     from heedful.data.sources import read_pairs
-    from heedful.inference.distillation import load_teachers, write_teacher_tokens
-    from heedful.inference.made_pairs import SequenceDistillation
+    from heedful.inference.teaching.back_translation import SequenceDistillation
+    from heedful.inference.teaching.distillation import load_teachers, write_teacher_tokens
 
     options.quieten()
     pairs = read_pairs(data[0] if len(data) == 1 else data, source=source, target=target, streaming=True)
@@ -461,7 +461,7 @@ def embeddings(
 ):
     """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
     from heedful.inference.attention.drawing import PICTURE_SUFFIXES
-    from heedful.inference.embeddings import draw_neighbourhoods, layer_names, neighbourhoods, word_states
+    from heedful.inference.attention.embeddings import draw_neighbourhoods, layer_names, neighbourhoods, word_states
     from heedful.inference.translation import Translator
 
     if output is not None:

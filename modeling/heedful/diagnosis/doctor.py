@@ -27,14 +27,14 @@ from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
-from heedful.inference.distillation import TeacherTokens
 from heedful.inference.loading import first_line, load_model
-from heedful.training.checkpoints.tokenizers import load_or_train_tokenizers
-from heedful.training.folder import check_output_folder
+from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import make_model
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
+from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import faults_of_lengths, faults_of_limits, faults_of_targets
+from heedful.training.tokenizers import load_or_train_tokenizers
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")

@@ -33,7 +33,6 @@ from heedful.diagnosis.memory import (
 )
 from heedful.diagnosis.recipe_checks.run_length import RunEnd, RunPlan
 from heedful.files import duration, shortened
-from heedful.training.folder import check_output_folder
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
@@ -42,6 +41,7 @@ from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_start
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ import heedful
 from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis import trials
+from heedful.diagnosis import samples
 from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
-from heedful.diagnosis.trials import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
+from heedful.diagnosis.samples import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.loading import ADAPTER_FILE, CODE_REFERENCE, first_line, resolve_device, why_not_loaded
@@ -59,7 +59,7 @@ def _compared(model: Any, sample: Sample | None, way: Way, beams: tuple[int, ...
 
 
 def _count_differing(model: Any, sample: Sample, way: Way, num_beams: int) -> int:
-    outputs = trials.generated(model, sample, num_beams, way), trials.generated(model, sample, num_beams)
+    outputs = samples.generated(model, sample, num_beams, way), samples.generated(model, sample, num_beams)
     return sum(ours != theirs for ours, theirs in zip(*outputs, strict=True))
 
 
@@ -80,15 +80,15 @@ def check_order(model: Any, sample: Sample | None = None) -> Measured:
 @check("right padding")
 def check_right_padding(model: Any, sample: Sample | None = None) -> Measured:
     """Check that more padding behind the sources changes no logits."""
-    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's right"
-    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING), (), told)
+    told = f"{samples.EXTRA_PADDING} more padding tokens on the source's right"
+    return _compared(model, sample, Way(padding=samples.EXTRA_PADDING), (), told)
 
 
 @check("left padding")
 def check_left_padding(model: Any, sample: Sample | None = None) -> Measured:
     """Check that padding before the sources changes neither logits nor greedy outputs."""
-    told = f"{trials.EXTRA_PADDING} more padding tokens on the source's left"
-    return _compared(model, sample, Way(padding=trials.EXTRA_PADDING, side="left"), (1,), told)
+    told = f"{samples.EXTRA_PADDING} more padding tokens on the source's left"
+    return _compared(model, sample, Way(padding=samples.EXTRA_PADDING, side="left"), (1,), told)
 
 
 @check("cache")
@@ -107,7 +107,7 @@ def check_determinism(model: Any, sample: Sample | None = None) -> Measured:
     """Check that two calls in evaluation mode give the same to the bit: only a figure of 0 passes."""
     sample = sample or make_sample(model)
     distance = difference(logits_of(model, sample), logits_of(model, sample))
-    differing = _count_differing(model, sample, trials.PLAIN, 1)
+    differing = _count_differing(model, sample, samples.PLAIN, 1)
     return max(distance, differing), 0.0, "logits and greedy outputs of two calls, to the bit"
 
 
@@ -124,8 +124,8 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
         kinds = ["cross_attentions"]
         if model.config.attention == "none":
             raise SkippedError("the config's `attention` is none")
-    inputs = trials.source_inputs(model, sample.sources)
-    inputs["decoder_input_ids"] = trials.decoder_inputs(model, sample.targets)
+    inputs = samples.source_inputs(model, sample.sources)
+    inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
     with evaluation_mode(model), torch.no_grad():
         plain = model(**inputs, use_cache=False).logits
         outputs = model(**inputs, use_cache=False, output_attentions=True)
@@ -134,7 +134,7 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     if missing:
         return len(missing), 0.0, f"{', '.join(missing)}: nothing is returned under {kernel}"
     source_mask = inputs["attention_mask"].bool()
-    target_mask = labels_of(model, sample.targets) != trials.IGNORED_LABEL
+    target_mask = labels_of(model, sample.targets) != samples.IGNORED_LABEL
     worst = difference([outputs.logits[target_mask]], [plain[target_mask]])
     for kind in kinds:
         queries = source_mask if kind == "encoder_attentions" else target_mask
@@ -178,10 +178,10 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
     whole = loss_of(model, sample)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
     weighted = sum(single.label_count * loss_of(model, single) for single in singles) / sample.label_count
-    more = loss_of(model, sample, labels_of(model, sample.targets, trials.EXTRA_PADDING))
+    more = loss_of(model, sample, labels_of(model, sample.targets, samples.EXTRA_PADDING))
     blanked = labels_of(model, sample.targets)
-    blanked[:, 1::2] = trials.IGNORED_LABEL
-    of_the_others = loss_of(model, sample, blanked, decoder_input_ids=trials.decoder_inputs(model, sample.targets))
+    blanked[:, 1::2] = samples.IGNORED_LABEL
+    of_the_others = loss_of(model, sample, blanked, decoder_input_ids=samples.decoder_inputs(model, sample.targets))
     logits = torch.cat([row[::2].float() for row in logits_of(model, sample)])
     labels = torch.tensor([token for row in sample.targets for token in row[::2]], device=logits.device)
     expected = torch.nn.functional.cross_entropy(logits, labels).item()
@@ -331,8 +331,8 @@ def check_remote_code(
 
     sample = sample or make_sample(model)
     with tempfile.TemporaryDirectory() as work:
-        inputs = trials.source_inputs(model, sample.sources)
-        inputs["decoder_input_ids"] = trials.decoder_inputs(model, sample.targets)
+        inputs = samples.source_inputs(model, sample.sources)
+        inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
         save_file({name: tensor.cpu().contiguous() for name, tensor in inputs.items()}, f"{work}/inputs.safetensors")
         # -P: no module of the current folder is imported.
         command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
@@ -397,12 +397,12 @@ def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Me
             "tokenizer": getattr(tokenizers.target, name, None) if tokenizers else None,
         }
         ids = {where: id_ for where, id_ in ids.items() if id_ is not None}
-        given = [trials.id_set(id_) for id_ in ids.values()]
+        given = [samples.id_set(id_) for id_ in ids.values()]
         # A model may end at more tokens than its tokenizer's one.
         if not given or not set.intersection(*given):
             told = ", ".join(f"{id_} in the {where}" for where, id_ in ids.items())
             faults.append(f"{name}: {told or 'set nowhere'}")
-    sizes = trials.vocabulary_sizes(model)
+    sizes = samples.vocabulary_sizes(model)
     if model.config.model_type in HEED_TYPES:
         configured = zip((model.config.vocab_size, model.config.decoder_vocab_size), sizes, strict=True)
         faults += [f"vocabulary: {ours} in the config, {rows} rows" for ours, rows in configured if ours != rows]
@@ -423,7 +423,7 @@ def _tokenizer_faults(model: Any, tokenizers: TokenizerPair, sizes: tuple[int, i
         # Some models round their vocabulary up; Heed's do not, and its Translator insists.
         if len(tokenizer) > rows or (is_heed and len(tokenizer) != rows):
             faults.append(f"{side} vocabulary: {len(tokenizer)} tokens in the tokenizer, {rows} rows in the model")
-    start = trials.special_token(model, "decoder_start_token_id")
+    start = samples.special_token(model, "decoder_start_token_id")
     expected = tokenizers.special_ids()["decoder_start_token_id"]
     if is_heed and start != expected:
         faults.append(f"decoder_start_token_id: {start}, but {expected} by tokenizer")
@@ -441,7 +441,7 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Me
     changed, count = dict[str, str](), 0
     for encode, tokenizer in _sides(tokenizers):
         symbols = symbols_of(tokenizer)
-        tried = list(texts or (trials.TEXTS if symbols is None else [" ".join(symbols)]))
+        tried = list(texts or (samples.TEXTS if symbols is None else [" ".join(symbols)]))
         count = max(count, len(tried))
         backs = tokenizer.batch_decode(encode(tried), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         for text, back in zip(tried, backs, strict=True):

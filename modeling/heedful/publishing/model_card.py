@@ -18,8 +18,8 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.files import duration
-from heedful.training.folder import leaves
 from heedful.training.publication import LANGUAGE_CODE, is_translation
+from heedful.training.run_folder.folder import leaves
 
 TEMPLATES = Path(__file__).parent
 CARD_FILE = "README.md"

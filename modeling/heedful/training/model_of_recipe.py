@@ -9,7 +9,7 @@ from accelerate.utils import DistributedType
 
 from heedful.data.epochs.augmentation import check_room
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.distillation import TeacherTokens
+from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.feed import Feed, may_pack

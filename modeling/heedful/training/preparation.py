@@ -19,11 +19,11 @@ from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
-from heedful.inference.distillation import TeacherTokens
-from heedful.training.checkpoints.tokenizers import given_tokenizers, load_or_train_tokenizers
+from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
+from heedful.training.tokenizers import given_tokenizers, load_or_train_tokenizers
 
 logger = logging.getLogger(__name__)
 

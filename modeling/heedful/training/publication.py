@@ -15,15 +15,15 @@ from heedful.inference.loading import load_model
 from heedful.inference.strategies.steps import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
-from heedful.training.checkpoints.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
-from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.store import published_checkpoints
-from heedful.training.folder import foreign_files
 from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
 from heedful.training.recipe import DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.checkpoints import MOVING_AVERAGE, STATE_FOLDER, written_folder
+from heedful.training.run_folder.folder import foreign_files
+from heedful.training.run_folder.progress import Progress
+from heedful.training.run_folder.store import published_checkpoints
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

@@ -230,7 +230,7 @@ def _near(path: Path, names: Iterable[str]) -> str:
 
 def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Fill in what a recipe leaves open whose file has no `optimization`, by a look at its data and this machine."""
-    from heedful.training.proposal import look_at, propose, this_machine
+    from heedful.proposals.proposal import look_at, propose, this_machine
 
     data = _section(DataRecipe, tree.get("data"), "data.")
     pairs = read_parts(data.parts, data.streaming)

@@ -11,8 +11,6 @@ from accelerate.utils import set_seed
 
 from heedful.evaluation.metrics import score_translations
 from heedful.files import write_text
-from heedful.training.checkpoints.progress import Progress
-from heedful.training.folder import check_output_folder, earlier_run_backed_up, folder_of_run
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
@@ -20,6 +18,8 @@ from heedful.training.processes.devices import check_trackers, float32_products,
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
+from heedful.training.run_folder.folder import check_output_folder, earlier_run_backed_up, folder_of_run
+from heedful.training.run_folder.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from heedful.data.epochs.mixture import OTHER_DIRECTION, Part, both_ways, heads_
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent
 from heedful.diagnosis.recipe_checks.pairs import Pairs
-from heedful.diagnosis.trials import id_set
+from heedful.diagnosis.samples import id_set
 from heedful.files import shortened
 from heedful.inference.attention.labels import FALLBACK_BYTE
 from heedful.training.start_checks import UNKNOWN as MOST_UNKNOWN

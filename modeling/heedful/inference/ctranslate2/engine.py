@@ -18,8 +18,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
 from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
 from heedful.inference.engines import Hypothesis, rows_per_sentence
-from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.loading import check_unchanged, first_line
+from heedful.inference.native.fingerprint import Fingerprint
 from heedful.inference.strategies.steps import (
     BEAM_SETTINGS,
     GREEDY_SETTINGS,

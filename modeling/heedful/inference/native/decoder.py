@@ -6,9 +6,9 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful.inference.fingerprint import Fingerprint
 from heedful.inference.memory import keep_freed_memory
 from heedful.inference.native.compiled_network import make_network
+from heedful.inference.native.fingerprint import Fingerprint
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
 from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
 from heedful.inference.strategies.steps import (

@@ -19,7 +19,7 @@ from torch import nn
 
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import RELATIVE_ENCODINGS
-from heedful.inference.fingerprint import obstacle_to_copies
+from heedful.inference.native.fingerprint import obstacle_to_copies
 from heedful.inference.native.weights import Precision, Product, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration

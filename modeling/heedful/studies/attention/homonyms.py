@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import normalize
 
 from heedful.figures import Panel, labelled_points, lines
-from heedful.inference.embeddings import layer_names, plane, word_states
+from heedful.inference.attention.embeddings import layer_names, plane, word_states
 from heedful.inference.translation import Translator
 from heedful.studies import measures
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs

@@ -19,20 +19,20 @@ from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from heedful.data.micro_batches import split_update
-from heedful.training.checkpoints.progress import Progress
-from heedful.training.checkpoints.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.feed import MadeUpdate, made_ahead
 from heedful.training.loop.monitoring import RunLog
 from heedful.training.loop.results import Result, Results
 from heedful.training.loop.schedule import learning_rate
-from heedful.training.loop.signals import StopSignals, TrainingInterrupted
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
 from heedful.training.processes.heartbeat import Heartbeat
+from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
+from heedful.training.run_folder.progress import Progress
+from heedful.training.run_folder.store import CheckpointStore, checkpoint_to_resume
 from heedful.training.start_checks import check_start
 
 logger = logging.getLogger(__name__)

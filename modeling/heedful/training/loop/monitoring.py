@@ -9,8 +9,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from heedful.files import listed, write_text
-from heedful.training.checkpoints.progress import Progress, new_window
 from heedful.training.processes.throughput import operations_of_pairs, peak_memory, peak_operations
+from heedful.training.run_folder.progress import Progress, new_window
 
 logger = logging.getLogger(__name__)
 

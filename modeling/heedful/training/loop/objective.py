@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.inference.distillation import TeacherTokens
+from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
 from heedful.training.loop.feed import repeated
 

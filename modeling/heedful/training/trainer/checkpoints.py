@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from heedful.files import flush, remove
-from heedful.training.checkpoints.checkpoints import (
+from heedful.training.run_folder.checkpoints import (
     MANIFEST,
     find_damage,
     list_checkpoints,

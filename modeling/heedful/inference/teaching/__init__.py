@@ -1,0 +1,1 @@
+"""What a model makes for another one to learn from: pairs, and probabilities of tokens."""

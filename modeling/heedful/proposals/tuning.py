@@ -1,0 +1,395 @@
+"""A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
+
+Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
+Translation"), and which ones depends on the data. Optuna chooses what to try and what to give up; each trial is a run
+of the training loop, so that the search can be stopped at any time and goes on where it was.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import random
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heedful.data.tokenizer_training import SUBWORDS
+from heedful.figures import save_figure
+from heedful.files import listed, write_text
+from heedful.publishing.learning_curve import LOG_FILE, read_curves
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.model_of_recipe import check_model, config_of
+from heedful.training.preparation import prepare_corpus
+from heedful.training.processes.devices import float32_products, make_accelerator
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import make_recipe, to_yaml
+from heedful.training.run_folder.checkpoints import load_progress, newest_whole_checkpoint
+from heedful.training.run_folder.folder import folder_of_run
+
+if TYPE_CHECKING:
+    from heedful.configuration_base_heed import HeedBaseConfig
+
+logger = logging.getLogger(__name__)
+
+TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
+LOSS = "validation/loss"
+FAILED, VALIDATION = "failed", "validation"  # what Optuna keeps of a trial, and of the search
+ASKED_AT_MOST = 50  # times for values that were not tried yet
+# What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
+FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
+VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4)}
+KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate")
+KEYS = {"vocabulary": "tokenizer.vocab_size", "learning_rate": "optimization.learning_rate"}
+KEYS |= {"width": "model.options.d_model", "depth": "model.options.encoder_layers", "dropout": "model.options.dropout"}
+SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of values, and what came of it."""
+
+    number: int
+    values: dict[str, Any]  # by knob
+    loss: float  # the lowest validated one, in nats per byte of the target
+    updates: int
+    is_pruned: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found so far."""
+
+    trials: list[Trial]  # the best first
+    recipe: Path  # with the best values
+    has_unfinished: bool  # whether time ran out in a trial, which a search that is resumed takes up
+
+
+def tune(
+    recipe: Recipe, folder: Path, minutes: float, vary: Mapping[str, Sequence[Any] | None] | None = None
+) -> Search:
+    """Try values of a recipe's settings until the time is over, and write a recipe with the best ones.
+
+    Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
+    vocabulary. The first trial is the recipe itself, if its own values are among those to try. One that is worse than
+    the median of the others after as many updates is given up, and one that cannot be trained is left out. What is
+    tried follows from the recipe's seed and the results before it.
+
+    Args:
+        recipe: Trained in every trial, with its own number of updates; its `output` is not used.
+        folder: Of the search; one that has been stopped goes on in its folder.
+        minutes: After which no update is begun; an unfinished trial is taken up by the next search in the folder.
+        vary: The values to try by knob, which is one of `KNOBS` or a dotted key of the recipe. In place of the values
+            of one of `KNOBS`, or of all knobs, `None` chooses some around the recipe's own. `width` and `depth` are
+            the encoder's; the decoder's layers keep their proportion to it, and inner layers theirs.
+
+    Raises:
+        ValueError: If there is no knob, one has fewer than two values or is no setting of the recipe, or the folder
+            holds another search, or no trial can be trained.
+        ImportError: If Optuna is not installed.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    end = time.monotonic() + 60 * minutes
+    choices = knobs_of(recipe)
+    if vary is not None:
+        choices = {knob: choices.get(knob, ()) if values is None else tuple(values) for knob, values in vary.items()}
+    _check(recipe, choices)
+    is_new = not folder.exists()
+    try:
+        with folder_of_run(folder):
+            study = _study(recipe, folder, choices)
+            try:
+                is_whole = _search(study, recipe, folder, choices, end)
+            finally:
+                trials = _trials(study)
+                if trials:
+                    write_text(folder / TUNED_RECIPE, _tuned(recipe, trials, choices))
+                    save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
+    except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
+        if is_new and not [*folder.glob("trial-*/checkpoints/*"), *folder.glob(TUNED_RECIPE)]:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Search(trials, folder / TUNED_RECIPE, not is_whole)
+
+
+def _search(study: Any, recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]], end: float) -> bool:
+    """Train one trial after another, and return whether the last one came to its end."""
+    import optuna
+
+    while time.monotonic() < end:
+        if (found := _next_trial(study, choices)) is None:
+            if not _ended(study):
+                raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
+            logger.info("all %s sets of values were tried", math.prod(map(len, choices.values())))
+            return True
+        trial, values = found
+        logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
+        try:
+            if not _try(study, trial, with_values(recipe, values), folder, end):
+                return False
+        except (FloatingPointError, MemoryError) as error:
+            logger.warning("%s This trial is left out.", error)
+            trial.set_user_attr(FAILED, str(error))
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return True
+
+
+def knobs_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
+    """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
+    config = config_of(recipe.model, {}, recipe.tokenizer.joint)
+    choices: dict[str, tuple[Any, ...]] = {}
+    size, width = recipe.tokenizer.vocab_size, config.hidden_size
+    if recipe.tokenizer.path is None and size is not None and recipe.tokenizer.algorithm in SUBWORDS:
+        choices["vocabulary"] = tuple(int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"])
+    if recipe.model.start_from is None:
+        # Heads of one width: their number changes with the model's.
+        choices["width"] = tuple(sorted({max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]}))
+        choices["depth"] = tuple(sorted({*VALUES["depth"], config.encoder_layers}))
+        choices["dropout"] = tuple(sorted({*VALUES["dropout"], float(config.dropout)}))
+    rate = recipe.optimization.learning_rate
+    choices["learning_rate"] = tuple(float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"])
+    return {knob: tuple(dict.fromkeys(values)) for knob, values in choices.items()}
+
+
+def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with other values of its knobs."""
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
+    options = tree["model"]["options"]
+    for knob, value in values.items():
+        if knob == "width":
+            options |= _widened(config, value)
+        elif knob == "depth":
+            decoder = round(value * config.decoder_layers / config.encoder_layers)
+            options |= {"encoder_layers": value, "decoder_layers": max(1, decoder)}
+        else:
+            section, key = _place(tree, knob)
+            section[key] = value
+    return make_recipe(tree)
+
+
+def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
+    """Return the section of a recipe's tree that a knob is in, and its key there."""
+    section: Any = tree
+    *sections, key = KEYS.get(knob, knob).split(".")
+    for name in sections:
+        section = section.get(name) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
+        raise ValueError(
+            f"`--vary` must name one of {', '.join(KNOBS)}, or a key of the recipe, but names {knob} instead."
+        )
+    return section, key
+
+
+def _widened(config: "HeedBaseConfig", width: int) -> dict[str, int]:
+    """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
+    if config.model_type == "heed_rnn":
+        return {"hidden_size": width, "embedding_size": width}
+    options, before = {"d_model": width}, config.hidden_size
+    for side in ("encoder", "decoder"):
+        heads, inner = (f"{side}_{part}" for part in ("attention_heads", "ffn_dim"))
+        options[heads] = max(1, width * getattr(config, heads) // before)
+        options[inner] = getattr(config, inner) * width // before
+        if width % options[heads]:
+            options[heads] = 1
+    return options
+
+
+def _check(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> None:
+    if not choices:
+        raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
+    for name in ("resume", "overwrite", "allow_changes"):
+        if getattr(recipe, name):
+            raise ValueError(f"`{name}` must be false for a search, which always goes on in its folder, but is true.")
+    keys: dict[str, str] = {}
+    for knob, values in choices.items():
+        other = keys.setdefault(KEYS.get(knob, knob), knob)
+        if other != knob:
+            raise ValueError(
+                f"`--vary` must name each setting once, but names {other} and {knob}, which are the same."
+            )
+        whole = int if knob in ("vocabulary", "width", "depth") else (int, float, str, type(None))
+        for value in values:
+            if not isinstance(value, whole):
+                must = "whole numbers" if whole is int else "numbers, texts, true, false or null"
+                raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
+        if len(set(values)) < 2:
+            found = f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
+            raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
+        for value in values:
+            check_model(with_values(recipe, {knob: value}), None)
+
+
+def _study(recipe: Recipe, folder: Path, choices: Mapping[str, Sequence[Any]]) -> Any:
+    """Open the search of a folder, or begin one, whose first trial is the recipe as it is where its values may be."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / TRIALS_FILE)))
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
+    study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
+    subject = json.dumps([asdict(replace(recipe, output="")), {knob: list(choices[knob]) for knob in choices}])
+    known = study.user_attrs.get("subject")
+    if known is None:
+        study.set_user_attr("subject", subject)
+        own = _own_values(recipe, choices)
+        study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
+    elif known != subject:
+        raise ValueError(f"`--output` must be a new folder or that of this search, but {folder} holds another search.")
+    return study
+
+
+def _own_values(recipe: Recipe, choices: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the value that a recipe has for each knob."""
+    tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
+    own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
+    for knob in choices.keys() - own.keys():
+        section, key = _place(tree, knob)
+        own[knob] = section.get(key)
+    return own
+
+
+def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
+    """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
+    import optuna
+
+    states = optuna.trial.TrialState
+    for stopped in study.get_trials(deepcopy=False, states=[states.RUNNING]):
+        study.tell(stopped.number, state=states.FAIL)
+        study.enqueue_trial(stopped.params)
+    failed = [trial for trial in study.get_trials(deepcopy=False) if FAILED in trial.user_attrs]
+    tried = [trial.params for trial in (*_ended(study), *failed)]
+    if len(tried) == math.prod(map(len, choices.values())):
+        return None
+    # A sampler of its own for each trial: what is tried does not depend on where a search was stopped.
+    seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
+    study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
+    generator = random.Random(seed)
+    for asked in count():
+        if asked >= ASKED_AT_MOST:  # the sampler is sure of what it knows
+            study.enqueue_trial({knob: generator.choice(list(choices[knob])) for knob in choices})
+        trial = study.ask()
+        values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
+        if values not in tried:
+            break
+        study.tell(trial.number, state=states.FAIL)
+    return trial, values
+
+
+def _ended(study: Any) -> list[Any]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
+
+
+def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bool:
+    """Train a trial until it ends or is given up, and return True; False if the time is over before."""
+    import optuna
+
+    if end <= time.monotonic():
+        return False
+    place = folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
+    own_minutes = recipe.optimization.max_minutes or math.inf
+    checkpoint = newest_whole_checkpoint(place / "checkpoints")
+    trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
+    minutes = trained + max(0.0, end - time.monotonic()) / 60
+    optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
+    recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
+    accelerator = make_accelerator(recipe.optimization, [], place / "trackers")
+    state = optuna.trial.TrialState.COMPLETE
+    with folder_of_run(place), float32_products(optimization.mixed_precision):
+        corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
+        _check_same_validation(study, corpus.validation_pairs)
+        loop = _TrialLoop(recipe, corpus, accelerator)
+        loop.trial = trial
+        write_text(place / "recipe.yaml", to_yaml(recipe))
+        try:
+            log = place / LOG_FILE
+            for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
+                loop.observe(update, loss)
+            loop.run()
+        except optuna.TrialPruned:
+            state = optuna.trial.TrialState.PRUNED
+    if loop._time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+        return False
+    losses = study.trials[trial.number].intermediate_values
+    if not losses:
+        raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
+    is_pruned = state is optuna.trial.TrialState.PRUNED
+    study.tell(trial.number, None if is_pruned else min(losses.values()), state=state)
+    shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    return True
+
+
+def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all trials are compared by the same pairs, also those of a search that goes on."""
+    checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
+    if study.user_attrs.get(VALIDATION, checksum) != checksum:
+        raise ValueError("`data.validation` must be the pairs of the trials before, but they have changed since.")
+    study.set_user_attr(VALIDATION, checksum)
+
+
+class _TrialLoop(TrainingLoop):
+    """A training loop whose validations Optuna is told of."""
+
+    trial: Any
+
+    def _validate(self) -> None:
+        super()._validate()
+        self.observe(*read_curves(self.recipe.folder)[LOSS][-1])
+
+    def observe(self, update: float, loss: float) -> None:
+        """Tell Optuna of a validation's loss per token, and give the trial up if it says so."""
+        import optuna
+
+        sides = ("target", "source") if self.recipe.data.both_directions else ("target",)
+        size = sum(len(pair[side].encode()) for pair in self.corpus.validation_pairs for side in sides)
+        tokens_per_byte = float(self.corpus.validation.target_lengths.sum()) / max(1, size)
+        self.trial.report(loss * tokens_per_byte, int(update))
+        if self.trial.should_prune():
+            raise optuna.TrialPruned
+
+
+def _trials(study: Any) -> list[Trial]:
+    """Return the trials that have come to an end, the best first, those that were given up last."""
+    trials = [
+        Trial(
+            number=number,
+            values=dict(trial.params),
+            loss=min(trial.intermediate_values.values()),
+            updates=max(trial.intermediate_values),
+            is_pruned=trial.state.name == "PRUNED",
+        )
+        for number, trial in enumerate(_ended(study), start=1)
+    ]
+    return sorted(trials, key=lambda trial: (trial.is_pruned, trial.loss))
+
+
+def _tuned(recipe: Recipe, trials: Sequence[Trial], choices: Mapping[str, Sequence[Any]]) -> str:
+    """Write a recipe with the best values, and say above it what they are worth."""
+    best, own = trials[0], _own_values(recipe, choices)
+    before = [f",\n# where the recipe as it was gave {trial.loss:.4f}" for trial in trials if trial.values == own]
+    values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
+    return (
+        f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+        f"{''.join(before)}.\n{values}{to_yaml(with_values(recipe, best.values))}"
+    )
+
+
+def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
+    """Draw the loss of each trial over the values of a knob; hollow circles are trials that were given up."""
+    for trial in sorted(trials, key=lambda trial: _order(trial.values[knob])):
+        fill = "none" if trial.is_pruned else "tab:blue"
+        axes.plot(str(trial.values[knob]), trial.loss, "o", markerfacecolor=fill, markeredgecolor="tab:blue")
+    axes.set(xlabel=knob, ylabel="nats per byte")
+    axes.grid(alpha=0.3)
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Return what values are sorted by: numbers by size, before others by their letters."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0, str(value)

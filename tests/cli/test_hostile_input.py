@@ -1,0 +1,653 @@
+"""Folders, recipes and outputs made by somebody who means harm: no code of theirs runs, and nothing elsewhere is read.
+
+Each case changes a sound folder. Code that ran would leave a file behind; what lies outside says so where it is read.
+"""
+
+import ast
+import io
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, pipeline
+
+from heedful import HeedForConditionalGeneration, TokenizerPair, Translator
+from heedful.checksums_heed import CHECKSUMS_FILE, changed_files, write_checksums
+from heedful.cli import main as cli
+from heedful.cli import options
+from heedful.data.tokenization import TARGET_FOLDER
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.diagnosis.verification import check_files, check_remote_code
+from heedful.inference.ctranslate2.engine import ExportedModel
+from heedful.inference.loading import load_model
+from heedful.pipeline_heed import TASK
+from heedful.publishing.hub import check_folder
+from heedful.training.run_folder.checkpoints import load_state
+from helpers import assert_refused, tiny_model
+from memorised import PAIRS
+
+KOREAN, ENGLISH = list(PAIRS), list(PAIRS.values())
+CARD = "---\nlicense: mit\nlanguage: [ko, en]\nlibrary_name: transformers\n---\n"
+EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nclass X:\n    pass\n"
+WEIGHTS, INDEX, SETTINGS = "model.safetensors", "model.safetensors.index.json", "tokenizer_config.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with nothing wrong in it; nobody may change it."""
+    folder = tmp_path_factory.mktemp("whole")
+    model = tiny_model(vocab_size=272)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    train_tokenizers(KOREAN, ENGLISH, vocab_size=272).save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+class Answers(io.StringIO):
+    """Standard input with the user's text, of which a line would be an answer if somebody asked."""
+
+    def __init__(self):
+        super().__init__("y\n" * 9)
+
+
+@pytest.fixture
+def place(whole, tmp_path, monkeypatch):
+    """A folder `model` to spoil, and `outside` what must not be read; the user's text is on standard input."""
+    shutil.copytree(whole, tmp_path / "model")
+    shutil.copytree(whole, tmp_path / "outside")
+    (tmp_path / "evil.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
+    monkeypatch.setattr(sys, "stdin", Answers())
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    yield tmp_path
+    assert not (tmp_path / "ran").exists(), "code of the folder ran"
+    assert sys.stdin.tell() == 0, "somebody asked the user's text"
+    outside = {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir() if path.is_file()}
+    assert outside == {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
+
+
+def change(path, **fields):
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
+
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+def code_in_the_tokenizer(place, reference, folder=""):
+    shutil.copy(place / "evil.py", place / "model" / folder)
+    change(place / "model" / folder / SETTINGS, tokenizer_class="EvilTok", auto_map={"AutoTokenizer": reference})
+
+
+def code_in_the_targets_tokenizer(place):
+    shutil.copytree(place / "outside", place / "model" / TARGET_FOLDER, ignore=shutil.ignore_patterns("*.py"))
+    code_in_the_tokenizer(place, ["evil.X", None], TARGET_FOLDER)
+
+
+def code_in_the_model(place, model_type, reference):
+    shutil.copy(place / "evil.py", place / "model")
+    auto_map = dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference)
+    change(place / "model" / "config.json", model_type=model_type, auto_map=auto_map)
+
+
+def pickled(place, content):
+    (place / "model" / WEIGHTS).unlink()
+    (place / "model" / "pytorch_model.bin").write_bytes(content)
+
+
+def pickled_shards(place):
+    pickled(place, b"")
+    (place / "model" / "pytorch_model.bin").rename(place / "model" / "a.bin")
+    torch.save({"a": Bomb(place / "ran")}, place / "model" / "a.bin")
+    change(place / "model" / "pytorch_model.bin.index.json", metadata={}, weight_map={"a": "a.bin"})
+
+
+def sharded(place, name):
+    weights = load_file(place / "model" / WEIGHTS)
+    (place / "model" / WEIGHTS).unlink()
+    change(place / "model" / INDEX, metadata={}, weight_map=dict.fromkeys(weights, name))
+
+
+def linked(place, name, target=None):
+    path = place / "model" / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to(target or place / "outside" / name)
+
+
+def linked_by_a_link(place):
+    linked(place, "one.json", place / "outside" / "config.json")
+    linked(place, "config.json", place / "model" / "one.json")
+
+
+def deep(place, name):
+    (place / "model" / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+
+def false_cache(place, name):
+    """Make a folder that looks like the Hub's cache, but whose `blobs` are elsewhere."""
+    blobs = place / name / "blobs"
+    (place / name / "snapshots").mkdir(parents=True)
+    blobs.symlink_to(place / "outside")
+    (place / "model").rename(place / name / "snapshots" / "main")
+    (place / "model").symlink_to(place / name / "snapshots" / "main")
+    linked(place, WEIGHTS, Path("../../blobs") / WEIGHTS)
+
+
+NEEDS_CODE = (
+    r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust_rem"
+)
+MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
+PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
+NAMES_OUT = "must name files in the model's folder, but names"
+LINK = "must be a file in the model's folder, but is a link to"
+REFUSED = {
+    "code, two tokenizers": (lambda p: code_in_the_tokenizer(p, ["evil.X", "evil.X"]), NEEDS_CODE),
+    "code, one tokenizer": (lambda p: code_in_the_tokenizer(p, "evil.X"), NEEDS_CODE),
+    "code, fast alone": (lambda p: code_in_the_tokenizer(p, [None, "evil.X"]), NEEDS_CODE),
+    "code, of another repository": (lambda p: code_in_the_tokenizer(p, ["a/b--evil.X", None]), NEEDS_CODE),
+    "code, by a path": (lambda p: code_in_the_tokenizer(p, [f"{p}/evil.X", None]), NEEDS_CODE),
+    "code, of the target": (code_in_the_targets_tokenizer, NEEDS_CODE),
+    "code, of a model": (lambda p: code_in_the_model(p, "evil", "evil.X"), MODEL_CODE),
+    "code, of a model elsewhere": (lambda p: code_in_the_model(p, "evil", "a/b--evil.X"), MODEL_CODE),
+    "code, of a model by a path": (
+        lambda p: code_in_the_model(p, "evil", f"{p}/evil.X"),
+        f"{MODEL_CODE}|`auto_map` and .* must name a file in the folder",
+    ),
+    "pickle, that runs": (lambda p: pickled(p, pickle.dumps(Bomb(p / "ran"))), PICKLE),
+    "pickle, garbage": (lambda p: pickled(p, b"garbage" * 99), PICKLE),
+    "pickle, empty": (lambda p: pickled(p, b""), PICKLE),
+    "pickle, in shards": (pickled_shards, PICKLE),
+    "index, above": (lambda p: sharded(p, f"../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
+    "index, absolute": (lambda p: sharded(p, f"{p}/outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
+    "index, by a folder": (lambda p: sharded(p, f"x/../../outside/{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
+    "index, backslashes": (lambda p: sharded(p, f"..\\outside\\{WEIGHTS}"), f"`weight_map` of .*{NAMES_OUT}"),
+    "index, a drive": (lambda p: sharded(p, "C:a"), f"`weight_map` of .*{NAMES_OUT} 'C:a'"),
+    "index, a number": (lambda p: sharded(p, 7), f"`weight_map` of .*{NAMES_OUT} 7"),
+    "index, a list": (lambda p: sharded(p, ["a"]), f"`weight_map` of .*{NAMES_OUT}"),
+    "config, other weights": (
+        lambda p: change(p / "model/config.json", transformers_weights="../outside/model.safetensors"),
+        f"`transformers_weights` of .*{NAMES_OUT}",
+    ),
+    "versions of the tokenizer": (
+        lambda p: change(p / "model" / SETTINGS, fast_tokenizer_files=["../outside/tokenizer.4.0.json"]),
+        f"`fast_tokenizer_files` of .*{NAMES_OUT}",
+    ),
+    "link, weights": (lambda p: linked(p, WEIGHTS), LINK),
+    "link, config": (lambda p: linked(p, "config.json"), LINK),
+    "link, tokenizer": (lambda p: linked(p, "tokenizer.json"), LINK),
+    "link, checksums": (lambda p: linked(p, CHECKSUMS_FILE), LINK),
+    "link, generation": (lambda p: linked(p, "generation_config.json"), LINK),
+    "link, target": (lambda p: linked(p, TARGET_FOLDER, p / "outside"), LINK),
+    "link, relative": (lambda p: linked(p, WEIGHTS, f"../outside/{WEIGHTS}"), LINK),
+    "link, to a link": (linked_by_a_link, LINK),
+    "link, to nothing": (lambda p: linked(p, "vocab.txt", "/no/such/file"), LINK),
+    "cache, blobs elsewhere": (lambda p: false_cache(p, "models--a--b"), LINK),
+    "cache, none": (lambda p: false_cache(p, "backups"), LINK),
+    "deep, config": (lambda p: deep(p, "config.json"), r"config.json must be JSON"),
+    "deep, tokenizer": (lambda p: deep(p, SETTINGS), r"tokenizer_config.json must be JSON"),
+    "deep, checksums": (lambda p: deep(p, CHECKSUMS_FILE), f"{CHECKSUMS_FILE} must be JSON"),
+    "checksums, a list": (lambda p: (p / "model" / CHECKSUMS_FILE).write_text("[]"), "must hold the checksums"),
+    "checksums, a number": (lambda p: change(p / "model" / CHECKSUMS_FILE, weights=3), "must hold the checksums"),
+    "checksums, of others": (
+        lambda p: (
+            change(p / "model" / CHECKSUMS_FILE, weights={"../outside/model.safetensors": "0"}),
+            change(p / "model" / "config.json", _weights_checksums={}),
+        ),
+        r"must be the one that was saved there, but ../outside/model.safetensors, model.safetensors changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_hostile_folder_is_refused_by_name(place, case):
+    spoil, message = REFUSED[case]
+    spoil(place)
+    for road in (Translator.from_pretrained, check_folder):
+        with pytest.raises((ValueError, OSError), match=message):
+            road(place / "model")
+
+
+EVALUATED = ["--data", "builtin:test:2", "--source", "ko", "--target", "en"]
+COMMANDS = (["translate"], ["attention", "-o", "a.html"], ["evaluate", *EVALUATED], ["score", *EVALUATED[1:]])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_takes_the_users_text_for_an_answer(place, capsys, command):
+    code_in_the_tokenizer(place, ["evil.X", "evil.X"])
+    name, *more = command
+    text = ["네."] if name == "attention" else []
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: cli.app([name, str(place / "model"), *text, *more], standalone_mode=False))
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert told.out == ""
+    assert "needs code of its own" in told.err
+
+
+def test_who_trusts_a_tokenizer_says_so_and_gets_it(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = shutil.copytree(whole, tmp_path / "model")
+    (folder / "own.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast): pass\n"
+    )
+    change(folder / SETTINGS, tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]})
+    pair = TokenizerPair.from_pretrained(folder, trust_remote_code=True)
+    assert type(pair.source).__name__ == "Own"
+    assert Translator(load_model(folder), pair).translate(["네."])
+
+
+# What a folder asks for and does not get, though it loads
+
+
+def custom_generate(place):
+    (place / "model" / "custom_generate").mkdir()
+    shutil.copy(place / "evil.py", place / "model" / "custom_generate" / "generate.py")
+
+
+def hostile_pipeline(place):
+    shutil.copy(place / "evil.py", place / "model")
+    change(place / "model" / "config.json", custom_pipelines={TASK: {"impl": "evil.X", "pt": ["AutoModel"]}})
+
+
+PASSED_OVER = {
+    "local class": lambda p: code_in_the_model(p, "heed", "evil.X"),
+    "generation": custom_generate,
+    "pipeline": hostile_pipeline,
+    "template": lambda p: (p / "model/chat_template.jinja").write_text("{{ ''.__class__.__mro__[1]() }}"),
+    "tokenizer_file": lambda p: change(p / "model" / SETTINGS, tokenizer_file=str(p / "outside/tokenizer.json")),
+    "code beside": lambda p: shutil.copy(p / "evil.py", p / "model" / "modeling_heed.py"),
+}
+
+
+@pytest.mark.parametrize("case", PASSED_OVER)
+def test_what_no_loading_needs_is_passed_over(place, case):
+    PASSED_OVER[case](place)
+    assert Translator.from_pretrained(place / "model").translate(["네."])
+
+
+@pytest.mark.parametrize("key", ["tokenizer_file", "vocab_file"])
+def test_a_tokenizer_that_the_folder_lacks_is_not_taken_from_elsewhere(place, key):
+    (place / "model" / "tokenizer.json").unlink()
+    change(place / "model" / SETTINGS, **{key: str(place / "outside" / "tokenizer.json")})
+    with pytest.raises((ValueError, OSError), match="okenizer"):
+        Translator.from_pretrained(place / "model")
+
+
+def test_the_pipeline_runs_no_code_of_a_target_tokenizer(place):
+    code_in_the_tokenizer(place, ["evil.X", "evil.X"])
+    model, source = tiny_model(vocab_size=272), AutoTokenizer.from_pretrained(place / "outside")
+    with pytest.raises(ValueError, match=r"target's tokenizer in .* needs code of its own.*pass it as `target_token"):
+        pipeline(TASK, model=model, tokenizer=source, target_tokenizer=str(place / "model"), device="cpu")
+
+
+def test_an_adapter_is_no_pickle_that_runs(place):
+    folder = place / "adapter"
+    folder.mkdir()
+    base = str(place / "outside")
+    change(folder / "adapter_config.json", peft_type="LORA", target_modules=["q_proj"], base_model_name_or_path=base)
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(place / "ran")))
+    with pytest.raises(ValueError, match=f"The adapter in .* cannot be loaded: {PICKLE}"):
+        load_model(folder)
+
+
+@pytest.fixture
+def adapter(place):
+    """The folder of an adapter on `outside`."""
+    import peft
+
+    adapted = peft.get_peft_model(load_model(place / "outside"), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.constant_(weight, 0.5)
+    adapted.peft_config["default"].base_model_name_or_path = str(place / "outside")
+    adapted.save_pretrained(place / "adapter")
+    return place / "adapter"
+
+
+def test_an_adapter_is_judged_as_a_model_is(adapter):
+    path = adapter / "adapter_model.safetensors"
+    weights = load_file(path)
+    assert load_model(adapter)
+    save_file({name: weight * math.nan for name, weight in weights.items()}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter must be finite numbers, but are not in .*q_proj"):
+        load_model(adapter)
+    save_file({name.replace("q_proj", "qq_proj"): weight for name, weight in weights.items()}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter lack .*q_proj\.lora_A.* and \d+ more"):
+        load_model(adapter)
+    save_file(weights | {"base_model.model.model.x.lora_A.weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=r"weights in .*adapter have, unknown to the model, .*model\.x\.lora_A"):
+        load_model(adapter)
+
+
+def test_adapters_that_are_trained_on_each_other_are_no_model(place, adapter):
+    shutil.copytree(adapter, place / "other")
+    for folder, base in (("adapter", "adapter"), ("adapter", "other"), ("other", "adapter")):
+        change(place / folder / "adapter_config.json", base_model_name_or_path=str(place / base))
+        if folder == base or folder == "other":
+            with pytest.raises(ValueError, match="must lead to a model, but leads to an adapter that leads back"):
+                load_model(adapter)
+
+
+@pytest.mark.parametrize(("field", "size"), [("num_labels", 100_000_000), ("encoder_layers", 1_000_000_000)])
+def test_sizes_without_bounds_are_refused_before_memory_is_taken(place, field, size):
+    change(place / "model" / "config.json", **{field: size})
+    with pytest.raises(ValueError, match=f"`{field}` of .* must be at most 10,000, but is {size:,} instead"):
+        load_model(place / "model")
+
+
+def test_another_vocabulary_beside_an_exported_model_is_told(place):
+    folder = place / "model"
+    (folder / WEIGHTS).rename(folder / "model.bin")
+    change(folder / "heed.json", format_version=1)
+    (folder / "shared_vocabulary.json").write_text('["<pad>", "a", "b"]')
+    for part in ("weights", "engine"):
+        write_checksums(folder, part)
+    (folder / "shared_vocabulary.json").write_text('["<pad>", "b", "a"]')
+    with pytest.raises(ValueError, match=r"model in .*, but shared_vocabulary\.json changed since"):
+        ExportedModel(folder, torch.device("cpu"))
+
+
+def test_every_load_by_a_class_that_could_run_code_says_whom_it_trusts():
+    package = Path(options.__file__).parents[1]
+    files = [*package.rglob("*.py"), *(package.parents[1] / "scripts").rglob("*.py")]
+    calls = [
+        (path.name, node)
+        for path in files
+        if "conformance" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and re.fullmatch(r"(Auto\w+|loader)\.from_pretrained", ast.unparse(node.func))
+    ]
+    told = [{keyword.arg for keyword in node.keywords} for _, node in calls]
+    silent = [path for (path, _), names in zip(calls, told, strict=True) if not names & {"trust_remote_code", None}]
+    assert len(calls) >= 8
+    assert silent == []
+
+
+def test_the_state_of_a_run_is_no_pickle_that_runs(place):
+    state = place / "model" / "training_state"
+    state.mkdir()
+    torch.save({"a": Bomb(place / "ran")}, state / "optimizer.pt")
+    (state / "progress.json").write_text("{}")
+    with pytest.raises((KeyError, pickle.UnpicklingError)):
+        load_state(place / "model")
+
+
+# What is checked and what is pushed
+
+
+@pytest.mark.parametrize("reference", ["../evil.X", "{place}/evil.X", "sub/evil.X", "evil", "", 7])
+@pytest.mark.parametrize("key", ["auto_map", "custom_pipelines"])
+def test_code_elsewhere_is_not_what_is_pushed(place, key, reference):
+    reference = reference.format(place=place) if isinstance(reference, str) else reference
+    value = {"AutoModel": reference} if key == "auto_map" else {TASK: {"impl": reference}}
+    change(place / "model" / "config.json", **{key: value})
+    with pytest.raises(ValueError, match=r"`auto_map` and `custom_pipelines` of .* must name a file in the folder"):
+        check_folder(place / "model")
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.txt", "a/b/notes.txt"])
+def test_what_a_link_leads_to_is_not_pushed(place, name):
+    (place / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+    linked(place, name, place / "evil.py")
+    with pytest.raises(ValueError, match=f"{name} {LINK}"):
+        check_folder(place / "model")
+
+
+@pytest.mark.parametrize("road", ["path", "repository", "adapter"])
+def test_verifying_runs_no_code_that_lies_elsewhere(place, road):
+    folder = place / "model"
+    shutil.copy(Path(options.__file__).parents[1] / "modeling_heed.py", folder)  # the installed package's
+    if road == "adapter":
+        change(folder / "adapter_config.json", base_model_name_or_path=str(place / "outside"))
+    else:
+        reference = f"{place}/evil.X" if road == "path" else "a/b--evil.X"
+        change(folder / "config.json", auto_map=dict.fromkeys(("AutoConfig", "AutoModelForSeq2SeqLM"), reference))
+    assert check_remote_code(folder, tiny_model()).level == "skipped"
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir [{ran}]", "!!python/name:os.system"])
+def test_a_recipe_is_data(place, tag):
+    tag = tag.format(ran=place / "ran")
+    (place / "recipe.yaml").write_text(f"name: {tag}\n")
+    with pytest.raises(ValueError, match="must be YAML, but is not"):
+        cli.app(["train", str(place / "recipe.yaml")], standalone_mode=False)
+    (place / "recipe.yaml").write_text("name: a\n")
+    with pytest.raises(ValueError, match="`data` must be a section with keys, but is '!!python"):
+        cli.app(["train", str(place / "recipe.yaml"), f"data={tag}"], standalone_mode=False)
+
+
+RECIPE = """
+name: a
+output: {place}/run
+data: {{train: "builtin:train:20", validation: "builtin:validation:2", source: ko, target: en}}
+optimization: {{max_updates: 1, tokens_per_update: 100, device: cpu, schedule: constant, learning_rate: 0.1}}
+"""
+
+
+@pytest.mark.parametrize("key", ["tokenizer.path", "model.start_from"])
+def test_what_a_recipe_names_runs_no_code(place, key):
+    code_in_the_tokenizer(place, ["evil.X", "evil.X"])
+    (place / "recipe.yaml").write_text(RECIPE.format(place=place))
+    with pytest.raises(ValueError, match="needs code of its own"):
+        cli.app(["train", str(place / "recipe.yaml"), f"{key}={place / 'model'}"], standalone_mode=False)
+
+
+# Checksums
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def in_shards(folder):
+    model = HeedForConditionalGeneration.from_pretrained(folder)
+    (folder / WEIGHTS).unlink()
+    model.save_pretrained(folder, max_shard_size=40_000)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "model-00001-of-00002.safetensors", "model.bin"])
+def test_a_flipped_bit_is_told_by_the_file(place, name):
+    folder = place / "model"
+    if "-of-" in name:
+        in_shards(folder)
+        name = sorted(path.name for path in folder.glob("model-*"))[0]
+        assert load_model(folder)
+    if name == "model.bin":
+        (folder / WEIGHTS).rename(folder / name)
+        (folder / "heed.json").write_text(json.dumps({"format_version": 1}))
+        write_checksums(folder, "weights")
+    flip(folder / name)
+    message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
+    with pytest.raises(ValueError, match=message):
+        ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
+    assert name in check_files(folder).told
+    (folder / CHECKSUMS_FILE).unlink()
+    assert check_files(folder).level == "skipped"
+    assert name == "model.bin" or load_model(folder)
+
+
+def test_weights_beside_the_saved_ones_are_told(place):
+    folder = place / "model"
+    in_shards(folder)
+    shutil.copy(place / "outside" / WEIGHTS, folder)  # which transformers would prefer to the shards
+    with pytest.raises(ValueError, match=f"{WEIGHTS} changed since"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("side", ["", TARGET_FOLDER])
+def test_the_tokenizer_of_another_model_is_told(place, side):
+    folder = place / "model"
+    sizes = {"vocab_size": 264, "share_encoder_decoder_embeddings": False}
+    model = tiny_model(**sizes)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    pairs = [train_tokenizers(k, e, vocab_size=264, joint=False) for k, e in ((KOREAN, ENGLISH), (ENGLISH, KOREAN))]
+    pairs[0].save_pretrained(folder)
+    pairs[1].save_pretrained(place / "other")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Translator.from_pretrained(folder)
+    shutil.copy(place / "other" / side / "tokenizer.json", folder / side)
+    with pytest.warns(UserWarning, match=r"tokenizers in .* should be those .* but (target_t.*/)?tokenizer.json ch"):
+        Translator.from_pretrained(folder)
+    assert check_files(folder).level == "FAIL"
+    TokenizerPair.from_pretrained(folder).save_pretrained(folder)
+    assert check_files(folder).level == "pass"
+
+
+def test_who_saves_anew_by_any_road_is_not_locked_out(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "model")
+    model, tokenizer = HeedForConditionalGeneration.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # by transformers, unchanged
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Translator.from_pretrained(folder)
+    tokenizer.add_tokens(["<new>"])
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.warns(UserWarning, match=r"but tokenizer.json changed since"):
+        assert Translator.from_pretrained(folder).translate(["네."])
+    pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
+    assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
+
+
+def test_a_folder_of_old_has_no_checksums_and_loads(place):
+    (place / "model" / CHECKSUMS_FILE).unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Translator.from_pretrained(place / "model")
+    assert check_files(place / "model").level == "skipped"
+
+
+def test_weights_are_readable_by_whoever_may_read_the_config(whole):
+    modes = {path.name: path.stat().st_mode for path in whole.iterdir()}
+    assert modes[WEIGHTS] == modes["config.json"] == modes["tokenizer.json"]
+
+
+def test_the_hubs_cache_is_no_link_out_of_the_folder(whole, tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    (tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(whole.iterdir())):
+        shutil.copy(path, tmp_path / "models--a--b" / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    target = snapshot / "target_tokenizer"  # one folder deeper
+    target.mkdir()
+    for path in snapshot.glob("tokenizer*.json"):
+        (target / path.name).symlink_to(f"../{path.readlink()}")
+    (snapshot / CHECKSUMS_FILE).unlink()
+    assert Translator.from_pretrained(snapshot).translate(["네."])
+    (tmp_path / "latest").symlink_to(snapshot)
+    assert load_model(tmp_path / "latest")
+
+
+# Terminals
+
+CODES = "a\x1b[2Jb\x07c\x9bd\re\tf\x7f\x00g\n"
+SHOWN = "a\\u001b[2Jb\\u0007c\\u009bd\\u000de\tf\\u007f\\u0000g\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_control_characters_reach_no_terminal_and_every_pipe(capsys, monkeypatch, is_terminal):
+    def command():
+        sys.stdout.write(CODES)
+        sys.stdout.writelines([CODES])
+        sys.stdout.flush()
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    cli.safe_at_terminals(command)()
+    assert capsys.readouterr().out == (SHOWN if is_terminal else CODES) * 2
+
+
+def test_what_a_model_emits_is_shown_at_a_terminal(whole, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    decode = TokenizerPair.decode_target
+    monkeypatch.setattr(TokenizerPair, "decode_target", lambda *arguments: [CODES for _ in decode(*arguments)])
+    cli.app(["translate", str(whole), "네.", "--max-new-tokens", "3"], standalone_mode=False)
+    assert capsys.readouterr().out == SHOWN.replace("\n", " ") + "\n"
+
+
+def test_names_in_errors_and_logs_are_shown(tmp_path, capsys):
+    data = "data: {train: a.tsv, validation: b.tsv, source: a, target: b}"
+    recipe = f'"\\e[31mname": 1\n{data}\noptimization: {{max_updates: 1}}\n'
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    with pytest.raises(SystemExit):
+        cli.run(lambda: cli.app(["train", str(tmp_path / "recipe.yaml")], standalone_mode=False))
+    told = capsys.readouterr().err
+    assert r"`\x1b[31mname` is not a key of a recipe" in told
+    assert "\x1b" not in told
+
+
+def test_warnings_are_shown_and_messages_have_an_end(tmp_path, capsys):
+    def command():
+        sys.stderr.write(warnings.formatwarning("a file called \x1b]0;TITLE\x07", UserWarning, "file.py", 1))
+        raise ValueError("x" * 500_000)
+
+    with pytest.raises(SystemExit):
+        cli.run(command)
+    told = capsys.readouterr().err
+    assert "warning: a file called \\u001b]0;TITLE\\u0007" in told
+    assert "\x1b" not in told
+    assert "x… (500,000 characters)" in told
+    assert len(told) < 3000
+
+
+def test_messages_begin_a_line_where_a_bar_stands():
+    code = """
+import logging, sys, warnings
+from tqdm import tqdm
+from heedful.cli import main
+def command():
+    with tqdm(range(3), file=sys.stderr, mininterval=0) as bar:
+        bar.update()
+        logging.getLogger("heedful").info("a line of the log")
+        bar.update()
+        warnings.warn("something", stacklevel=1)
+main.run(command)
+"""
+    written = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr.decode()
+    shown = [line.rpartition("\r")[2] for line in written.split("\n")]  # what a terminal still shows of each line
+    assert shown[:2] == ["a line of the log", "warning: something"]
+
+
+@pytest.mark.parametrize(("encoding", "arrow"), [("cp1252", "\\u2192"), ("cp949", "→"), ("utf-8", "→")])
+def test_an_output_of_few_characters_loses_no_figure(encoding, arrow):
+    code = """
+from heedful.cli import main, options
+def command():
+    options.print_result({}, "a → b 12.5", False)
+    options.print_result({"text": "→😀", "bleu": 12.5}, "", True)
+main.run(command)
+"""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    first, rest = output.decode(encoding).split("\n", 1)
+    assert first == f"a {arrow} b 12.5"
+    assert json.loads(rest) == {"text": "→😀", "bleu": 12.5}
+
+
+def test_hostile_numbers_and_names_of_data_are_refused(tmp_path):
+    (tmp_path / "pairs.pkl").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    (tmp_path / "pairs.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(place=tmp_path))
+    cases = [([f"data.train={tmp_path / name}"], "data|file|end") for name in ("pairs.pkl", "pairs.py")]
+    assert_refused(cases, lambda overrides: cli.app(["train", str(recipe), *overrides], standalone_mode=False))
+    assert not (tmp_path / "ran").exists()

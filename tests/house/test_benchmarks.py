@@ -1,0 +1,181 @@
+"""The benchmarks run, at a tiny size; what they assert of equal tokens and losses holds there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+
+BENCHMARKS = Path(__file__).parents[2] / "scripts" / "benchmarks"
+
+
+def figures(tmp_path, script, *options, one_by_one=True):
+    command = [sys.executable, BENCHMARKS / script, "--sizes", "tiny", "--vocabulary", "90"]
+    if script != "memory.py":  # which measures once
+        command += ["--rounds", "1"]
+    file = tmp_path / "figures.json"
+    process = subprocess.run([*command, *options, "--json", file], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    plain, *rows = json.loads(file.read_text())
+    assert all(plain[library] > 0 for library in ("MKL", "oneDNN", "oneDNN bfloat16") if library in plain)
+    assert process.stdout.startswith("plain products GFLOP/s  ")
+    assert not one_by_one or len(process.stdout.splitlines()) == 1 + len(rows)
+    return rows
+
+
+@pytest.mark.slow
+def test_generation_is_timed_against_marian_with_equal_tokens(tmp_path):
+    rows = figures(tmp_path, "generate.py", "--cases", "1x1,3x2", "--new-tokens", "5", "--source-length", "9")
+    assert [(row["batch"], row["beams"]) for row in rows] == [(1, 1), (3, 2)]
+    names = ["generate", "prepared", "marian_ms_per_step"]
+    names += [f"{engine} {precision}" for engine in ("native", "ctranslate2") for precision in ("float32", "int8")]
+    assert all(row[name] > 0 for row in rows for name in names)
+
+
+@pytest.mark.slow
+def test_training_is_timed_against_marian_with_equal_losses(tmp_path):
+    rows = figures(tmp_path, "train.py", "--batch", "3", "--length", "7")
+    assert [row["precision"] for row in rows] == ["float32", "bfloat16"]
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_batches_are_compared_in_padding_speed_and_loss(tmp_path):
+    corpus = ("--vocabulary", "500", "--tokens", "500", "--buckets", "2")
+    padding, shapes, training, quality = figures(
+        tmp_path, "batching.py", *corpus, "--updates", "2", "--quality", "--pairs", "60", "--seeds", "1"
+    )
+    assert padding["heed"] < 0.05 < padding["group_by_length"] < padding["random"]
+    counts = {name: int(shapes[name].split()[0]) for name in ("padded", "fixed rows", "stepped", "end to end")}
+    assert 0 < counts["end to end"] < counts["padded"]
+    for name in ("heed_trainer", "heed_loop"):
+        assert training[f"{name}_ratio"] > 0
+        assert 0 < training[f"{name}_waiting"] < 1
+    assert 0 < quality["heed"] < 10
+    assert {"random", "random_of_equal_capacity"} < quality.keys()
+
+
+@pytest.mark.slow
+def test_peak_memory_is_measured_with_equal_losses_and_tokens(tmp_path):
+    sizes = ("--vocabulary", "20000", "--target-tokens", "256", "--batch", "2", "--source-length", "9")
+    training, beam = figures(tmp_path, "memory.py", *sizes, "--new-tokens", "3")
+    assert 0 < training["heed"] < 1  # Marian holds the logits of all tokens
+    assert training["marian_mib"] > 256 * 20000 * 4 / 2**20
+    assert all(beam[name] > 0 for name in ("heed", "native"))
+
+
+@pytest.mark.slow
+def test_the_start_is_timed_beside_that_of_transformers(tmp_path):
+    rows = figures(tmp_path, "startup.py")
+    assert [row["case"] for row in rows] == ["import", "help", "translate", "process", "load"]
+    assert all(row["heed_seconds"] > 0 and row["heed_cpu_seconds"] > 0 for row in rows)
+    assert all(row["ratio"] > 0 and row["cpu_ratio"] > 0 for row in rows if row["case"] not in ("help", "translate"))
+
+
+@pytest.mark.slow
+def test_with_a_neighbourhood_memory_grows_with_the_length_of_the_source(tmp_path):
+    rows = figures(tmp_path, "scale.py", "--lengths", "256,512,1024,2048", "--batches", "1,2,4,8")
+    exponents = {
+        (row["axis"], row["kind"], row["step"]): row["exponent_of_memory"]
+        for row in rows
+        if "exponent_of_memory" in row
+    }
+    assert len(rows) == 3 * 2 * (4 + 1)
+    for step in ("forward", "training"):
+        assert 0.9 < exponents["length", "neighbourhood", step] < 1.1
+        assert 0.8 < exponents["batch", "full", step] < 1.1
+
+
+@pytest.mark.slow
+def test_profiles_tell_where_all_of_the_time_goes(tmp_path):
+    columns = figures(tmp_path, "profiles.py", "--cases", "training,2", "--new-tokens", "3", one_by_one=False)
+    assert [column["model"] for column in columns] == ["marian", "heed", "marian", "heed", "native"]
+    for column in columns:
+        shares = [value for name, value in column.items() if name not in ("case", "model", "milliseconds")]
+        assert abs(sum(shares) - 100) < 1
+        assert column["matrix products"] + column["kernels.cpp"] > 0
+        assert (column["optimizer"] > 0) == ("training" in column["case"])
+
+
+@pytest.mark.slow
+def test_what_a_gpu_is_asked_for_holds_on_the_cpu_without_optional_libraries(tmp_path, monkeypatch):
+    for name in ("ctranslate2", "pytest"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    sizes = ("--device", "cpu", "--precision", "float32", "--peak-teraflops", "1e-5", "--target-tokens", "64")
+    lists = ("--loops", "tiny", "--compile", "no", "--batches", "1,3", "--beams", "1,2", "--new-tokens", "3")
+    _, *rows = figures(tmp_path, "gpu.py", *sizes, *lists)
+    checks, timed = [row for row in rows if "result" in row], [row for row in rows if "result" not in row]
+    counts = Counter(row["case"] for row in checks)
+    assert counts == {"kernels": 2, "exactness": 7, "processes": 2, "plans": 2}
+    assert all(row["result"] == "ok" for row in checks)
+    assert [row["case"] for row in timed] == ["training", "loop"] + ["decoding"] * 5
+    for name in ("heed", "marian", "nn.Transformer", "t5"):
+        # Of 2 pairs of 32 tokens, with 1 layer, d 32, f 64 and 90 tokens, by the formula.
+        products = (4 + 6) * 32**2 * 32 + 2 * 2 * 32 * 64 * 32 + 2 * 32**2 * 32 + 32 * 90 * 32
+        expected = 6 * products * 2 * timed[0][f"{name} tokens/s"] / 64 / 1e7
+        assert timed[0][f"{name} MFU"] == pytest.approx(expected, rel=0.1)
+    assert timed[1]["loop to bare"] > 0
+    assert all(row["same"] == 1 for row in timed[2:6])
+
+
+@pytest.mark.slow
+def test_a_check_on_a_gpu_that_takes_too_long_costs_no_other_and_fails(tmp_path):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--device", "cpu", "--cases", "processes,plans"]
+    process = subprocess.run([*command, "--patience", "0.01", "--json", file], check=False)
+    assert process.returncode == 1
+    told = [tuple(row.values()) for row in json.loads(file.read_text())[2:]]
+    assert told == [("processes", "FAILED", "its time is up"), ("plans", "not measured", "its time is up")]
+
+
+@pytest.mark.slow
+def test_without_a_gpu_nothing_is_measured_and_nothing_fails():
+    process = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=True)
+    assert process.stdout == "not measured: there is no GPU\n"
+
+
+@pytest.mark.slow
+def test_real_sentences_are_translated_alike_by_marian_with_the_same_weights(tmp_path):
+    model, file = tmp_path / "model", tmp_path / "figures.json"
+    pairs = list(korean_english_pairs("train", 40))
+    tokenizers = train_tokenizers([pair["ko"] for pair in pairs], [pair["en"] for pair in pairs], vocab_size=400)
+    tokenizers.save_pretrained(model)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    HeedForConditionalGeneration(HeedConfig(**sizes, **heads, vocab_size=400)).save_pretrained(model)
+    options = ("--data", "builtin:test:9", "--source", "ko", "--target", "en", "--batch", "4", "--longest", "7")
+    command = [sys.executable, BENCHMARKS / "translate.py", model, *options, "--beams", "1,2", "--rounds", "1"]
+    process = subprocess.run([*command, "--json", file], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    _, *rows = json.loads(file.read_text())
+    exact = ["marian", "marian sorted", "generate", "native float32 unsorted", "native float32"]
+    assert [row["name"] for row in rows[:5]] == exact
+    assert all(row["differing"] == 0 for row in rows if row["name"] in exact)
+    assert {row["beams"] for row in rows if row["name"] == "ctranslate2 int8"} == {1, 2}
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_marian_trains_as_many_minutes_as_heed_on_the_same_pairs(tmp_path):
+    data = ["data.train=builtin:train:200", "data.validation=builtin:validation:9", "data.test={t: 'builtin:test:9'}"]
+    size = ["tokenizer.vocab_size=400", "model.options.d_model=32", "model.options.dropout=0.1"]
+    length = ["optimization.max_updates=40", "optimization.warmup_updates=4", "optimization.tokens_per_update=512"]
+    command = [sys.executable, BENCHMARKS / "minutes.py", "quickstart", *data, *size, *length]
+    file = tmp_path / "figures.json"
+    options = [f"output={tmp_path / 'run'}", "--learning-rate", "0.001", "--json", file]
+    process = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    _, ours, theirs = json.loads(file.read_text())
+    assert (ours["model"], ours["updates"], theirs["model"], theirs["test"]) == ("heed", 40, "marian", "t")
+    assert 0 < theirs["minutes"] <= ours["minutes"] + 0.1
+    assert all(row[score] >= 0 for row in (ours, theirs) for score in ("bleu", "chrf"))
+    # Beside Heed's weights Marian has two tables of positions, and biases.
+    assert ours["parameters"] < theirs["parameters"]

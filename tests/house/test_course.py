@@ -1,0 +1,175 @@
+"""The course prints what it shows, in two languages that have the same cells; the site builds without a warning."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.main import get_command
+
+from heedful.cli.main import app
+from heedful.studies.catalogue import NAMES
+from heedful.training.recipe_file import recipes
+from heedful.training.run_folder.folder import RECIPE_KEYS
+
+ROOT = Path(__file__).parents[2]
+COURSE = ROOT / "docs" / "course"
+CHAPTERS = sorted(path.stem for path in (COURSE / "ko").glob("[0-9]*.md"))
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+
+
+def module_of(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def script():
+    return module_of(ROOT / "scripts" / "course.py")
+
+
+def chapter(language: str, name: str) -> str:
+    return (COURSE / language / f"{name}.md").read_text(encoding="utf-8")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def words(text: str) -> list[str]:
+    return NUMBER.sub("", text).split()
+
+
+def test_both_languages_have_the_same_chapters_cells_output_and_figures():
+    assert len(CHAPTERS) >= 11
+    assert sorted(path.stem for path in (COURSE / "en").glob("[0-9]*.md")) == CHAPTERS
+    shown = set()
+    for name in CHAPTERS:
+        korean, english = ([*script().CELL.finditer(chapter(language, name))] for language in ("ko", "en"))
+        parts = ("code", "shown", "figure")
+        assert [cell.group(*parts) for cell in korean] == [cell.group(*parts) for cell in english], name
+        assert len(korean) == chapter("ko", name).count("```python") >= 5
+        shown |= {cell["figure"] for cell in korean if cell["figure"]}
+    assert shown == {path.name for path in (COURSE / "figures").iterdir()}
+
+
+def test_both_languages_have_the_same_headings_and_each_chapter_its_questions_and_solved_exercises():
+    for name in CHAPTERS:
+        korean, english = (re.findall(r"^(#+) (.+)$", chapter(language, name), re.M) for language in ("ko", "en"))
+        assert [level for level, _ in korean] == [level for level, _ in english], name
+        assert {"질문", "연습문제", "풀이"} <= {title for _, title in korean}, name
+        assert {"Questions", "Exercises", "Solutions"} <= {title for _, title in english}, name
+        assert "PyTorch" in chapter("ko", name)
+        assert "PyTorch" in chapter("en", name)
+        exercises = chapter("en", name).split("## Exercises")[1]
+        assert len(re.findall(r"^\d\. ", exercises, re.M)) == len(re.findall(r"^\d\\\. ", exercises, re.M)) >= 2, name
+
+
+# The English chapters have the same cells, see above. `runs/course` is what an earlier run of chapter 10 has left.
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_prints_what_it_shows_the_second_time_too(name, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Path("runs/course/checkpoints").mkdir(parents=True)
+    Path("runs/course/recipe.yaml").write_text("".join(f"{key}:\n" for key in RECIPE_KEYS))
+    text = chapter("ko", name)
+    cells = list(script().CELL.finditer(text))
+    for cell, printed in zip(cells, script().outputs_of(text), strict=True):
+        shown = (cell["shown"] or "").strip("`\n")
+        assert words(printed) == words(shown), cell["code"]
+        assert numbers(printed) == pytest.approx(numbers(shown), rel=0.05, abs=0.02), cell["code"]
+
+
+def test_the_glossaries_have_the_same_terms():
+    terms = {
+        language: re.findall(r"^\| ([^|]+) \| ([^|]+) \|.*\]\((.+)\) \|$", chapter(language, "glossary"), re.M)
+        for language in ("ko", "en")
+    }
+    assert len(terms["ko"]) >= 30
+    assert sorted(terms["en"]) == sorted((english, korean, page) for korean, english, page in terms["ko"])
+
+
+@pytest.mark.parametrize(
+    ("site", "repository", "installed"),
+    [
+        (None, None, f'"heedful[plots] @ {ROOT.as_uri()}"'),
+        ("https://a.org/b/", "https://c.org/d", '"heedful[plots] @ git+https://c.org/d"'),
+    ],
+)
+def test_a_notebook_alone_installs_heedful_first_and_needs_no_file_beside_it(tmp_path, site, repository, installed):
+    pytest.importorskip("jupytext")
+    import nbformat
+
+    config, targets = SimpleNamespace(site_url=site, repo_url=repository), set()
+    for language, name in product(("ko", "en"), CHAPTERS):
+        text, uri = chapter(language, name), f"course/{language}/{name}.md"
+        module_of(ROOT / "docs" / "site_hooks.py").write_notebook(text, tmp_path / "one.ipynb", config, uri)
+        install, *cells = nbformat.read(tmp_path / "one.ipynb", as_version=4).cells
+        assert install.source.startswith("try:\n    import heedful\nexcept ImportError:\n    %pip install")
+        assert install.source.strip().endswith(installed)
+        assert [cell.source for cell in cells if cell.cell_type == "code"] == [
+            cell["code"].strip() for cell in script().CELL.finditer(text)
+        ]
+        shown = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        targets |= set(re.findall(r"\]\(([^)]+)\)", shown))
+    assert ("https://a.org/b/course/ko/02_rnn.html" in targets) == bool(site)
+    assert all(target.startswith("https://") for target in targets)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder of the site, built without a warning."""
+    for module in ("mkdocs", "material", "mkdocstrings", "jupytext"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_the_site_offers_every_chapter_as_a_notebook_and_has_the_reference_and_both_languages(site):
+    assert len(list(site.glob("course/*/*.ipynb"))) == 2 * len(CHAPTERS)
+    assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")
+    for language, contents, search in (("ko", "목차", "검색"), ("en", "Table of contents", "Search")):
+        for page in (site / "course" / language).glob("*.html"):
+            html = page.read_text(encoding="utf-8")
+            assert all(words in html for words in (f'<html lang="{language}"', contents, f'placeholder="{search}"'))
+
+
+def test_the_search_knows_korean_and_finds_a_chapter_before_those_that_come_later(site):
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert index["config"]["lang"] == ["en", "ko"]
+    boosts = {entry["location"].split("#")[0]: entry.get("boost", 1) for entry in index["docs"]}
+    for language in ("ko", "en"):
+        of_chapters = [boosts[f"course/{language}/{name}.html"] for name in CHAPTERS]
+        assert of_chapters == sorted(set(of_chapters), reverse=True)
+        assert of_chapters[-1] >= boosts["guides/attention.html"]
+
+
+@pytest.mark.slow
+def test_a_notebook_of_the_site_runs(site, tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    notebook = nbformat.read(site / "course" / "ko" / "02_rnn.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    drawn = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in str(output)]
+    assert len(drawn) == 1
+
+
+def test_the_commands_that_the_course_names_exist():
+    known: dict[str, set[str]] = {}
+    for path in sorted(COURSE.rglob("*.md")):
+        for command, option in re.findall(r"`heedful (\w+)(?: (?:--)?([\w-]+))?[^`]*`", path.read_text("utf-8")):
+            known.setdefault(command, set()).add(option)
+    assert known.keys() <= set(get_command(app).commands)
+    assert {option for option in known.pop("study") if option} <= set(NAMES)
+    assert known["train"] - {""} <= {*recipes()}
+    options = {name.lstrip("-") for each in get_command(app).commands["attention"].params for name in each.opts}
+    assert known["attention"] - {""} <= options

@@ -1,0 +1,153 @@
+"""`docs/paper_map.md` leaves out nothing of the paper, and everything that it names exists."""
+
+import ast
+import re
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import typer
+from huggingface_hub.errors import StrictDataclassError
+from test_paper_presets import BIGS_VOCABULARIES, LARGEST_VOCABULARY, PUBLISHED, ROWS, SMALLEST_VOCABULARY, count_with
+
+import heedful
+from heedful import HeedConfig
+from heedful.cli.main import app
+from heedful.studies.catalogue import NAMES as STUDIES
+from heedful.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+MAP = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
+# arXiv:1706.03762v7: its sections, numbered equations, tables and figures.
+SECTIONS = "1 2 3 3.1 3.2 3.2.1 3.2.2 3.2.3 3.3 3.4 3.5 4 5 5.1 5.2 5.3 5.4 6 6.1 6.2 6.3 7"
+PAPER = {
+    *SECTIONS.split(),
+    *(f"Equation {number}" for number in range(1, 4)),
+    *(f"Table {number}" for number in range(1, 5)),
+    *(f"Figure {number}" for number in range(1, 6)),
+}
+# What no code of ours is, and what no test can hold: arguments, and results that nobody has reproduced yet.
+WITHOUT_CODE = {"2", "7", "Table 4"}
+WITHOUT_TEST = {*WITHOUT_CODE, "6", "6.3", "Table 2"}
+
+
+def rows_of(title: str) -> list[list[str]]:
+    """Return the cells of a section's table, without its header."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", MAP, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+SECTION_ROWS = rows_of("Sections")
+NAMES = sorted({name for row in SECTION_ROWS for name in re.findall(r"`([^`]+)`", row[2])})
+TESTS = sorted({name for row in SECTION_ROWS for name in re.findall(r"`([^`]+)`", row[3])})
+
+
+@cache
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def check_config_call(name: str) -> None:
+    call = ast.parse(name, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert call.args == []
+    values = {given.arg: ast.literal_eval(given.value) for given in call.keywords}
+    assert values
+    config = HeedConfig(**values)
+    for field in values:
+        assert field in HeedConfig.__dataclass_fields__
+        assert getattr(config, field) == values[field]
+
+
+def check_recipe_key(name: str) -> None:
+    kind = Recipe
+    for part in name.split("."):
+        assert part in {entry.name for entry in fields(kind)}
+        kind = get_type_hints(kind)[part]
+
+
+def check_python_name(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(heedful if module == "heedful" else import_module(module), attribute)
+
+
+def check(name: str) -> None:
+    """Raise unless something of this name exists."""
+    if name.startswith("HeedConfig("):
+        check_config_call(name)
+    elif name.startswith("HeedConfig."):
+        assert name.removeprefix("HeedConfig.") in HeedConfig.__dataclass_fields__
+    elif name.startswith("heedful "):
+        assert name.removeprefix("heedful ") in typer.main.get_command(app).commands
+    elif name.startswith("heedful."):
+        check_python_name(name)
+    elif "/" in name:
+        assert (ROOT / name).exists()
+    else:
+        assert "." in name
+        check_recipe_key(name)
+
+
+def test_every_section_equation_table_and_figure_of_the_paper_is_in_the_map_and_nothing_else():
+    assert {row[0] for row in SECTION_ROWS} == PAPER
+    assert {len(row) for row in SECTION_ROWS} == {4}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_map_names_exists(name):
+    check(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("heedful.modeling_heed.HeedAttentoin", "heedful.modelling.X", "HeedConfig.d_q", 'HeedConfig(dropuot="0.1")'),
+        *('HeedConfig(attention_scoring="cosine")', "heedful complexitty", "configuration/models/paper-F"),
+        *("optimization.beta3", "optimizer.beta1", "word"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_noticed(name):
+    with pytest.raises((AssertionError, ImportError, ValueError, StrictDataclassError)):
+        check(name)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_every_test_of_the_map_exists(test):
+    path, _, name = test.partition("::")
+    assert name.startswith("test_")
+    assert name in functions_of(ROOT / path)
+
+
+def test_every_row_names_what_it_is_and_the_test_that_holds_it():
+    assert {row[0] for row in SECTION_ROWS if not re.search("`[^`]+`", row[2])} == WITHOUT_CODE
+    assert {row[0] for row in SECTION_ROWS if not re.search("`[^`]+`", row[3])} == WITHOUT_TEST
+    assert len(NAMES) > 60
+    assert len(TESTS) > 40
+
+
+def test_every_study_is_an_argument_of_the_paper():
+    rows = rows_of("Arguments")
+    assert {row[0] for row in rows} <= PAPER
+    assert {study for row in rows for study in re.findall("`([^`]+)`", row[2])} == set(STUDIES)
+
+
+def test_the_table_of_parameters_is_what_is_counted():
+    ours = [
+        [f"`{name}`", str(PUBLISHED.get(name, "")), f"{exact:,}", f"{count_with(name, 41_100):,}"]
+        for name, (_, _, exact) in ROWS.items()
+    ]
+    assert rows_of("Table 3") == ours
+
+
+def test_the_vocabularies_of_the_map_are_those_that_fit():
+    text = " ".join(MAP.split())
+    assert (
+        f"any number from {SMALLEST_VOCABULARY:,} to {LARGEST_VOCABULARY:,} all ten published figures but big's"
+        in text
+    )
+    assert f"`paper-big` needs {BIGS_VOCABULARIES[0]:,} to {BIGS_VOCABULARIES[1]:,}" in text
+    assert SMALLEST_VOCABULARY <= 41_100 <= LARGEST_VOCABULARY

@@ -1,0 +1,250 @@
+"""The rows of Table 3 as config files, and the training of sections 5 and 6.1 as recipes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful.inference.translation import Translator
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+from heedful.training.run_folder.checkpoints import list_checkpoints
+from helpers import slow_but
+from tiny_runs import SIZES, logged
+
+CONFIGURATION = Path(__file__).parents[2] / "configuration"
+MODELS = CONFIGURATION / "models"
+RECIPES = CONFIGURATION / "recipes"
+# The columns of Table 3, as in its first line: N, d_model, d_ff, h, d_k, d_v, P_drop, ε_ls.
+BASE = (6, 512, 2048, 8, 64, 64, 0.1, 0.1)
+# The line of Table 3, the number of parameters that it gives in millions, and the exact one with 37,000 tokens.
+ROWS = {
+    "paper-base": (BASE, 65, 63_045_632),
+    "paper-A-h1": ((6, 512, 2048, 1, 512, 512, 0.1, 0.1), None, 63_045_632),
+    "paper-A-h4": ((6, 512, 2048, 4, 128, 128, 0.1, 0.1), None, 63_045_632),
+    "paper-A-h16": ((6, 512, 2048, 16, 32, 32, 0.1, 0.1), None, 63_045_632),
+    "paper-A-h32": ((6, 512, 2048, 32, 16, 16, 0.1, 0.1), None, 63_045_632),
+    "paper-B-dk16": ((6, 512, 2048, 8, 16, 64, 0.1, 0.1), 58, 55_967_744),
+    "paper-B-dk32": ((6, 512, 2048, 8, 32, 64, 0.1, 0.1), 60, 58_327_040),
+    "paper-C-N2": ((2, 512, 2048, 8, 64, 64, 0.1, 0.1), 36, 33_644_544),
+    "paper-C-N4": ((4, 512, 2048, 8, 64, 64, 0.1, 0.1), 50, 48_345_088),
+    "paper-C-N8": ((8, 512, 2048, 8, 64, 64, 0.1, 0.1), 80, 77_746_176),
+    "paper-C-d256": ((6, 256, 2048, 8, 32, 32, 0.1, 0.1), 28, 26_816_512),
+    "paper-C-d1024": ((6, 1024, 2048, 8, 128, 128, 0.1, 0.1), 168, 163_815_424),
+    "paper-C-ff1024": ((6, 512, 1024, 8, 64, 64, 0.1, 0.1), 53, 50_450_432),
+    "paper-C-ff4096": ((6, 512, 4096, 8, 64, 64, 0.1, 0.1), 90, 88_236_032),
+    "paper-D-dropout0.0": ((6, 512, 2048, 8, 64, 64, 0.0, 0.1), None, 63_045_632),
+    "paper-D-dropout0.2": ((6, 512, 2048, 8, 64, 64, 0.2, 0.1), None, 63_045_632),
+    "paper-D-smoothing0.0": ((6, 512, 2048, 8, 64, 64, 0.1, 0.0), None, 63_045_632),
+    "paper-D-smoothing0.2": ((6, 512, 2048, 8, 64, 64, 0.1, 0.2), None, 63_045_632),
+    "paper-E-learned": (BASE, None, 63_569_920),
+    "paper-big": ((6, 1024, 4096, 16, 64, 64, 0.3, 0.1), 213, 214_171_648),
+}
+PUBLISHED = {name: published for name, (_, published, _) in ROWS.items() if published is not None}
+# How far the figures of Table 3 may be from the exact ones with 37,000 tokens, in millions, by d_model.
+LARGEST_DIFFERENCE = {256: 1.2, 512: 2.6, 1024: 4.2}
+# The rows whose figures one vocabulary gives to the digit, and those vocabularies. No vocabulary gives big's too.
+SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 41_004, 41_208
+BIGS_VOCABULARIES = (35_368, 36_344)
+BIG = "paper-big"
+
+
+def config_of(name: str, **changes) -> HeedConfig:
+    return AutoConfig.from_pretrained(MODELS / name, **changes)
+
+
+def count(config: HeedConfig) -> int:
+    with torch.device("meta"):
+        return HeedForConditionalGeneration(config).num_parameters()
+
+
+def count_with(name: str, vocab_size: int) -> int:
+    """Count a row with another vocabulary: one matrix is all that depends on it."""
+    return ROWS[name][2] + (vocab_size - 37_000) * ROWS[name][0][1]
+
+
+def in_millions(number: int) -> int:
+    return round(number / 1e6)
+
+
+def test_there_is_a_preset_for_every_row_and_a_row_for_every_preset():
+    assert {path.name for path in MODELS.glob("paper-*")} == set(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_preset_is_its_row_of_table_3_in_both_stacks(name):
+    config = config_of(name)
+    for stack in ("encoder", "decoder"):
+        heads = getattr(config, f"{stack}_attention_heads")
+        row = (
+            *(getattr(config, f"{stack}_layers"), config.d_model, getattr(config, f"{stack}_ffn_dim"), heads),
+            *(config.d_k or config.d_model // heads, config.d_v or config.d_model // heads),
+            *(config.dropout, config.label_smoothing),
+        )
+        assert row == ROWS[name][0]
+    assert config.position_encoding == ("learned" if name == "paper-E-learned" else "sinusoidal")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_preset_says_what_differs_from_the_base_model_and_nothing_else(name):
+    said = json.loads((MODELS / name / "config.json").read_text())
+    assert said.pop("model_type") == "heed"
+    defaults = HeedConfig()
+    for field, value in said.items():
+        # Beside d_k stands d_v, which without it would follow the number of heads all the same.
+        assert getattr(defaults, field) != value, field
+
+
+@pytest.mark.parametrize(("preset", "named"), [("paper-base", "base"), ("paper-big", "big")])
+def test_base_and_big_are_the_same_models_under_their_short_names(preset, named):
+    ours, theirs = (config_of(name).to_dict() for name in (preset, named))
+    for written in (ours, theirs):
+        for name in ("transformers_version", "_name_or_path"):  # nothing about the model
+            written.pop(name, None)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_preset_has_exactly_so_many_parameters(name):
+    assert config_of(name).vocab_size == 37_000
+    assert count(config_of(name)) == ROWS[name][2]
+
+
+@pytest.mark.parametrize("name", ["paper-base", "paper-C-d256", "paper-B-dk16", "paper-big"])
+def test_one_matrix_is_all_that_depends_on_the_vocabulary(name):
+    assert count(config_of(name, vocab_size=41_100, decoder_vocab_size=41_100)) == count_with(name, 41_100)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_number_is_near_the_exact_one(name):
+    assert abs(ROWS[name][2] / 1e6 - PUBLISHED[name]) <= LARGEST_DIFFERENCE[ROWS[name][0][1]]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if ROWS[name][0][1] == 512])
+def test_a_row_differs_from_the_base_as_published(name):
+    # Both published numbers are rounded to a million, so their difference is exact to one.
+    ours = (ROWS[name][2] - ROWS["paper-base"][2]) / 1e6
+    assert abs(ours - (PUBLISHED[name] - PUBLISHED["paper-base"])) < 1
+
+
+def test_one_vocabulary_gives_every_published_number_but_bigs_to_the_digit():
+    def fitting(vocab_size: int) -> set[str]:
+        return {name for name in PUBLISHED if in_millions(count_with(name, vocab_size)) == PUBLISHED[name]}
+
+    for vocab_size in range(30_000, 50_000):
+        is_the_one = SMALLEST_VOCABULARY <= vocab_size <= LARGEST_VOCABULARY
+        assert (fitting(vocab_size) >= set(PUBLISHED) - {BIG}) == is_the_one, vocab_size
+        assert (BIG in fitting(vocab_size)) == (BIGS_VOCABULARIES[0] <= vocab_size <= BIGS_VOCABULARIES[1])
+
+
+@pytest.mark.parametrize("options", [{"attention_bias": True}, {"attention_bias": True, "output_bias": True}])
+def test_no_bias_that_the_paper_might_have_had_explains_the_difference(options):
+    extra = count(config_of("paper-base", **options)) - count(config_of("paper-base"))
+    assert 0 < extra < 0.1e6
+
+
+def recipe_of(size: str, overrides: list[str] | None = None):
+    return read_recipe(RECIPES / f"paper-{size}.yaml", overrides)
+
+
+@pytest.mark.parametrize(("size", "updates", "kept"), [("base", 100_000, 5), ("big", 300_000, 20)])
+def test_a_recipe_says_what_sections_5_and_6_1_say(size, updates, kept):
+    recipe = recipe_of(size)
+    optimization, decoding = recipe.optimization, recipe.decoding
+    assert recipe.model.config == f"paper-{size}"
+    assert recipe.model.options == {}
+    assert (optimization.optimizer, optimization.weight_decay, optimization.max_grad_norm) == ("adam", 0.0, None)
+    assert (optimization.beta1, optimization.beta2, optimization.epsilon) == (0.9, 0.98, 1e-9)
+    assert (optimization.schedule, optimization.learning_rate) == ("paper", 1.0)
+    assert (optimization.warmup_updates, optimization.max_updates) == (4000, updates)
+    assert (optimization.tokens_per_update, optimization.max_epochs, optimization.max_minutes) == (50_000, None, None)
+    assert (recipe.tokenizer.algorithm, recipe.tokenizer.vocab_size, recipe.tokenizer.joint) == ("bpe", 37_000, True)
+    assert (recipe.checkpoints.publish, recipe.checkpoints.keep_last) == ("average", kept)
+    assert (decoding.num_beams, decoding.length_penalty, decoding.length_penalty_form) == (4, 0.6, "gnmt")
+    assert decoding.tokens_beyond_source == 50
+    assert decoding.max_length > recipe.data.max_source_tokens + 50
+
+
+@pytest.mark.parametrize(("size", "seconds"), [("base", 0.4), ("big", 1.0)])
+def test_checkpoints_are_ten_minutes_apart_at_the_papers_speed(size, seconds):
+    assert recipe_of(size).checkpoints.every_updates == 600 / seconds
+
+
+def test_the_files_of_both_recipes_differ_in_what_the_paper_tells_apart():
+    both = [recipe_of(name) for name in ("base", "big")]
+    differing = {
+        (section, key)
+        for section in vars(both[0])
+        if hasattr(getattr(both[0], section), "__dict__")
+        for key, value in vars(getattr(both[0], section)).items()
+        if value != getattr(getattr(both[1], section), key)
+    }
+    assert differing == {
+        *(("model", "config"), ("optimization", "max_updates")),
+        *(("checkpoints", "every_updates"), ("checkpoints", "keep_last")),
+    }
+
+
+def small_run(size: str, folder: Path):
+    """Return the recipe with fewer updates of smaller sizes on the built-in corpus; all else is the paper's."""
+    recipe = recipe_of(size)
+    sizes = ", ".join(f"{name}: {value}" for name, value in SIZES.items())
+    return recipe_of(
+        size,
+        [
+            f"output={folder}",
+            *("data.train=builtin:train:200", "data.validation=builtin:validation:8", "data.source=ko"),
+            *("data.test={test: 'builtin:test:4'}", "data.target=en", "tokenizer.vocab_size=400"),
+            *(f"model.config={MODELS / f'paper-{size}'}", f"model.options={{{sizes}}}"),
+            *("optimization.tokens_per_update=1000", "optimization.token_budget=500", "optimization.device=cpu"),
+            *(f"optimization.max_updates={recipe.checkpoints.keep_last + 1}", "logging.every_updates=1"),
+            *("checkpoints.every_updates=1", "decoding.bootstrap=0", "decoding.max_length=20"),
+        ],
+    )
+
+
+@pytest.fixture(scope="module", params=slow_but(["base"], ["base", "big"]))
+def finished(request, tmp_path_factory):
+    """A finished small run of each recipe; nobody may change its folder."""
+    return train(small_run(request.param, tmp_path_factory.mktemp(request.param) / "run"))
+
+
+def test_a_small_run_of_the_recipe_follows_equation_3_and_keeps_the_rows_dropout(finished):
+    rates = logged(finished.recipe.folder, "train/learning_rate")
+    assert rates == pytest.approx([32**-0.5 * step * 4000**-1.5 for step in range(1, len(rates) + 1)])
+    config = config_of(Path(finished.recipe.model.config).name)
+    model = AutoConfig.from_pretrained(finished.folder)
+    assert (model.dropout, model.label_smoothing) == (config.dropout, config.label_smoothing)
+    assert model.dropout == {"paper-base": 0.1, "paper-big": 0.3}[finished.recipe.name]
+
+
+def test_a_small_run_publishes_the_average_of_the_last_checkpoints(finished):
+    kept = finished.recipe.checkpoints.keep_last
+    updates, paths = zip(*list_checkpoints(finished.recipe.folder / "checkpoints"), strict=True)
+    last = [path for update, path in zip(updates, paths, strict=True) if update > 1]
+    assert len(last) == kept
+    published = load_file(finished.folder / "model.safetensors")
+    weights = [load_file(path / "model.safetensors") for path in last]
+    for name, weight in published.items():
+        mean = torch.stack([each[name].double() for each in weights]).mean(0)
+        torch.testing.assert_close(weight.double(), mean, rtol=0, atol=1e-7)
+    assert not all(torch.equal(published[name], weights[-1][name]) for name in published)
+
+
+def test_a_small_run_is_decoded_as_in_section_6_1(finished):
+    translator = Translator.from_pretrained(finished.folder, "cpu")
+    config = translator.model.generation_config
+    assert (config.num_beams, config.length_penalty, config.length_penalty_form) == (4, 0.6, "gnmt")
+    assert config.tokens_beyond_source == 50
+    assert finished.metrics["test"]["count"] == 4
+    (found,) = translator.translate(["고양이가 잔다."], num_return_sequences=4)
+    ids = torch.tensor(translator.tokenizers.encode_source(["고양이가 잔다."]))
+    for one in found:
+        labels = torch.tensor([one.token_ids])
+        logits = translator.model(ids, labels=labels).logits.log_softmax(-1)
+        total = logits.gather(2, labels[..., None]).sum().item()
+        assert one.score == pytest.approx(total / ((5 + len(one.token_ids)) / 6) ** 0.6, rel=1e-5)

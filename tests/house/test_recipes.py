@@ -1,0 +1,286 @@
+"""Every file under configuration/ can be used as it is."""
+
+import gzip
+import json
+import re
+import shlex
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+import yaml
+
+from heedful import HeedForConditionalGeneration
+from heedful.cli.main import main
+from heedful.training.model_of_recipe import config_of
+from heedful.training.recipe import Recipe
+from heedful.training.recipe_file import (
+    MODEL_TYPES,
+    find_known,
+    make_recipe,
+    read_config,
+    read_recipe,
+    sizes,
+    to_yaml,
+)
+from helpers import slow_but
+
+CONFIGURATION = Path(__file__).parents[2] / "configuration"
+RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
+MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
+FULL = CONFIGURATION / "recipes" / "multi30k-de-en.yaml"
+# How the table of sizes tells a field.
+NUMBERS = {
+    "d_model": r"d_model (\d+)",
+    "encoder_attention_heads": r"(\d+) heads",
+    "encoder_ffn_dim": r"d_ff (\d+)",
+    "encoder_layers": r"(\d+) \+ \d+",
+    "hidden_size": r"layers? of (\d+)",
+    "d_k": r"queries and keys of (\d+)",
+    "dropout": r"dropout (0\.\d)",
+    "label_smoothing": r"label smoothing (0\.\d)",
+}
+
+
+def keys_of(kind, prefix=""):
+    """List every key of a recipe as `section.key`."""
+    hints = get_type_hints(kind)
+    for entry in fields(kind):
+        if is_dataclass(hints[entry.name]):
+            yield from keys_of(hints[entry.name], f"{prefix}{entry.name}.")
+        else:
+            yield prefix + entry.name
+
+
+def flat(tree, sections, prefix=""):
+    for key, value in tree.items():
+        name = prefix + key
+        if any(known.startswith(name + ".") for known in sections):
+            yield from flat(value, sections, name + ".")
+        else:
+            yield name
+
+
+def comments(path):
+    """Map every key of a recipe's file, as `section.key`, to the comment that stands beside or above it."""
+    sections, found, above = [], {}, ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip().startswith("#"):
+            above += line.strip(" #")
+            continue
+        match = re.match(r"( *)([a-z_0-9]+):(.*)", line)
+        if match:
+            sections[len(match[1]) // 2 :] = [match[2]]
+            beside = match[3].partition(" #")[2].strip()
+            found[".".join(sections)] = beside or above
+        above = ""
+    return found
+
+
+def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(monkeypatch, capsys):
+    listed = command(monkeypatch, capsys, "recipes")
+    names = {path.stem for path in RECIPES} | {path.parent.name for path in MODELS}
+    lines = dict(re.findall(r"^  (\S+) {2,}(\S.{20,})$", listed, flags=re.MULTILINE))
+    assert set(lines) == names
+    assert lines["quickstart"].startswith("Korean to English on the built-in corpus")
+    assert command(monkeypatch, capsys, "recipes", "quickstart").startswith("# Korean to English on the built-in")
+    assert json.loads(command(monkeypatch, capsys, "recipes", "paper-C-N2"))["encoder_layers"] == 2
+
+
+def command(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["heedful", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_what_the_table_says_of_a_size_is_so():
+    for name, sentence in sizes().items():
+        written = read_config(name)
+        for field, pattern in NUMBERS.items():
+            found = re.search(pattern, sentence)
+            if found and field in written:
+                assert written[field] == float(found[1]), (name, field)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
+def test_recipes_and_sizes_are_found_by_name_from_anywhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_recipe(name).name == "heed-quickstart-ko-en"
+    assert read_config("small")["d_model"] == 256
+    assert read_recipe("multi30k-de-en").data.folder == "corpora/multi30k"
+
+
+def test_the_recipe_at_strength_makes_the_model_that_its_figures_are_of():
+    recipe = read_recipe("multi30k-de-en")
+    vocabulary = dict.fromkeys(("vocab_size", "decoder_vocab_size"), recipe.tokenizer.vocab_size)
+    with torch.device("meta"):
+        model = HeedForConditionalGeneration(config_of(recipe.model, vocabulary, recipe.tokenizer.joint))
+    guide = (CONFIGURATION.parent / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
+    assert f"of {model.num_parameters() / 1e6:.1f} million parameters (d_model 256, 4 + 4 layers, Multi30k)" in guide
+
+
+def test_a_file_wins_over_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").write_text(to_yaml(read_recipe("quickstart", ["name=mine"])))
+    Path("small").mkdir()
+    assert read_config("small")["d_model"] == 256  # a folder without a config.json is none
+    Path("small/config.json").write_text('{"d_model": 8}')
+    assert read_recipe("quickstart").name == "mine"
+    assert read_config("small") == read_config("small/config.json") == {"d_model": 8}
+
+
+@pytest.mark.parametrize("name", ["quikstart", "quikstart.yaml", "recipes/quikstart.yaml"])
+def test_an_unknown_name_is_answered_with_near_ones(name):
+    with pytest.raises(FileNotFoundError, match=rf"The recipe {name} does not exist \(did you mean quickstart\?\)"):
+        read_recipe(name)
+    with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
+        read_config("smal")
+    with pytest.raises(
+        ValueError, match=r"`NAME` must be one .* but is 'paper-C-N3' instead \(did you mean paper-C-N"
+    ):
+        find_known("paper-C-N3")
+
+
+def test_there_are_recipes_and_models():
+    assert {path.stem for path in RECIPES} >= {"quickstart", "multi30k-de-en"}
+    assert {path.parent.name for path in MODELS} >= {"base", "big", "small"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_one(path):
+    recipe = read_recipe(path)
+    assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
+    assert Path(recipe.output).parts[0] == "runs"
+    if recipe.model.config is not None:
+        assert read_config(recipe.model.config)["model_type"] in MODEL_TYPES
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_model_of_every_recipe_can_be_built(path):
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    import heedful  # noqa: F401
+
+    settings = read_recipe(path).model
+    options = read_config(settings.config) if settings.config else {}
+    options |= settings.options
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(options.pop("model_type", "heed"), **options))
+    assert model.num_parameters() > 0
+    for name, value in settings.options.items():
+        assert getattr(model.config, name) == value
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
+def test_every_model_config_loads_and_builds(path):
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    import heedful  # noqa: F401
+
+    config = AutoConfig.from_pretrained(path.parent)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(config)
+    kinds = {"heed": "HeedForConditionalGeneration", "heed_rnn": "HeedRNNForConditionalGeneration"}
+    assert type(model).__name__ == kinds[config.model_type]
+    assert next(model.parameters()).is_meta
+    written = read_config(path)
+    assert {name: getattr(config, name) for name in written} == written
+
+
+def test_one_recipe_mentions_every_key_there_is():
+    keys = set(keys_of(Recipe))
+    assert {"seed", "data.cleaning.drop_overlap", "optimization.beta1", "card.limits"} <= keys
+    assert set(flat(yaml.safe_load(FULL.read_text(encoding="utf-8")), keys)) == keys
+
+
+# The comment above these speaks of them too, or they stand in a section that has one.
+
+
+def test_every_key_of_the_full_recipe_has_its_comment():
+    beside = comments(FULL)
+    assert beside["seed"] == "of weights, dropout and order of the data"
+    assert "glob" in beside["data.train"]
+    assert beside["card"]
+    assert [key for key in keys_of(Recipe) if not beside[key]] == []
+
+
+WORDS = ["a", "bad", "cab", "dab", "ebb"]
+TASK_RECIPES = ["cmudict-g2p", "cmudict-p2g", "korean-spacing", "numbers", "reverse", "scan", "spelling"]
+
+
+def lay_out(folder):
+    """Lay out little of what the recipes of other tasks than translation read: texts, and rows as CMUdict has them."""
+    rows = [" ".join(WORDS[: 1 + number % 5]) + f" {number}" for number in range(60)]
+    texts = [{"translation": {"ko": text, "en": text}} for text in rows]
+    sounds = [{"grapheme": text, "phoneme": text.upper().replace("E", "EH1")} for text in rows]
+    pronounced = [{"translation": pair, "alternatives": [pair["phoneme"]]} for pair in sounds]
+    for name in ("train", "test"):
+        actions = "".join(f"IN: {text} OUT: {text.upper()}\n" for text in map(" ".join, (WORDS, WORDS[:3])))
+        (folder / f"tasks_{name}_simple.txt").write_text(actions, encoding="utf-8")
+    for name, content in (("texts", texts), ("train", pronounced), ("validation", pronounced)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row) + "\n" for row in content)
+
+
+@pytest.mark.parametrize("name", slow_but(["cmudict-g2p", "numbers", "scan"], TASK_RECIPES))
+def test_what_the_recipe_of_a_task_says_first_makes_its_pairs_and_trains(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    text = (CONFIGURATION / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    lines = re.findall(r"^#   heedful (.+)$", text, re.MULTILINE)
+    assert lines[-1].startswith(f"train {name} data.folder=")
+    for line in lines:
+        # Enough to train on that they have all words of the others.
+        line = re.sub(r"--count \d+", "--count 2000" if "/train." in line else "--count 20", line)
+        line = re.sub(r"path/to/\w+\.jsonl\.gz", "texts.jsonl.gz", line).replace("path/to/cmudict", ".")
+        line = line.replace("path/to/SCAN/simple_split/", "")
+        if line.startswith("train"):
+            line += " optimization.max_updates=2 optimization.tokens_per_update=500 optimization.mixed_precision=no"
+            line += " optimization.warmup_updates=1 validation.sentences=2 decoding.bootstrap=0 decoding.max_length=3"
+            line += " data.cleaning.drop_overlap=false"
+        command(monkeypatch, capsys, *shlex.split(line))
+    assert json.loads(Path(f"runs/{name}/model/metrics.json").read_text())["validation"]["loss"] > 0
+
+
+GUIDE = CONFIGURATION.parent / "docs" / "guides" / "text_to_text.md"
+GUIDED = re.findall(r"^heedful (?:pairs|train) .+$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_guide_to_other_tasks_names_recipes_and_their_first_lines():
+    guide = GUIDE.read_text(encoding="utf-8")
+    named = {
+        name for row in re.findall(r"^\| (`[^|]+`) \|", guide, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    }
+    assert named == set(TASK_RECIPES)
+    recipe = (CONFIGURATION / "recipes" / "numbers.yaml").read_text(encoding="utf-8")
+    others = [line for line in GUIDED if f"#   {line}\n" not in recipe]
+    assert len(GUIDED) == 9
+    assert ["scan" in line for line in others] == [True, True, True, False, False]
+    assert read_recipe("cmudict-g2p").data.references == "alternatives"
+
+
+def test_cutoffs_of_length_in_the_guide_part_the_tasks_of_scan(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tasks = (f"IN: {'jump ' * count}now OUT: {'I_JUMP ' * count}I_NOW\n" for count in range(48))
+    Path("tasks.txt").write_text("".join(tasks), encoding="utf-8")
+    for line in (line for line in GUIDED if line.startswith("heedful pairs scan")):
+        command(monkeypatch, capsys, *shlex.split(line.replace("path/to/SCAN/", ""))[1:])
+    train, test = (Path(f"scan26/{name}.jsonl").read_text().splitlines() for name in ("train", "test"))
+    assert (len(train), len(test)) == (26, 22)
+    assert len(json.loads(train[-1])["target"].split()) == 26
+    assert read_recipe("scan", shlex.split(GUIDED[6])[3:]).output == "runs/scan26"
+
+
+def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionary(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("nouns.txt").write_text("학교/25\n바다/25\n", encoding="utf-8")
+    Path("train.jsonl").write_text((json.dumps({"ko": "나는 학교에 간다."}) + "\n") * 20, encoding="utf-8")
+    make, train = (shlex.split(line) for line in GUIDED[-2:])
+    command(monkeypatch, capsys, *(part.replace("path/to/train.jsonl.gz", "train.jsonl") for part in make[1:]))
+    made = set(Path("spacing/nouns5.jsonl").read_text(encoding="utf-8").splitlines())
+    assert made == {'{"source": "나는바다에간다.", "target": "나는 바다에 간다."}'}
+    assert read_recipe(train[2], train[3:]).data.mixture["nouns"].train == "nouns5.jsonl"

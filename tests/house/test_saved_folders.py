@@ -1,0 +1,85 @@
+"""Folders that earlier versions saved mean the same today: by the package, and alone once their code is renewed.
+
+`heed_transformer` and `heed_recurrent` were saved when the package was called heed, the other two before transformers
+had two names for a cache. Their code is left out; what it computed is in `expected.json`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from heedful import HeedForConditionalGeneration, HeedRNNForConditionalGeneration, Translator
+from helpers import WITHOUT_HEEDFUL, assert_near, fresh_process
+
+FOLDERS = {path.name: path for path in sorted((Path(__file__).parents[1] / "saved").iterdir())}
+EXPECTED = {name: json.loads((folder / "expected.json").read_text()) for name, folder in FOLDERS.items()}
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]]), torch.tensor([[1, 13, 14], [1, 15, 16]])
+ALONE = """
+import torch
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+source = torch.tensor(source)
+options = {"attention_mask": (source != 0).long(), "max_new_tokens": 8, "do_sample": False}
+assert model.generate(source, **options).tolist() == expected["greedy"]
+assert model.generate(source, num_beams=3, num_return_sequences=2, **options).tolist() == expected["beams"]
+"""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_package_computes_and_generates_what_the_code_in_the_folder_did(name):
+    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS[name]).eval()
+    assert type(model) is (HeedRNNForConditionalGeneration if "recurrent" in name else HeedForConditionalGeneration)
+    options = {"attention_mask": (SOURCE != 0).long(), "max_new_tokens": 8, "do_sample": False}
+    logits = model(SOURCE, attention_mask=options["attention_mask"], decoder_input_ids=TARGET).logits
+    assert_near(logits[:, -1, ::29], torch.tensor(EXPECTED[name]["logits"]))
+    assert model.generate(SOURCE, **options).tolist() == EXPECTED[name]["greedy"]
+    beams = model.generate(SOURCE, num_beams=3, num_return_sequences=2, **options)
+    assert beams.tolist() == EXPECTED[name]["beams"]
+
+
+def test_a_folder_that_is_loaded_and_saved_again_generates_the_same_where_heedful_is_not_installed(tmp_path):
+    pieces, values = {}, {"source": SOURCE.tolist()}
+    for name, folder in FOLDERS.items():
+        AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path / name)
+        values[name] = [str(tmp_path / name), EXPECTED[name]]
+        pieces[name] = f"folder, expected = {name}\n{ALONE}"
+    assert fresh_process(pieces, values, tmp_path / "work", WITHOUT_HEEDFUL) == {}
+
+
+def test_verify_says_in_a_line_that_code_is_old_and_how_to_renew_it_which_does(tmp_path, heedful_command):
+    folder = tmp_path / "model"
+    AutoModelForSeq2SeqLM.from_pretrained(FOLDERS["transformer"]).save_pretrained(folder)
+    path = folder / "versions_heed.py"
+    path.write_text(
+        re.sub("^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', path.read_text(), flags=re.M)
+    )
+    code, output, _ = heedful_command("verify", folder)
+    (line,) = (line for line in output.splitlines() if line.startswith("code in the folder"))
+    told = re.search(
+        r"it is older than the installed Heedful's and knows transformers up to 5\.18\.2; .* run in Python: (.*)", line
+    )
+    assert code == 1
+    exec(told[1])
+    assert "code in the folder        pass" in heedful_command("verify", folder)[1]
+    path.unlink()
+    (folder / "generation_heed.py").write_text("# as it was before there was that file\n")
+    assert "knows transformers up to 5.23;" in heedful_command("verify", folder)[1]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_text_goes_in_and_out(name):
+    tokenizer = AutoTokenizer.from_pretrained(FOLDERS[name])
+    model = AutoModelForSeq2SeqLM.from_pretrained(FOLDERS[name])
+    inputs = tokenizer(["나는 책을 읽는다."], return_tensors="pt")
+    generated = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    place = FOLDERS[name] / "target_tokenizer"
+    target = AutoTokenizer.from_pretrained(place) if place.is_dir() else tokenizer
+    (text,) = target.batch_decode(generated, skip_special_tokens=True)
+    ((translation,),) = Translator.from_pretrained(FOLDERS[name]).translate(["나는 책을 읽는다."], max_new_tokens=5)
+    assert translation.text == text

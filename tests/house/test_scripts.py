@@ -1,0 +1,257 @@
+"""The scripts, run as functions on tiny models."""
+
+import ast
+import gzip
+import importlib.util
+import json
+import math
+import runpy
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.tokenizer_training import train_tokenizers
+from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.training.recipe_file import read_recipe
+from helpers import tiny_model
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scripts") / "model"
+    pairs = list(korean_english_pairs("train", 300))
+    tokenizers = train_tokenizers([p["ko"] for p in pairs], [p["en"] for p in pairs], vocab_size=400)
+    sizes = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
+    model = HeedForConditionalGeneration(HeedConfig(vocab_size=400, d_model=32, **sizes))
+    model.save_pretrained(folder)
+    tokenizers.save_pretrained(folder)
+    return folder
+
+
+def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys):
+    scores = {name: {"exact_match": 97.5} for name in ("test", "compositional")}
+
+    def run(command, **_):
+        if command[3] == "train":
+            (tmp_path / "runs/quickstart/model").mkdir(parents=True)
+            (tmp_path / "runs/quickstart/model/metrics.json").write_text(json.dumps(scores))
+        printed = {"train": "", "translate": "a\n" * 5, "attention": ""}[command[3]]
+        return SimpleNamespace(returncode=2 * (command[3] == "attention"), stdout=printed)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
+    load("quickstart").main()
+    told = capsys.readouterr().out
+    assert "test            97.5 %" in told
+    assert "heat map   none, see above" in told
+
+
+def finetune(model_folder: Path, output: Path, **changes):
+    settings = {"train": "builtin:train:96", "validation": "builtin:validation:8", "source": "ko", "target": "en"}
+    load("finetune").finetune(
+        model=model_folder,
+        output=output,
+        **{**settings, "epochs": 2.0, "batch_size": 16, "learning_rate": 5e-3, "warmup_steps": 1, **changes},
+    )
+
+
+def test_finetuning_with_the_trainer_lowers_the_loss_and_saves_an_ordinary_folder(model_folder, tmp_path, capsys):
+    output = tmp_path / "finetuned"
+    finetune(model_folder, output, accumulation=2, epochs=6.0)
+    scores = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{'eval_loss'")]
+    assert ast.literal_eval(scores[-1])["eval_loss"] < 0.95 * math.log(400)  # 400 tokens: guessing costs log 400
+    tuned = AutoModelForSeq2SeqLM.from_pretrained(output)
+    inputs = AutoTokenizer.from_pretrained(output)(["달걀은 신선해요?"], return_tensors="pt")
+    assert tuned.generate(**inputs, max_new_tokens=5).shape[0] == 1
+    before = AutoModelForSeq2SeqLM.from_pretrained(model_folder)
+    assert not tuned.lm_head.weight.equal(before.lm_head.weight)
+
+
+def test_finetuning_refuses_a_folder_that_holds_something(model_folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="`--output` must be an empty folder"):
+        finetune(model_folder, tmp_path / "full")
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_generating_prints_what_the_model_translates(model_folder, num_beams, capsys):
+    texts = ["달걀은 신선해요?", "네."]
+    load("generate").generate(model_folder, texts, num_beams)
+    translator = Translator.from_pretrained(model_folder, engine="generate")
+    expected = [best.text for best, *_ in translator.translate(texts, num_beams=num_beams)]
+    assert capsys.readouterr().out == "\n".join(expected) + "\n"
+
+
+class RecordedHub:
+    """The part of HfApi that a push asks, which remembers what it was asked."""
+
+    def __init__(self, token=None):
+        RecordedHub.asked = []
+
+    def create_repo(self, name, **options):
+        self.asked.append((name, options["private"]))
+        return SimpleNamespace(repo_id=name)
+
+    def upload_folder(self, repo_id, folder_path, **options):
+        self.asked.append((repo_id, (folder_path / "README.md").read_text(encoding="utf-8")))
+        return SimpleNamespace(oid="abc123", commit_url="https://hub/me/model/commit/abc123")
+
+
+def test_publishing_checks_the_folder_pushes_it_and_tells_the_revision(model_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", RecordedHub)
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    publish = load("publish").publish
+    with pytest.raises(FileNotFoundError, match=r"README\.md"):
+        publish(folder, "me/model", private=True)
+    facts = json.loads((SCRIPTS.parent / "tests/publishing/quickstart_facts.json").read_text(encoding="utf-8"))
+    write_model_card(folder, RunFacts(**facts))
+    publish(folder, "me/model", private=True)
+    assert RecordedHub.asked[0] == ("me/model", True)
+    assert 'repository = "me/model"' in RecordedHub.asked[1][1]
+    printed = capsys.readouterr().out
+    assert "pipeline_tag: translation" in printed
+    assert "from_pretrained('me/model', revision='abc123')" in printed
+
+
+def test_examples_are_short_and_begin_with_the_command_to_type():
+    for path in sorted(SCRIPTS.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert f"python scripts/{path.name}" in text or "`make quickstart`" in text, path
+        assert f"`{path.name}`" in (SCRIPTS / "README.md").read_text(encoding="utf-8")
+    for name in ("train", "generate", "publish"):
+        assert len((SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_the_train_script_is_the_train_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "missing.yaml"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    assert "missing.yaml does not exist" in capsys.readouterr().err
+
+
+def test_the_quickstart_does_not_begin_when_it_is_asked_for_help(monkeypatch):
+    quickstart = load("quickstart")
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--help"])
+    monkeypatch.setattr(quickstart, "heedful", lambda *arguments: pytest.fail("It trains."))
+    with pytest.raises(SystemExit, match="It takes no arguments"):
+        quickstart.main()
+
+
+def test_the_quickstart_translates_sentences_that_come_after_the_tested_ones():
+    quickstart = load("quickstart")
+    recipe = read_recipe(quickstart.RECIPE)
+    assert recipe.data.test["test"] == "builtin:test:1000"
+    unseen = list(korean_english_pairs("test", 1000 + quickstart.SENTENCES))[-quickstart.SENTENCES :]
+    trained = {pair["ko"] for pair in korean_english_pairs("train", 5000)}
+    assert len(unseen) == 5
+    assert not trained & {pair["ko"] for pair in unseen}
+
+
+def test_rows_of_the_table_share_what_they_need_and_are_compared_with_the_plain_one(tmp_path, monkeypatch, capsys):
+    script, commands = load("low_resource"), []
+
+    def run(command, **_):
+        commands.append(command[3:])
+        time.sleep(0.05)  # so that another row wants the same meanwhile
+        is_training = command[3] == "train"
+        made = Path(next(part[7:] for part in command if part.startswith("output=")) if is_training else command[-1])
+        if is_training:
+            (made / "model").mkdir(parents=True)
+            bleu = 12 + 4 * ("all-together" in made.name)
+            scores = {"validation": {"loss": 2.0}, "test": {"bleu": bleu, "chrf": 30.0}}
+            (made / "model" / "metrics.json").write_text(json.dumps(scores))
+        else:
+            made.write_text("")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "FOUND", tmp_path / "found.json")
+    prices = {"5000": {"plain": 0.9, "R-Drop": 1.8}}
+    (tmp_path / "found.json").write_text(json.dumps({"seconds of an update": prices, "rows": []}))
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as stream:
+        stream.writelines(json.dumps({"translation": {"en": f"a {n}", "de": f"b {n}"}}) + "\n" for n in range(5005))
+    rows = ["plain", "back-translation, tagged", "data diversification", "all together"]
+    options = ["--pairs", "5000", "--jobs", "4", "--output", str(tmp_path / "runs"), "--rows", *rows]
+    for _ in range(2):  # what is known is not measured again
+        monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
+        script.main()
+    assert sorted(command[0] for command in commands) == ["backtranslate"] * 2 + ["distill"] + ["train"] * 6
+    assert (tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()[0].startswith("b ")
+    assert len((tmp_path / "runs" / "5000" / "back.de").read_text().splitlines()) == 5
+    printed = capsys.readouterr().out.splitlines()
+    pasted = [shlex.split(line)[2:] for line in printed if line.startswith("$ heedful")]
+    assert sorted(pasted) == sorted(commands)
+    assert "| plain | 1 | 12.00 |  | 30.00 | 1.0 |" in printed
+    # One training of the row itself, with R-Drop, and the two models that make pairs for it.
+    assert "| all together | 1 | 16.00 | +4.0 | 30.00 | 4.0 |" in printed
+    commands.clear()  # where all pairs are taken, no German is left for back-translation
+    monkeypatch.setitem(script.SIZES, 5000, (2000, 2, 0))
+    options[options.index("--rows") + 1 :] = [script.TAGGED, "all together", "--seeds", "2"]
+    options[options.index("--output") + 1] = str(tmp_path / "all")
+    monkeypatch.setattr(sys, "argv", ["low_resource.py", str(tmp_path), *options])
+    script.main()
+    assert sorted(command[0] for command in commands) == ["backtranslate", "distill"] + ["train"] * 3
+    assert not any("synthetic" in part for command in commands for part in map(str, command))
+
+
+def test_the_page_of_few_pairs_has_the_tables_that_were_measured():
+    script = load("low_resource")
+    known = json.loads(script.FOUND.read_text(encoding="utf-8"))
+    page = (SCRIPTS.parent / "docs/studies/lowresource.md").read_text(encoding="utf-8")
+    assert known["rows"]
+    for pairs in {row["pairs"] for row in known["rows"]}:
+        assert f"\n\n{script.table(known, pairs)}\n\n" in page
+
+
+def test_whatever_a_model_has_learned_it_puts_spaces_and_changes_no_letter(tmp_path, capsys, monkeypatch):
+    texts = ["나는 학교에 간다.", "물", "가 나 다 라 마 바 사", "a b 뷁 c"]
+    closed = [text.replace(" ", "") for text in texts]
+    tokenizers = train_tokenizers(texts[:3], texts[:3], vocab_size=None, algorithm="character")
+    sizes = {"vocab_size": len(tokenizers.source), "share_encoder_decoder_embeddings": True}
+    tiny_model(**sizes, **tokenizers.special_ids()).save_pretrained(tmp_path / "model")
+    tokenizers.save_pretrained(tmp_path / "model")
+    rows = [json.dumps({"source": source, "target": text}) for source, text in zip(closed, texts, strict=True)]
+    (tmp_path / "test.jsonl").write_text("\n".join(rows))
+    script, asked = load("spacing_f1"), []
+    scored = script.spacing_scores
+    monkeypatch.setattr(script, "spacing_scores", lambda pairs: scored(asked.append(list(pairs)) or asked[0]))
+    monkeypatch.setattr(sys, "argv", ["spacing_f1.py", str(tmp_path / "test.jsonl"), str(tmp_path / "model")])
+    script.main()
+    assert [prediction.replace(" ", "") for prediction, _ in asked[0]] == closed
+    assert any(" " in prediction for prediction, _ in asked[0])
+    assert capsys.readouterr().out.startswith("spaces: precision ")
+
+
+def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference():
+    script = load("spacing_f1")
+    assert script.counts("나는 학교에 간다.", "나는 학교에 간다.") == (2, 2, 2)
+    assert script.counts("나는학교에 간 다.", "나는 학교에 간다.") == (1, 2, 2)
+    assert script.counts("나는 교에 간다.", "나는 학교에 간다.") == (
+        1,
+        2,
+        2,
+    )  # what stood behind the first one is lost
+    assert script.counts("나는학교에간다.", "나는 학교에 간다.") == (0, 0, 2)
+    assert script.spacing_scores([("a b c", "a b c"), ("ab cd", "a bcd")]) == pytest.approx(
+        (200 / 3, 200 / 3, 200 / 3)
+    )

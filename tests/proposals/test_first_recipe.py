@@ -1,0 +1,348 @@
+"""A first recipe for somebody's own pairs: what it says of them, and that it trains."""
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from itertools import permutations
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from heedful.data.korean_english.pairs import korean_english_pairs
+from heedful.data.sources import read_pairs
+from heedful.diagnosis.doctor import diagnose
+from heedful.proposals.first_recipe import find_columns, write_first_recipe
+from heedful.training.preparation import prepare_corpus
+from heedful.training.recipe_file import read_recipe
+from heedful.training.run import train
+
+PAIRS = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 60)]
+
+
+def write(data, output, *columns, **named):
+    """Write a first recipe, and return its path and what was told."""
+    return SimpleNamespace(told=write_first_recipe(data, output, *columns, **named), path=output)
+
+
+def table(path, rows, separator="\t"):
+    path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.tsv", "ko\ten\nNo. Yes.\tIt is.\n", ("ko", "en")),
+        ("a.csv", "id;DE;en_US\n1;x;y\n", ("DE", "en_US")),
+        ("a.csv", "source,target\nx,y\n", ("source", "target")),
+        ("a.tsv", "Hallo\tHello\nx\ty\n", ("1", "2")),
+        (
+            "a.txt",
+            "Hello.\tHallo.\tCC-BY\n" + "".join(f"A {n}.\tB {n}.\tCC-BY\n" for n in range(30)),
+            ("1", "2"),
+        ),
+        ("a.jsonl", '{"translation": {"de": "x", "en": "y"}}\n', ("de", "en")),
+        ("a.json", '[{"id": 3, "src": "x", "tgt": "y"}]', ("src", "tgt")),
+        ("a.jsonl", '{"word": "x", "sounds": "y"}\n', ("word", "sounds")),
+    ],
+)
+def test_columns_are_found(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert find_columns(str(tmp_path / name))[:2] == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'])
+def test_columns_that_could_be_others_are_asked_for(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
+    with pytest.raises(ValueError, match=message):
+        find_columns(str(tmp_path / "a.jsonl"))
+
+
+def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
+    rows = [*PAIRS, *PAIRS[:20], ("하나", "an answer that is more than twenty times as long as what was asked for")]
+    data = table(tmp_path / "my pairs.tsv", rows)
+    (tmp_path / "recipes").mkdir()
+    written = write(data, tmp_path / "recipes" / "mine.yaml")
+    recipe = read_recipe(written.path)
+    assert recipe.name == "my-pairs"
+    assert recipe.data.locations.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
+    assert (recipe.data.source, recipe.data.target) == ("1", "2")
+    assert recipe.data.cleaning.drop_duplicates
+    assert "25 % of the pairs came before" in written.path.read_text()
+    # Only Korean is written in its letters; Latin ones say nothing. And nobody's license but the user's own.
+    assert (recipe.card.source_language, recipe.card.target_language, recipe.card.license) == ("ko", None, None)
+    lines = [line for line in written.path.read_text().splitlines() if re.match(r"  \w+: \S", line)]
+    assert sum("  # " in line for line in lines) > len(lines) / 2
+    assert not diagnose(recipe).has_errors
+    with pytest.raises(ValueError, match=r"`--output` must be .* does not exist yet"):
+        write(data, written.path)
+
+
+def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
+    alike = [(ko, ko) for ko, _ in PAIRS]
+    for rows, drops in ((PAIRS + alike[:2], True), (PAIRS + alike, False)):
+        path = tmp_path / f"{drops}.yaml"
+        write(table(tmp_path / "a.tsv", rows), path)
+        assert read_recipe(path).data.cleaning.drop_identical is drops
+
+
+def test_a_language_that_yaml_reads_as_false_stays_one(tmp_path):
+    written = write(table(tmp_path / "a.tsv", [("no", "ko"), *PAIRS]), tmp_path / "a.yaml")
+    assert read_recipe(written.path).card.source_language == "no"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": "nowhere.tsv"}, r"`--data` must be a file or folder that exists, but .*nowhere.tsv does not"),
+        ({"source": "1"}, "`--source` and `--target` must be given both or not at all"),
+        ({"data": "few.tsv"}, "`--data` must hold at least 20 pairs to learn from, but .* holds 3"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(tmp_path, arguments, message):
+    table(tmp_path / "a.tsv", PAIRS)
+    table(tmp_path / "few.tsv", PAIRS[:3])
+    data = tmp_path / arguments.pop("data", "a.tsv")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        write(data, tmp_path / "a.yaml", **arguments)
+    assert not (tmp_path / "a.yaml").exists()
+
+
+def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
+    written = write(table(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
+    shortened = ["max_updates=12", "warmup_updates=2", "tokens_per_update=500", "device=cpu"]
+    overrides = [f"optimization.{change}" for change in shortened] + ["validation.every_updates=6"]
+    overrides += [f"output={tmp_path / 'run'}", "checkpoints.every_updates=6", "decoding.bootstrap=0"]
+    result = train(read_recipe(written.path, overrides))
+    assert result.corpus.pairs == 57
+    assert json.loads((result.folder / "metrics.json").read_text())["validation"]["count"] == 3
+    assert result.progress.best
+
+
+def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):
+    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
+    path = write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path
+    recipe = read_recipe(path)
+    assert recipe.tokenizer.sides == (("character", None), ("word", None))
+    written = path.read_text()
+    assert "algorithm: character  # of the source: single words" in written
+    assert "target_algorithm: word  # of the target: between spaces stand few different symbols" in written
+    assert not diagnose(recipe).has_errors
+
+
+def test_who_names_an_algorithm_gets_it(tmp_path):
+    rows = [(word, " ".join(word.upper())) for word in ("".join(letters) for letters in permutations("abcd"))]
+    table(tmp_path / "a.tsv", rows)
+    path = tmp_path / "a.yaml"
+    sides = []
+    for more in ("", "tokenizer: {algorithm: bpe}\n"):
+        path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
+        sides.append(read_recipe(path).tokenizer.sides)
+    assert sides == [(("character", None), ("word", None)), (("bpe", 300), ("bpe", 300))]
+
+
+KOREAN = [korean for korean, _ in PAIRS]
+ENGLISH = [english for _, english in PAIRS]
+# What is in the two columns; one is the other's in a language nobody speaks.
+SIDES = [
+    (KOREAN, ENGLISH),
+    (ENGLISH, KOREAN),
+    ([text.lower().rstrip(".?!") for text in ENGLISH], [text[::-1].lower().strip(".?!") for text in ENGLISH]),
+    (ENGLISH, [text[::-1] for text in ENGLISH]),
+    ([f"{text} {text} {text}" for text in ENGLISH], [" ".join(text.split()[:4]) for text in ENGLISH]),
+]
+# What two columns are called, and whether that says which is the source.
+TITLES = [
+    (("ko", "en"), False),
+    (("English", "Korean"), False),
+    (("en_US", "ko-KR"), False),
+    (("source", "target"), True),
+    (("질문", "답변"), True),
+    (("원문", "번역문"), True),
+    (("한국어", "영어"), False),
+    (("text", "summary"), True),
+    (("고객 질문", "상담원 답변"), True),
+    (("source_text", "target_text"), True),
+    (("sentence1", "sentence2"), False),
+    (("Satz A", "Satz B"), False),
+    (("lhs", "rhs"), False),
+]
+OTHERS = {
+    "id": lambda number, _: str(number),
+    "SID": lambda number, _: f"S{number:05}",
+    "": lambda number, _: str(number),
+    "번호": lambda _, random: str(random.randrange(10**7)),
+    "score": lambda _, random: f"{random.uniform(0, 2):.6f}",
+    "LASER": lambda _, random: f"{random.uniform(0, 2):.4f}",
+    "날짜": lambda number, _: f"2024-03-{number % 28 + 1:02}",
+    "created_at": lambda number, _: f"2024-03-01T10:{number % 60:02}:00Z",
+    "lang": lambda *_: "en",
+    "split": lambda number, _: ["train", "dev"][number % 9 == 8],
+    "담당자": lambda _, random: random.choice(["김민수", "이영희", "박철수"]),
+    "license": lambda number, _: f"CC-BY 2.0 (France) Attribution: tatoeba.org #{number} (CK)",
+    "note": lambda number, _: f"{ENGLISH[number % 7]} {KOREAN[number % 11]}",
+    "url": lambda number, _: f"https://example.org/{number}.html",
+}
+
+
+def made_table(random, path):
+    """Write a table of a random kind, and return the right columns, by names or numbers, and the number of pairs."""
+    sources, targets = random.choice(SIDES)
+    count = random.randint(25, len(sources))
+    rows = random.sample(list(zip(sources, targets, strict=True)), count)
+    names, has_roles = random.choice(TITLES)
+    has_names = random.random() < 0.6
+    columns = [(name, [row[side] for row in rows], name) for side, name in enumerate(names)]
+    others = random.sample(sorted(OTHERS), random.choice([0, 0, 1, 1, 2, 3]))
+    columns += [(other, [OTHERS[other](number, random) for number in range(1, count + 1)], "") for other in others]
+    random.shuffle(columns)
+    places = [1 + number for number, (*_, text) in enumerate(columns) if text]
+    lines = [[cells[number] for _, cells, _ in columns] for number in range(count)]
+    if path.suffix == ".jsonl":
+        texts = [json.dumps(dict(zip([name for name, *_ in columns], line, strict=True))) for line in lines]
+        expected = [columns[place - 1][0] for place in places]
+    else:
+        lines = [[name for name, *_ in columns]] * has_names + lines
+        separator = random.choice({".csv": ",,;"}.get(path.suffix, "\t\t;|"))
+        expected = [columns[place - 1][0] if has_names else str(place) for place in places]
+        if path.suffix == ".csv":
+            buffer = io.StringIO()
+            quoting = random.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+            csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=quoting).writerows(lines)
+            texts = buffer.getvalue().splitlines()
+            texts = [f"sep={separator}"] * (random.random() < 0.2) + texts
+        else:
+            texts = [separator.join(line) for line in lines]
+    if has_roles and (has_names or path.suffix == ".jsonl"):
+        expected = list(names)
+    end = random.choice(["\n", "\r\n", "\r"]) if path.suffix == ".csv" else "\n"
+    path.write_bytes((random.choice(["", "\ufeff"]) + "".join(text + end for text in texts)).encode())
+    return tuple(expected), count
+
+
+def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongly(tmp_path):
+    found = Counter()
+    wrong, refused = [], []
+    for number in range(200):
+        random = Random(number)
+        path = tmp_path / f"{number}{random.choice(['.csv', '.csv', '.tsv', '.txt', '.jsonl'])}"
+        expected, count = made_table(random, path)
+        beginning = path.read_text(encoding="utf-8-sig").splitlines()[:2]
+        try:
+            *columns, why = find_columns(str(path))
+        except ValueError as error:
+            refused.append((str(error)[:300], beginning))
+            continue
+        pairs = len(read_pairs(str(path), *columns))
+        found["right"] += (tuple(columns), pairs) == (expected, count)
+        if (tuple(columns), pairs) != (expected, count):
+            wrong.append((columns, why, pairs, expected, count, beginning))
+    assert wrong == []
+    assert all("must say which columns to take" in told for told, _ in refused)
+    assert found["right"] >= 190, refused
+
+
+def test_numbers_of_columns_of_a_table_with_names_become_these(tmp_path):
+    rows = [
+        ("번호", "고객 질문", "날짜", "답변"),
+        *((str(n), ko, "2024-01-02", en) for n, (ko, en) in enumerate(PAIRS)),
+    ]
+    data = table(tmp_path / "a.csv", rows, ",")
+    written = write(data, tmp_path / "a.yaml", "2", "4")
+    recipe = read_recipe(written.path)
+    assert (recipe.data.source, recipe.data.target) == ("고객 질문", "답변")
+    assert written.told[0].startswith("60 pairs")
+    assert "columns 2 and 4: the first line has the names" in written.told[0]
+    assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
+    table(data, rows[1:], ",")
+    written = write(data, tmp_path / "b.yaml", "2", "4")
+    assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
+
+
+def test_a_first_line_that_may_be_names_or_a_pair_is_asked_for(tmp_path):
+    rows = [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)]
+    data = table(tmp_path / "a.tsv", rows)
+    message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
+    with pytest.raises(ValueError, match=message):
+        write(data, tmp_path / "a.yaml")
+    for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
+        told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]
+        assert told.startswith(f"{60 + number} pairs")
+
+
+EVIL = "ko\noutput: /tmp/somewhere\noverwrite: true\r\x85\u2028#"
+
+
+@pytest.mark.parametrize("place", ["key", "file", "recipe"])
+def test_what_strangers_call_things_stays_text_in_a_recipe(place, tmp_path):
+    key = EVIL if place == "key" else "ko"
+    name = EVIL.replace("/", ":") if place != "key" else "a"
+    data = tmp_path / (f"{name}.jsonl" if place == "file" else "a.jsonl")
+    data.write_text("\n".join(json.dumps({key: korean, "en": english}) for korean, english in PAIRS))
+    path = write(data, tmp_path / (f"{name}.yaml" if place == "recipe" else "a.yaml")).path
+    recipe = read_recipe(path)
+    assert (recipe.data.source, recipe.overwrite) == (key, False)
+    assert recipe.data.locations.train == str(data)
+    assert recipe.output.startswith("runs/")
+    assert len(path.read_text().splitlines()) == len(
+        write(table(tmp_path / "plain.tsv", [("ko", "en"), *PAIRS]), tmp_path / "plain.yaml")
+        .path.read_text()
+        .splitlines()
+    )
+
+
+def test_two_files_of_aligned_lines_make_a_recipe(tmp_path, heedful_command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for side, name in enumerate(("my corpus.xaa", "corpus.xbb")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    arguments = ["init", "--data", "my corpus.xaa", "--data", "corpus.xbb", "--source", "ko", "--target", "en"]
+    code, output, _ = heedful_command(*arguments)
+    assert code == 0
+    assert output.splitlines()[0].startswith("60 pairs in my corpus.xaa and corpus.xbb, source 'ko', target 'en'")
+    assert output.splitlines()[-1] == "Now: heedful train 'my corpus.yaml'"
+    recipe = read_recipe(tmp_path / "my corpus.yaml")
+    assert recipe.data.locations.train == [str(tmp_path / "my corpus.xaa"), str(tmp_path / "corpus.xbb")]
+    assert recipe.card.target_language == "en"
+    assert "#   heedful train 'my corpus.yaml'" in (tmp_path / "my corpus.yaml").read_text()
+
+
+def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp_path, caplog):
+    random = Random(3)
+    words = ["".join(random.choices("bcdfgklmaeiou", k=6)) for _ in range(3000)]
+    texts = [" ".join(random.choices(words, k=random.randint(250, 400))) for _ in range(60)]
+    rows = [("text", "summary"), *((text, " ".join(text.split()[:8])) for text in texts)]
+    path = write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
+    recipe = read_recipe(path)
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    assert corpus.encoder.too_long == 0
+    assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
+    assert recipe.optimization.tokens_per_update >= 4 * corpus.rows.source_lengths.mean()
+
+
+@pytest.mark.parametrize(("first", "step", "count"), [(0xAC00, 28, 399), (0x0905, 1, 52), (0x0430, 1, 32)])
+def test_outputs_in_scripts_of_many_bytes_are_not_cut(first, step, count, tmp_path):
+    random, letters = Random(1), [chr(first + step * number) for number in range(count)]
+    texts = [" ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)]
+    rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
+    recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path)
+    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
+    longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
+    assert longest <= recipe.validation.max_new_tokens < 5 * longest
+    assert longest < recipe.decoding.max_length
+
+
+def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):
+    spellings = [("".join(letters), " ".join("".join(letters).upper())) for letters in permutations("abcd")]
+    sounds = [(sound, sound[::-1]) for _, sound in spellings]
+    told = {
+        "byte pairs of both sides, which `heedful page` and every export take": PAIRS,
+        "joint: true  # one vocabulary, which all exports but web take; pages need byte pairs": sounds,
+        "joint: false  # a vocabulary for each side, which of the exports onnx and ctranslate2 take": spellings,
+    }
+    for number, (note, rows) in enumerate(told.items()):
+        path = write(table(tmp_path / "a.tsv", rows), tmp_path / f"{number}.yaml").path
+        assert note in path.read_text()

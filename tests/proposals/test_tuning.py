@@ -1,0 +1,203 @@
+"""A search for settings: what it tries, that it can be stopped, and what it ends in."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from heedful.proposals import tuning
+from heedful.proposals.tuning import knobs_of, tune, with_values
+from heedful.training.loop.loop import TrainingLoop
+from heedful.training.processes.devices import make_accelerator
+from heedful.training.recipe_file import read_recipe
+from tiny_runs import tiny_recipe
+
+FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return tiny_recipe(tmp_path_factory.mktemp("run") / "run", {"validation.every_updates": 2, "seed": 2})
+
+
+@pytest.fixture(scope="module")
+def found(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "search"
+    return tune(recipe, folder, minutes=5, vary=FEW)
+
+
+def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, recipe):
+    assert len(found.trials) == 4  # all there are
+    assert not found.has_unfinished
+    best = found.trials[0]
+    assert best.loss == min(trial.loss for trial in found.trials)
+    assert next(trial for trial in found.trials if trial.number == 1).values == {
+        "dropout": 0.1,
+        "learning_rate": 0.003,
+    }
+    written = read_recipe(found.recipe)
+    assert written == with_values(recipe, best.values)
+    assert b"learning_rate" in (found.recipe.parent / tuning.PICTURE).read_bytes()
+    assert not list(found.recipe.parent.glob("trial-*/checkpoints"))
+
+
+def test_a_bad_trial_is_given_up_before_its_end(found):
+    pruned = [trial for trial in found.trials if trial.is_pruned]
+    assert pruned
+    assert all(trial.updates < 6 and trial.values["learning_rate"] == 0.0001 for trial in pruned)
+
+
+def test_a_search_that_is_killed_goes_on_and_finds_the_same(found, recipe, tmp_path, monkeypatch):
+    train_on, trained = TrainingLoop._train_on, []
+
+    def killed_in_the_third_trial(loop, update):
+        trained.append(loop.recipe.output)
+        if len(set(trained)) == 3 and trained.count(trained[-1]) == 4:
+            raise RuntimeError("killed")
+        train_on(loop, update)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_train_on", killed_in_the_third_trial)
+        with pytest.raises(RuntimeError, match="killed"):
+            tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
+    monkeypatch.setattr(TrainingLoop, "_train_on", lambda loop, update: trained.append(0) or train_on(loop, update))
+    again = tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
+    assert again.trials == found.trials
+    assert trained.count(0) < 12  # the first two trials were not trained again
+
+
+def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingLoop, "_is_late", lambda loop: loop.progress.update == 3)
+    search = tune(recipe, tmp_path / "search", minutes=5, vary=FEW)
+    assert search.trials == []
+    assert search.has_unfinished
+    assert not search.recipe.exists()
+
+
+def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch):
+    changes = {"optimization.mixed_precision": "tf32", "validation.every_updates": 2}
+    recipe, found = tiny_recipe(tmp_path / "run", changes), []
+    train_on = TrainingLoop._train_on
+    monkeypatch.setattr(
+        TrainingLoop,
+        "_train_on",
+        lambda *args: found.append(torch.get_float32_matmul_precision()) or train_on(*args),
+    )
+    monkeypatch.setattr(
+        tuning,
+        "make_accelerator",  # of a machine that has it
+        lambda settings, *rest: make_accelerator(replace(settings, mixed_precision="no"), *rest),
+    )
+    tune(recipe, tmp_path / "search", minutes=5, vary={"dropout": [0.1, 0.2]})
+    assert set(found) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_values_are_chosen_around_the_recipe_s_own(tmp_path):
+    choices = knobs_of(tiny_recipe(tmp_path))
+    assert choices["vocabulary"] == (300, 400, 800)
+    assert choices["width"] == (32, 64)
+    assert choices["depth"] == (1, 2, 3, 4, 6)
+    assert 0.1 in choices["dropout"]
+    assert 0.003 in choices["learning_rate"]
+    assert "vocabulary" not in knobs_of(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
+
+
+def test_any_key_may_be_varied_and_empty_is_a_value(recipe, tmp_path):
+    search = tune(recipe, tmp_path / "search", minutes=5, vary={"optimization.r_drop": [None, 2, 0.5]})
+    assert {trial.values["optimization.r_drop"] for trial in search.trials} == {None, 2, 0.5}
+    ticks = (search.recipe.parent / tuning.PICTURE).read_text()
+    assert ticks.index(">0.5<") < ticks.index(">2<") < ticks.index(">None<")
+
+
+def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
+    options = with_values(tiny_recipe(tmp_path), {"width": 64, "depth": 3}).model.options
+    assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
+    assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({}, "`--vary` must name a knob or more .* but names none"),
+        ({"dropout": [0.1]}, "`--vary dropout` must have two values or more, but has 0.1 alone"),
+        ({"vocabulary": []}, r"must have two values or more, but has none here: give it vocabulary=VALUE,VALUE"),
+        ({"widht": [32, 64]}, "must name one of vocabulary, .*, or a key of the recipe, but names widht instead"),
+        ({"optimization.rate": [1, 2]}, "a key of the recipe, but names optimization.rate instead"),
+        ({"dropout": [0.1, "much"]}, "dropout"),
+        ({"width": ["small", 32]}, "`--vary width` must have whole numbers, but has 'small'"),
+        ({"data.train": [["a"], ["b"]]}, r"`--vary data.train` must have numbers, texts, .* but has \['a'\]"),
+        ({"vocabulary": [400, 100]}, "`tokenizer.vocab_size` must be at least 260 for bpe, but is 100"),
+        (
+            {"dropout": [0.1, 0.3], "model.options.dropout": [0.2, 0.4]},
+            "must name each setting once, but names dropout and model.options.dropout, which are the same",
+        ),
+        ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
+    ],
+)
+def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path, vary, message):
+    with pytest.raises(ValueError, match=message):
+        tune(recipe, tmp_path / "search", minutes=1, vary=vary)
+    assert not (tmp_path / "search").exists()
+
+
+def test_all_sets_of_values_are_tried_in_the_end(recipe, tmp_path, monkeypatch):
+    def rated(study, trial, tried, folder, end):
+        trial.report(tried.model.options["dropout"] + 100 * tried.optimization.learning_rate, 1)
+        study.tell(trial.number, 1.0)
+        return True
+
+    monkeypatch.setattr(tuning, "_try", rated)
+    vary = {"dropout": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.001, 0.002, 0.003], "optimization.beta1": [0.8, 0.9]}
+    search = tune(recipe, tmp_path / "search", minutes=5, vary=vary)
+    assert len({tuple(trial.values.values()) for trial in search.trials}) == len(search.trials) == 24
+    assert search.trials[0].values.items() >= {"dropout": 0.1, "learning_rate": 0.001}.items()
+
+
+def test_a_trial_that_diverges_is_left_out_and_the_search_goes_on(recipe, tmp_path):
+    search = tune(recipe, tmp_path / "search", minutes=5, vary={"learning_rate": [1e30, 0.002]})
+    assert [trial.values for trial in search.trials] == [{"learning_rate": 0.002}]
+    assert "where the recipe as it was gave" not in search.recipe.read_text()  # 0.003 was not among the values
+    again = tune(recipe, tmp_path / "search", minutes=5, vary={"learning_rate": [1e30, 0.002]})
+    assert again == search
+    with pytest.raises(ValueError, match="`--vary` must leave a model that can be trained, but none of its values"):
+        tune(recipe, tmp_path / "other", minutes=5, vary={"learning_rate": [1e30, 1e31]})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_mistake_in_the_recipe_leaves_no_search_behind(recipe, tmp_path):
+    wrong = tiny_recipe(tmp_path / "run", {"data.validation": str(tmp_path / "nowhere.tsv")})
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.tsv"):
+        tune(wrong, tmp_path / "search", minutes=5, vary=FEW)
+    assert not (tmp_path / "search").exists()
+    with pytest.raises(ValueError, match="`overwrite` must be false for a search"):
+        tune(tiny_recipe(tmp_path / "run", {"overwrite": True}), tmp_path / "search", minutes=5, vary=FEW)
+
+
+def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
+    (tmp_path / "held.tsv").write_text("ko\ten\n하나\tone\n")
+    losses = []
+    for both in (False, True):
+        changes = {"data.validation": str(tmp_path / "held.tsv"), "data.both_directions": both}
+        mine = tiny_recipe(tmp_path / "run", {**changes, "validation.every_updates": 6})
+        losses.append(tune(mine, tmp_path / str(both), minutes=5, vary={"dropout": [0.1, 0.2]}).trials[0].loss)
+    assert losses[1] < 1.5 * losses[0]  # of twice the rows
+    study = tuning._study(mine, tmp_path / "True", {"dropout": [0.1, 0.2]})
+    with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
+        tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
+
+
+def test_no_trial_begins_when_the_time_is_over(tmp_path):
+    assert tuning._try(None, None, None, tmp_path, end=0) is False
+
+
+def test_depth_keeps_the_proportion_of_encoder_and_decoder(tmp_path):
+    deep = tiny_recipe(tmp_path, {"model.options.encoder_layers": 4, "model.options.decoder_layers": 2})
+    assert with_values(deep, {"depth": 4}) == deep
+    options = with_values(deep, {"depth": 6}).model.options
+    assert (options["encoder_layers"], options["decoder_layers"]) == (6, 3)
+
+
+def test_a_folder_is_of_one_search(found, recipe):
+    with pytest.raises(ValueError, match=r"must be a new folder or that of this search, but .* holds another"):
+        tune(recipe, found.recipe.parent, minutes=1, vary={"dropout": [0.1, 0.2]})

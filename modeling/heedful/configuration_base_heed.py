@@ -29,8 +29,10 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Fields of other encoder-decoders that a family has none like, though the names are like some of its own.
-OTHERS_KEYS = ("tie_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop")
+# A field of other encoder-decoders that no family has, though its name is like some of theirs.
+OTHERS_KEYS = ("tie_encoder_decoder",)
+# Fields that Heedful had, whose default 0 did nothing: layer dropout of training.
+REMOVED_KEYS = ("encoder_layerdrop", "decoder_layerdrop")
 # Others' names of fields: nearer in meaning than in letters.
 MEANT_KEYS = {
     "share_embeddings": "share_encoder_decoder_embeddings",
@@ -91,6 +93,8 @@ class HeedBaseConfig(PreTrainedConfig):
                 "Heedful is not installed, with `trust_remote_code=True`)."
             )
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
+        if any([kwargs.pop(key, 0) for key in REMOVED_KEYS]):
+            logger.warning_once("`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped.")
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])

@@ -78,8 +78,6 @@ class HeedConfig(HeedBaseConfig):
             network; the paper has none there.
         source_word_dropout, target_word_dropout (`float`): Share of the tokens whose whole embedding is dropped while
             training, see `HeedBaseModel.drop_words`.
-        encoder_layerdrop, decoder_layerdrop (`float`): Share of the layers that are left out of a training step, see
-            `HeedStack.drop_layer`.
         label_smoothing (`float`): ε_ls of the training loss (section 5.4). In evaluation mode the loss is the
             plain cross-entropy, so that its exponential is the perplexity.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
@@ -140,8 +138,6 @@ class HeedConfig(HeedBaseConfig):
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
-    encoder_layerdrop: float | int = 0.0
-    decoder_layerdrop: float | int = 0.0
     output_bias: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -163,7 +159,6 @@ class HeedConfig(HeedBaseConfig):
         if self.depth_scaled_init and self.share_layers:
             raise ValueError("`depth_scaled_init` must be False where `share_layers` is True, but is True instead.")
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
-        self._check_shares("encoder_layerdrop", "decoder_layerdrop")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"`layer_norm_eps` must be above 0, but is {self.layer_norm_eps} instead.")
         self._check_positions()

@@ -15,7 +15,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_plain, runs_plainly
+from .fast_paths_heed import computing_dtype, is_unmodified, is_eager
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 from .versions_heed import by_name, cache_of, given_cache, with_known_signature
 
@@ -232,7 +232,7 @@ class OutputLayer(nn.Module):
         """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
-        if not (skip_logits and runs_plainly() and is_plain(self.lm_head)):
+        if not (skip_logits and is_eager() and is_unmodified(self.lm_head)):
             return False
         # float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))

@@ -1,13 +1,13 @@
 """What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
 
 Each fast way steps aside where something else would have to happen: for hooks, tracing, transforms of functions,
-adapters, quantizers, shards, patches, and for states that somebody may look at. `runs_plainly` tells that of a call,
-`is_plain` of a layer, `runs_known_code` of a model. They are entered by
+adapters, quantizers, shards, patches, and for states that somebody may look at. `is_eager` tells that of a call,
+`is_unmodified` of a layer, `runs_known_code` of a model. They are entered by
 
 - `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
 - `HeedDropout`: masks of 16 random bits a feature,
 - `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
-- `leaves_only_tokens`: `generate()` in inference mode.
+- `only_tokens_are_returned`: `generate()` in inference mode.
 
 `loss_heed.py` has the loss that holds no more than a part of the logits.
 
@@ -45,7 +45,7 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def runs_plainly() -> bool:
+def is_eager() -> bool:
     """Tell whether torch does what is called and nothing else: nothing traces, transforms or watches it."""
     return not (
         torch.compiler.is_compiling()
@@ -84,7 +84,7 @@ def is_original(kind: type[nn.Module]) -> bool:
     return (kind.forward, getattr(F, FUNCTIONS[kind])) == ORIGINALS.get(kind)
 
 
-def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+def is_unmodified(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     """Tell whether a layer is of exactly that class, and nothing stands before, behind or in place of its `forward`.
 
     So it is no adapter or quantizer, it is no shard, and has no hook of PyTorch's or Accelerate's.
@@ -157,7 +157,7 @@ class OneDnnProduct(torch.autograd.Function):
         """Return the gradients of states, weight and bias, themselves differentiable."""
         states, weight = ctx.saved_tensors
         of_states = of_weight = of_bias = None
-        product = OneDnnProduct.apply if runs_plainly() else F.linear
+        product = OneDnnProduct.apply if is_eager() else F.linear
         if ctx.needs_input_grad[0]:
             of_states = product(gradient, weight.t(), None)
         if ctx.needs_input_grad[1]:
@@ -206,7 +206,7 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
     is_sized = type(projection) is nn.Linear and not (torch.compiler.is_compiling() or is_traced())
     if is_sized and not is_large(states, projection.in_features, projection.out_features):
         return projection(states)
-    if runs_plainly() and is_plain(projection):
+    if is_eager() and is_unmodified(projection):
         return linear(states, projection.weight, projection.bias)
     return projection(states)
 
@@ -214,8 +214,8 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
     """Apply several projections to the same `(…, d_model)` states; while training on the CPU as one matrix product."""
     # On a GPU autocast rounds each weight once an update, and what is joined once a micro-batch.
-    is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and runs_plainly()
-    if not is_joined or not all(is_plain(each) for each in projections):
+    is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and is_eager()
+    if not is_joined or not all(is_unmodified(each) for each in projections):
         return tuple(project(states, projection) for projection in projections)
     weight = torch.cat(tuple(projection.weight for projection in projections))
     biases = tuple(projection.bias for projection in projections)
@@ -253,7 +253,7 @@ class SharedBitsDropout(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Return the gradient of the states, itself differentiable."""
         (kept,) = ctx.saved_tensors
-        if not runs_plainly():
+        if not is_eager():
             return gradient * (kept * -ctx.scale).to(gradient.dtype), None, None
         return SharedBitsDropout.apply(gradient, kept, ctx.scale), None, None
 
@@ -269,7 +269,7 @@ class HeedDropout(nn.Dropout):
         """Drop out features of a tensor of any shape, while training."""
         if not self.training or self.p == 0.0:
             return states
-        is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and runs_plainly()
+        is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and is_eager()
         if not (is_for_bits and is_original(nn.Dropout)) or self.p == 1.0:
             return super().forward(states)
         dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
@@ -416,8 +416,8 @@ def may_be_seen(model: Any, asked: Mapping[str, Any], kinds: tuple[type[nn.Modul
         return True
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
-    is_watched = any(is_hooked(module) for part in parts for module in part.modules())
-    return is_watched or any(type(layer) not in kinds for layer in layers)
+    has_observers = any(is_hooked(module) for part in parts for module in part.modules())
+    return has_observers or any(type(layer) not in kinds for layer in layers)
 
 
 # Norms
@@ -454,11 +454,11 @@ class LeanLayerNorm(torch.autograd.Function):
 LARGEST_BIAS = 16
 
 
-def may_be_lean(norm: Any, states: torch.Tensor) -> bool:
+def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
     """Tell whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
     return (
         not torch.compiler.is_compiling()
-        and is_plain(norm, nn.LayerNorm)
+        and is_unmodified(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
         and states.device.type == "cpu"  # elsewhere the question below would wait for the device
         and torch.is_grad_enabled()
@@ -476,7 +476,7 @@ READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 
 
-def leaves_only_tokens(
+def only_tokens_are_returned(
     model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
 ) -> bool:
     """Tell whether nobody sees a tensor that a call of `generate()` makes, but the tokens.
@@ -487,7 +487,7 @@ def leaves_only_tokens(
     # What a config that is given leaves open, the model's own says.
     settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
-        runs_plainly()
+        is_eager()
         and all(type(value) in READ_ALONE for value in (inputs, *args, *kwargs.values()))
         and not any(each.get(name) for each in settings for name in KEEPING_SETTINGS)
         and runs_known_code(model)

@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_heed import AdditiveScore, HeedAttention
 from .configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
-from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, may_be_lean, may_be_seen, packing_of, project
+from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, can_use_lean_norm, may_be_seen, packing_of, project
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
 from .masks_heed import check_length, self_attention_mask, source_mask
@@ -94,7 +94,7 @@ class HeedResidual(nn.Module):
         return self._normalise(added, packing) if self.is_post_norm else added
 
     def _normalise(self, states: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-        if packing is not None and may_be_lean(self.norm, states):
+        if packing is not None and can_use_lean_norm(self.norm, states):
             return LeanLayerNorm.apply(states, self.norm.weight, self.norm.bias, self.norm.eps)
         return self.norm(states)
 
@@ -248,15 +248,6 @@ class HeedStack(HeedPreTrainedModel):
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
 
-    def drop_layer(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """Return the states behind a layer; while training with probability p those before it, as if there were none.
-
-        Fan et al., "Reducing Transformer Depth on Demand with Structured Dropout", 2020 (LayerDrop), drawn for each
-        layer and call. The layer is computed all the same: every process needs its gradient, which is then zero.
-        """
-        p = getattr(self.config, f"{self.side}_layerdrop") if self.training else 0.0
-        return torch.where(torch.rand((), device=after.device) < p, before, after) if p else after
-
 
 class HeedEncoder(HeedStack):
     """A stack of N layers that read the whole source at once (section 3.1)."""
@@ -321,7 +312,7 @@ class HeedEncoder(HeedStack):
             packing = packing.of_encoder(hidden_states)
             hidden_states = packing.pack(hidden_states)
         for layer in [*self.layers] * self.rounds:
-            transformed = layer(
+            hidden_states = layer(
                 hidden_states,
                 mask,
                 relative,
@@ -330,7 +321,6 @@ class HeedEncoder(HeedStack):
                 packing=packing,
                 **kwargs,
             )
-            hidden_states = self.drop_layer(hidden_states, transformed)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states))
 
@@ -411,7 +401,7 @@ class HeedDecoder(HeedStack):
             if packing.source is not None and encoder_hidden_states is not None:
                 encoder_hidden_states = packing.source.pack(encoder_hidden_states)
         for number, layer in enumerate([*self.layers] * self.rounds):
-            transformed = layer(
+            hidden_states = layer(
                 hidden_states,
                 causal_mask,
                 encoder_hidden_states,
@@ -424,7 +414,6 @@ class HeedDecoder(HeedStack):
                 layer_idx=number,
                 **kwargs,
             )
-            hidden_states = self.drop_layer(hidden_states, transformed)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),

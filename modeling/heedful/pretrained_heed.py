@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from .checksums_heed import write_checksums
 from .configuration_base_heed import HeedBaseConfig, first_three
-from .fast_paths_heed import runs_plainly
+from .fast_paths_heed import is_eager
 from .versions_heed import check_peft
 
 # Arguments of `save_pretrained(push_to_hub=True)` that are `push_to_hub`'s.
@@ -79,11 +79,11 @@ class HeedBaseModel(PreTrainedModel):
 
         They must be `(batch, length)` everywhere, with a token at least.
         """
-        if input_ids.dim() != 2 or (runs_plainly() and not input_ids.shape[1]):
+        if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
             told = f"(batch, length), with a token at least, but are of {tuple(input_ids.shape)} instead."
             raise ValueError(f"Token ids must be of shape {told}")
         # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
-        if input_ids.device.type != "cpu" or not runs_plainly() or input_ids.numel() == 0:
+        if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size

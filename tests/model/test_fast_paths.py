@@ -230,7 +230,7 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
     monkeypatch.setattr(fast_paths_heed.LeanLayerNorm, "apply", lambda *given: calls.append(1) or plain(*given))
     found = gradients(model, model(**batch).loss)
     assert len(calls) == 2 * 2 + 2 * 3
-    monkeypatch.setattr(modeling_heed, "may_be_lean", lambda norm, states: False)
+    monkeypatch.setattr(modeling_heed, "can_use_lean_norm", lambda norm, states: False)
     assert_same(found, gradients(model, model(**batch).loss))
 
 
@@ -238,14 +238,14 @@ def test_a_step_with_lean_norms_has_the_gradients_of_one_without(placement, monk
 def test_a_norm_keeps_its_input_where_the_output_does_not_give_it_back(weights):
     norm = nn.LayerNorm(8)
     states = torch.randn(2, 8, requires_grad=True)
-    assert fast_paths_heed.may_be_lean(norm, states)
+    assert fast_paths_heed.can_use_lean_norm(norm, states)
     if weights == "a weight near zero":
         with torch.no_grad():
             norm.weight[3], norm.bias[0] = 1e-6, 0.5
     elif weights == "bfloat16":
         norm, states = norm.bfloat16(), states.bfloat16()
     with torch.set_grad_enabled(weights != "a frozen model"):
-        assert not fast_paths_heed.may_be_lean(norm, states)
+        assert not fast_paths_heed.can_use_lean_norm(norm, states)
 
 
 def test_logits_in_training_can_still_be_differentiated_twice():

@@ -1,7 +1,7 @@
 """What the configurations of Heed's Transformer and recurrent models share: vocabularies, special ids, spelling."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -45,21 +45,18 @@ IGNORED_LABEL = -100
 _is_generating = ContextVar("_is_generating", default=False)
 
 
-class OfferedPipelines(dict):
-    """The tasks that a folder brings code for, without those that the installed Heedful has: it wins over copied code.
+class OfferedPipelines(dict[str, dict[str, Any]]):
+    """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
 
-    `pipeline()` reads this dictionary twice. It takes the task from its keys where none is named; and for a task that
-    is in it, it demands trust in the copied code, which nobody has to give where the installed code runs. So the keys
-    are all tasks, and `in` is true for those alone that need the folder's code.
+    `pipeline()` reads it twice, and no other type answers both questions: it takes a task that the user leaves out
+    from the keys, and for a task that is `in`, it demands trust in the folder's code, where the installed one may run.
     """
 
     def __contains__(self, task: object) -> bool:
-        """Tell whether the folder's code is needed for a task."""
-        if not super().__contains__(task):
-            return False
+        """Return whether the folder has code for a task, and the installed Heedful has none."""
         from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
 
-        return task not in PIPELINE_REGISTRY.supported_tasks
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict
@@ -93,7 +90,8 @@ class HeedBaseConfig(PreTrainedConfig):
                 "Heedful is not installed, with `trust_remote_code=True`)."
             )
         kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
-        if any([kwargs.pop(key, 0) for key in REMOVED_KEYS]):
+        removed = [kwargs.pop(key, 0) for key in REMOVED_KEYS]
+        if any(removed):
             logger.warning_once("`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped.")
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
@@ -123,10 +121,9 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
-        """Let `get_text_config()` tell the number of target tokens as `vocab_size`, in this thread.
+        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread.
 
-        A method, since the model cannot know which module its config is of: from a folder whose code is trusted
-        transformers imports the files of the config and those of the model apart from each other.
+        A method, because the model cannot import its config's module: of a trusted folder there are two copies.
         """
         token = _is_generating.set(True)
         try:
@@ -172,7 +169,7 @@ class HeedBaseConfig(PreTrainedConfig):
         self._check_embeddings()
 
     def _check_own_fields(self) -> None:
-        """Check the fields that this family alone has."""
+        """Check the fields that do not depend on others; each family adds its own."""
         self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
 
     def _check_at_least_one(self, *names: str) -> None:
@@ -213,26 +210,19 @@ class HeedBaseConfig(PreTrainedConfig):
         for key in keys:
             if key.startswith("_") or key in known:
                 continue
-            nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
             if key in MEANT_KEYS:
-                nearest = [MEANT_KEYS[key]] if MEANT_KEYS[key] in fields else []
+                nearest = [name for name in fields if name == MEANT_KEYS[key]]
+            else:
+                nearest = [] if key in OTHERS_KEYS else get_close_matches(key, fields, n=1, cutoff=0.8)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
             logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
 
 
 def position_limit(config: Any) -> int | None:
-    """Tell how many positions the sequences of any encoder-decoder may have; `None` is any number.
-
-    A Heed model is limited where its positions are learned; a recurrent one has none.
-    """
+    """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
     if config.model_type == "heed":
         return config.max_position_embeddings if config.position_encoding == "learned" else None
     if config.model_type in MODELS_OF_ANY_LENGTH:
         return None
     return getattr(config, "max_position_embeddings", None)
-
-
-def first_three(names: Sequence[str]) -> str:
-    """Name the first three of some names, and say how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

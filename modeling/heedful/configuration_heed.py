@@ -212,6 +212,3 @@ class HeedConfig(HeedBaseConfig):
         d_k = self.d_k or self.d_model // heads
         if self.position_encoding == "rotary" and d_k % 2:
             raise ValueError(f"`d_k` must be even for rotary positions, but is {d_k} instead.")
-
-
-__all__ = ["HeedConfig"]

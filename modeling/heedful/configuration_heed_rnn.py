@@ -105,6 +105,3 @@ class HeedRNNConfig(HeedBaseConfig):
                 f"`bridge` must be linear or none with more decoder layers ({self.decoder_layers}) than encoder "
                 f"layers ({self.encoder_layers}), but is copy instead."
             )
-
-
-__all__ = ["HeedRNNConfig"]

@@ -15,7 +15,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_unmodified, is_eager
+from .fast_paths_heed import computing_dtype, is_eager, is_unmodified
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
 from .versions_heed import by_name, cache_of, given_cache, with_known_signature
 
@@ -87,18 +87,11 @@ class EncoderDecoder(nn.Module):
                 f"The attention mask must cover {source.shape[1]} tokens of the source, "
                 f"but it covers {attention_mask.shape[1]} instead (`generate()` cuts it by a `prefill_chunk_size`)."
             )
-        decoded = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=source,
-            encoder_attention_mask=attention_mask,
-            **by_name(cache),
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            return_dict=True,
-            **self._beside_states(encoded),
-            **kwargs,
-        )
+        of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
+        of_source |= self._beside_states(encoded)
+        target_inputs = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
+        target_inputs |= {"inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache, **by_name(cache)}
+        decoded = self.decoder(**target_inputs, **of_source, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
             **by_name(cache_of(decoded)),

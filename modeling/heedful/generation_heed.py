@@ -17,7 +17,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import is_unmodified, only_tokens_are_returned, runs_known_code, is_eager
+from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
 from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, linear, is_eager
+from .fast_paths_heed import computing_dtype, is_eager, linear
 
 # `OutputLoss` holds the logits of so many target tokens at once on the CPU,
 TOKENS_AT_ONCE = 256

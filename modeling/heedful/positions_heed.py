@@ -1,4 +1,4 @@
-"""Where in its sequence each token stands, and how a model is told (section 3.5 of *Attention Is All You Need*).
+"""Where in its sequence each token is, and how the model learns of it (section 3.5 of *Attention Is All You Need*).
 
 Letters in shape comments: B batch.
 """

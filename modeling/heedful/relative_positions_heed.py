@@ -1,4 +1,4 @@
-"""Relative positions: self-attention that is told how far from each query each key stands.
+"""Relative positions: self-attention that knows how far from each query each key is.
 
 `RelativeKeys` and `RelativeValues` are those of Shaw et al., "Self-Attention with Relative Position Representations",
 2018: vectors for every distance from -k to k, where farther keys count as k away. Each layer has its own, which its
@@ -93,7 +93,7 @@ RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)
 
 
 class RelativePositions(nn.Module):
-    """What the self-attention of all layers of a stack is told of relative positions, where a config has them."""
+    """The relative positions that the self-attention of all layers of a stack reads, where a config has them."""
 
     def __init__(self, config: HeedConfig, side: str):
         super().__init__()
@@ -105,7 +105,7 @@ class RelativePositions(nn.Module):
     ) -> torch.Tensor | None:
         """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None` without either.
 
-        A distance is the number of tokens from a query to a key, negative where the key stands before it. Queries are
+        A distance is the number of tokens from a query to a key, negative where the key comes before it. Queries are
         at `(batch, Q)` positions; these and the mask are those of `positions_of`, so that padding on either side is
         not counted. There are as many keys as queries, or as the cache has room for; masks hide what is not filled.
         """

@@ -63,5 +63,5 @@ def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing
 
 def test_recipes_that_ask_for_layer_dropout_are_refused_by_name(tmp_path):
     check_model(tiny_recipe(tmp_path, {"model.options.encoder_layerdrop": 0}), None)
-    with pytest.raises(ValueError, match="`model.options.decoder_layerdrop` must be left out, for it was removed"):
+    with pytest.raises(ValueError, match=r"`model.options.decoder_layerdrop` must be left out, for it was removed"):
         check_model(tiny_recipe(tmp_path, {"model.options.decoder_layerdrop": 0.1}), None)

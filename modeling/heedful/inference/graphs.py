@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import CompileConfig
 
 from heedful.configuration_base_heed import position_limit
-from heedful.fast_paths_heed import runs_known_code, is_eager
+from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.loading import first_line
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of

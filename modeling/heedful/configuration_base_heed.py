@@ -172,26 +172,29 @@ class HeedBaseConfig(PreTrainedConfig):
         """Check the fields that do not depend on others; each family adds its own."""
         self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
 
+    def _require(self, is_met: Any, name: str, rule: str, found: str | None = None) -> None:
+        """Raise a `ValueError` if the rule of a field is not met; `found` says more of it than its value."""
+        if not is_met:
+            raise ValueError(f"`{name}` must be {rule}, but {found or f'is {getattr(self, name)}'} instead.")
+
     def _check_at_least_one(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but is {value} instead.")
+            self._require(value is None or value >= 1, name, "at least 1")
 
     def _check_shares(self, *names: str) -> None:
         """Check fields that are a share of a whole: at least 0 and below 1."""
         for name in names:
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ValueError(f"`{name}` must be at least 0 and below 1, but is {value} instead.")
+            self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
     def _check_embeddings(self) -> None:
         """Check vocabularies, special ids and what is shared against each other."""
-        if self.shares_source_and_target_embeddings and self.decoder_vocab_size != self.vocab_size:
-            raise ValueError(
-                "`share_encoder_decoder_embeddings` must be False where `decoder_vocab_size` differs from "
-                f"`vocab_size`, but it is True with {self.decoder_vocab_size} and {self.vocab_size} instead."
-            )
+        self._require(
+            not self.shares_source_and_target_embeddings or self.decoder_vocab_size == self.vocab_size,
+            "share_encoder_decoder_embeddings",
+            "False where `decoder_vocab_size` differs from `vocab_size`",
+            f"it is True with {self.decoder_vocab_size} and {self.vocab_size}",
+        )
         target = self.target_vocab_size
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             limit = min(self.vocab_size, target) if name == "pad_token_id" else target

@@ -9,7 +9,8 @@ quantizers, shards, patches, and for states that may be observed. `is_eager` che
 - `Packing`: a training step that computes nothing for padding, and norms that keep less (`LeanLayerNorm`),
 - `only_tokens_are_returned`: `generate()` in inference mode.
 
-The price is this file and as many lines of tests (`test_fast_paths.py`); COST
+They cost this file and 600 lines of tests (`test_fast_paths.py`), and stay because without them a training step takes
+1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core with AVX-512, float32).
 `loss_heed.py` has the loss that holds no more than a part of the logits.
 
 Letters in shape comments: N tokens of a batch without its padding, D = d_model.

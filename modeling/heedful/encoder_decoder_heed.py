@@ -89,7 +89,7 @@ class EncoderDecoder(nn.Module):
             )
         of_source = {"encoder_hidden_states": source, "encoder_attention_mask": attention_mask}
         of_source |= self._beside_states(encoded)
-        target_inputs = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
+        target_inputs: dict[str, Any] = {"input_ids": decoder_input_ids, "attention_mask": decoder_attention_mask}
         target_inputs |= {"inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache, **by_name(cache)}
         decoded = self.decoder(**target_inputs, **of_source, return_dict=True, **kwargs)
         return Seq2SeqModelOutput(

@@ -219,7 +219,7 @@ class HeedBaseModel(PreTrainedModel):
                 device, or this is a part of a model, whose other parts would keep their size.
         """
         both = self.side is None and self.config.has_one_vocabulary
-        sides = ["encoder", "decoder"] if both else [self.side or "encoder"]
+        sides: list[str] = ["encoder", "decoder"] if both else [self.side or "encoder"]
         return self._resize(sides, new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def resize_decoder_token_embeddings(

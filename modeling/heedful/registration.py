@@ -36,8 +36,8 @@ def _register_models() -> None:
 
     for model in (modeling_heed.HeedModel, modeling_heed_rnn.HeedRNNModel):
         AutoModel.register(model.config_class, model, exist_ok=True)
-    for model in (modeling_heed.HeedForConditionalGeneration, modeling_heed_rnn.HeedRNNForConditionalGeneration):
-        AutoModelForSeq2SeqLM.register(model.config_class, model, exist_ok=True)
+    for whole in (modeling_heed.HeedForConditionalGeneration, modeling_heed_rnn.HeedRNNForConditionalGeneration):
+        AutoModelForSeq2SeqLM.register(whole.config_class, whole, exist_ok=True)
 
 
 def _send_code_along(kind: str) -> None:

@@ -50,15 +50,13 @@ def test_values_out_of_range_and_misspelt_names_are_refused():
 
 
 def test_configs_of_removed_layer_dropout_load_and_say_once_that_it_does_nothing(caplog):
-    for family in FAMILIES:
-        given = tiny_config(family).to_dict()
-        assert tiny_config(family, encoder_layerdrop=0.0, decoder_layerdrop=0).to_dict() == given
-        assert not caplog.records
-        assert tiny_config(family, encoder_layerdrop=0.0, decoder_layerdrop=0.1).to_dict() == given
-        assert tiny_config(family, encoder_layerdrop=0.3).to_dict() == given
-    assert [each.message for each in caplog.records] == [
-        "`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped."
-    ]
+    for value in (0.0, 0.1):
+        for family in FAMILIES:
+            given = tiny_config(family).to_dict()
+            assert tiny_config(family, encoder_layerdrop=0, decoder_layerdrop=value).to_dict() == given
+        assert [each.message for each in caplog.records] == [
+            "`encoder_layerdrop` and `decoder_layerdrop` were removed: no layer is dropped."
+        ] * (value > 0)
 
 
 def test_recipes_that_ask_for_layer_dropout_are_refused_by_name(tmp_path):

@@ -208,7 +208,7 @@ class HeedBaseConfig(PreTrainedConfig):
         from transformers import GenerationConfig
 
         family, fields = type(self).__name__, list(type(self).__dataclass_fields__)
-        # Keys of other libraries (quantisation, pipelines) and generation defaults may stand in a config.json.
+        # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*self.attribute_map, *GenerationConfig().to_dict(), *EXTRA_KEYS}
         for key in keys:
             if key.startswith("_") or key in known:

@@ -103,7 +103,7 @@ class HeedConfig(HeedBaseConfig):
         "num_attention_heads": "encoder_attention_heads",
         "layer_norm_epsilon": "layer_norm_eps",
     }
-    # Empty, not None: the plans stand on the stacks and the head, see `HeedEncoder._tp_plan`.
+    # Empty, not None: the stacks and the head have the plans, see `HeedEncoder._tp_plan`.
     base_model_tp_plan = {}
 
     d_model: int = 512

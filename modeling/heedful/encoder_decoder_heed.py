@@ -30,7 +30,7 @@ class EncoderDecoder(nn.Module):
     decoder: Any
 
     def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and tell transformers which of their matrices are one."""
+        """Take the two stacks, and name the matrices that are one."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
         self._tied_weights_keys = {}
@@ -127,7 +127,7 @@ class OutputLayer(nn.Module):
     trains_on_loss_alone = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
+        """Take the model and its pre-softmax layer, and name the matrices that are one."""
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"

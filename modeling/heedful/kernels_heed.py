@@ -19,7 +19,7 @@ ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def has_uneven_heads(config: HeedConfig) -> bool:
-    """Tell whether the keys of a head are wider or narrower than its values."""
+    """Return whether the keys of a head are wider or narrower than its values."""
     widths = (config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads))
     return any((config.d_k or width) != (config.d_v or width) for width in widths)
 

@@ -138,7 +138,7 @@ class WindowedMask(NamedTuple):
 
 
 def pays_in_windows(length: int, radius: int) -> bool:
-    """Tell whether restricted self-attention is computed by windows at that length."""
+    """Return whether restricted self-attention is computed by windows at that length."""
     return length > FEWEST_BLOCKS * max(radius, NARROWEST_BLOCK)
 
 

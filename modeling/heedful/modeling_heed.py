@@ -248,10 +248,7 @@ class HeedStack(HeedPreTrainedModel):
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` embeddings, and drop out.
-
-        Between the two stands a norm where `embedding_norm` asks for it.
-        """
+        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` states, norm and drop out."""
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))

@@ -40,9 +40,8 @@ from .fast_paths_heed import HeedDropout, LeanLayerNorm, Packing, can_use_lean_n
 from .generation_heed import CachedGenerationMixin
 from .kernels_heed import KernelChoice
 from .masks_heed import check_length, self_attention_mask, source_mask
-from .positions_heed import SinusoidalPositions, positions_of
+from .positions_heed import RelativeBias, RelativePositions, RelativeVectors, SinusoidalPositions, positions_of
 from .pretrained_heed import HeedBaseModel
-from .relative_positions_heed import RelativeBias, RelativePositions, RelativeVectors
 from .versions_heed import by_name, given_cache
 
 # Feed-forward networks and residual connections, sections 3.3 and 3.1

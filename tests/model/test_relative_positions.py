@@ -9,8 +9,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from heedful import HeedConfig, HeedEncoder, HeedForConditionalGeneration
 from heedful.attention_heed import HeedAttention
-from heedful.positions_heed import positions_of
-from heedful.relative_positions_heed import RelativePositions
+from heedful.positions_heed import RelativePositions, positions_of
 from heedful.versions_heed import cache_of
 from helpers import assert_near, padded, sentences, shake, tiny_config, tiny_model
 

@@ -152,10 +152,9 @@ class HeedAttention(nn.Module):
         if query.shape[0] != key.shape[0]:
             sharing = query.shape[0] // key.shape[0]
             query = query.unflatten(0, (-1, sharing)).transpose(1, 2).flatten(2, 3)  # (sources, H, sharing · Q, d_k)
-        numbers = {"dropout": dropout, "scaling": self.scaling}
         output, weights = attend(
-            self, query, key, value, attention_mask, **numbers, **kwargs
-        )  # (…, sharing · Q, H, d_v)
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )  # (sources, sharing · Q, H, d_v)
         if sharing > 1 and weights is not None:
             weights = weights.unflatten(2, (sharing, -1)).transpose(1, 2).flatten(0, 1)  # (B, H, Q, K)
         if tokens is not None:

@@ -111,8 +111,8 @@ def compare(
         raise ValueError(
             f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
         )
-    where = data[0] if len(data) == 1 else data
-    pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
+    columns = {"source": source, "target": target, "references": references}
+    pairs = list(read_pairs(options.one_or_several(data), split="test", **columns))
     accepted = references_of(pairs)
     metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
     texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
@@ -187,7 +187,7 @@ def complexity(
 
 
 def version():
-    """Print the versions of Heedful and of what it stands on."""
+    """Print the versions of Heedful and of the packages under it."""
     from importlib.metadata import version as version_of
 
     for name in ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate"):

@@ -22,7 +22,6 @@ from heedful.inference.attention.recording import (
     record_attention,
     recorded_heads,
 )
-from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.translation import Translator
 from heedful.symbols_heed import trimmed
 
@@ -95,7 +94,7 @@ class AttentionMaps:
         source_shown: The words that pictures show in place of the source's tokens; None shows the tokens.
         target_shown: The same of the target.
         states: For each kind what the heads of each layer compute on the way to their weights. Models other than
-            Heed's Transformer tell none.
+            Heed's Transformer have none.
     """
 
     source_tokens: list[str]
@@ -181,7 +180,7 @@ class AttentionMaps:
         self._of_kind(kind)
         if kind not in self.states:
             raise ValueError(
-                "The model must be a Heed Transformer to tell its scores, without relative positions (shaw or t5) and "
+                "The model must be a Heed Transformer to show its scores, without relative positions (shaw or t5) and "
                 "shared layers, but is another model instead."
             )
         return self.states[kind]
@@ -193,7 +192,7 @@ class AttentionMaps:
 
 
 def attention_maps(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,
@@ -204,8 +203,8 @@ def attention_maps(
     """Compute the attention of every layer and head for one pair.
 
     Args:
-        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or a `Translator` or
-            `NativeDecoder` of one. It may use any attention function, or be prepared for inference.
+        model: Heed's Transformer or recurrent model, another encoder-decoder of transformers, or what translates with
+            one, such as a `Translator`. It may use any attention function, or be prepared for inference.
         tokenizers: Its tokenizers.
         source: A sentence.
         target: A translation to follow (teacher forcing); None takes the model's own.
@@ -221,7 +220,7 @@ def attention_maps(
 
 
 def attention_maps_of_ids(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source_ids: Sequence[int],
     target_ids: Sequence[int],
@@ -265,7 +264,7 @@ def attention_maps_of_ids(
 
 
 def attention_map(
-    model: "PreTrainedModel | Translator | NativeDecoder",
+    model: "PreTrainedModel | Translator",
     tokenizers: TokenizerPair,
     source: str,
     target: str | None = None,
@@ -300,9 +299,8 @@ def _pair_ids(model: Any, tokenizers: TokenizerPair, source: str, target: str | 
 
 
 def plain_model(model: Any) -> Any:
-    """Return the model of transformers behind what translates."""
-    if isinstance(model, Translator | NativeDecoder):
-        model = model.model
+    """Return a model of transformers, also the one behind what translates with it."""
+    model = model if isinstance(model, torch.nn.Module) else model.model
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
             "The model must be one of transformers to be looked into, but was exported for another engine instead."

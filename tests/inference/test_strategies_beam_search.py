@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful import BeamSearch
-from heedful.inference.strategies.beams import coverage_penalty, length_penalty
+from heedful.inference.search_settings import length_penalty
+from heedful.inference.strategies.beams import coverage_penalty
 from heedful.inference.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
 from helpers import ENDS, FIRST_WORD, PAD, START, VARIANTS, assert_near, padded, sentences, tiny_model

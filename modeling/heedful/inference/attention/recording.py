@@ -16,7 +16,7 @@ from heedful.attention_heed import HeedAttention
 from heedful.cells_heed import Cell, GRUCell, LSTMCell, no_state
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.inference.engines import evaluation_mode
-from heedful.inference.strategies.steps import device_of
+from heedful.inference.search_settings import device_of
 from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]

@@ -15,14 +15,8 @@ from typing import Any, get_args
 import torch
 
 from heedful.files import check_at_least
-from heedful.inference.strategies.beams import (
-    NEVER,
-    Beam,
-    LengthPenaltyForm,
-    best_of,
-    check_found,
-    coverage_penalty,
-)
+from heedful.inference.search_settings import LengthPenaltyForm, end_tokens
+from heedful.inference.strategies.beams import NEVER, Beam, best_of, check_found, coverage_penalty
 from heedful.inference.strategies.constraints import ForcedWords, Progress, read_constraints
 from heedful.inference.strategies.steps import (
     Averaging,
@@ -31,7 +25,6 @@ from heedful.inference.strategies.steps import (
     average,
     check_members,
     check_request,
-    end_tokens,
     filler,
     given_once,
     member_steps,

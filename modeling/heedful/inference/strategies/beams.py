@@ -5,25 +5,15 @@ Letters in shape comments: N sentences, K hypotheses of each, M candidates, S so
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from heedful.inference.search_settings import LengthPenaltyForm, length_penalty
 from heedful.inference.strategies.constraints import Progress
 
 NEVER = float("-inf")
-LengthPenaltyForm = Literal["power", "gnmt"]
-Length = TypeVar("Length", int, torch.Tensor)
-
-
-def length_penalty(length: Length, alpha: float, form: LengthPenaltyForm | None) -> Length:
-    """Return what the log-probability of a hypothesis of `length` tokens, the end token included, is divided by.
-
-    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with which
-    Vaswani et al. (2017, section 6.1) decode at α = 0.6. The prompt does not count.
-    """
-    return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 
 
 def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:

@@ -9,11 +9,17 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from heedful.inference.search_settings import (
+    LONGEST_SOURCE,
+    Settings,
+    active_settings,
+    device_of,
+    end_tokens,
+)
 from heedful.versions_heed import CACHE, by_name, cache_of
 
 Averaging = Literal["probabilities", "log_probabilities"]
 
-Settings = dict[str, tuple[Any, ...]]  # names of generate()'s settings, with the values that change nothing
 UNSET: tuple[Any, ...] = (None, False, 0, "", [], (), {})
 # Settings of other ways of decoding, which no strategy of ours reads.
 OTHER_MODES: Settings = dict.fromkeys((
@@ -22,14 +28,11 @@ OTHER_MODES: Settings = dict.fromkeys((
 ), UNSET)  # fmt: skip
 # Those that some strategies of ours read.
 BEAM_MODES: Settings = {"num_beam_groups": (*UNSET, 1), "diversity_penalty": UNSET, "force_words_ids": UNSET}
-# Those that only `BeamSearch` reads; a recipe writes them into a generation config.
-SEARCH_SETTINGS: Settings = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
 # Those that forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
 )  # fmt: skip
-LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
 # What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
 # reads; how numbers are computed; what is returned.
 OTHER = re.compile(
@@ -116,17 +119,6 @@ def given_once(strategy: Any, config: Any, name: str, unset: Any = None) -> Any:
     return own
 
 
-def active_settings(generation_config: Any, settings: Settings) -> dict[str, Any]:
-    """Return those of some settings that change something, with their values in a generation config."""
-    values = {name: getattr(generation_config, name, None) for name in settings}
-    return {name: value for name, value in values.items() if value not in settings[name]}
-
-
-def device_of(model: Any) -> torch.device:
-    """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
-    return torch.device("cpu") if model.device.type == "meta" else model.device
-
-
 def asked_of(generation_config: Any) -> dict[str, Any]:
     """Return all that a generation config asks for which changes the tokens, by the names of the settings."""
     settings = {name: IDLE.get(name, UNSET) for name in generation_config.to_dict() if not OTHER.fullmatch(name)}
@@ -140,14 +132,6 @@ def filler(generation_config: Any) -> int:
     if generation_config.pad_token_id is not None:
         return generation_config.pad_token_id
     return next(iter(end_tokens(generation_config)), 0)
-
-
-def end_tokens(generation_config: Any) -> list[int]:
-    """Return the ids that end a sequence, perhaps none."""
-    ends = generation_config.eos_token_id
-    if ends is None:
-        return []
-    return [int(end) for end in ends] if isinstance(ends, Sequence) else [int(ends)]
 
 
 class ModelSteps:

@@ -19,7 +19,7 @@ from heedful.files import check_matplotlib, check_writable
 SIDES = (("source", "target"), ("target", "source"))
 Kind = Literal["cross", "encoder", "decoder"]
 Pair = tuple[str, str | None]  # a source with its target, or None for the model's own translation
-Text = Annotated[str, Argument(help="The source sentence.")]
+Text = Annotated[str, Argument(metavar="TEXT", help="The source sentence.")]
 Translation = Annotated[str | None, Option("--target", help="Its translation. Default: the model's own.")]
 Layer = Annotated[int | None, Option(help="Layer, from 0; -1, the default, is the last.")]
 Head = Annotated[int | None, Option(help="Head, from 0. Default: the mean over all heads.")]

@@ -26,17 +26,12 @@ NEIGHBOURS = 5
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
-    """A word on its way through the encoder.
-
-    Attributes:
-        word: The word.
-        pieces: Labels of the tokens that write it; its vectors are the means of theirs.
-        vectors: Float32 tensor (layers + 1, d_model) on the CPU: the word's embedding, without position and therefore
-            the same in every sentence, then its state after each layer.
-    """
+    """A word on its way through the encoder."""
 
     word: str
-    pieces: list[str]
+    pieces: list[str]  # labels of the tokens that write it; its vectors are the means of theirs
+    # Float32 (layers + 1, d_model) on the CPU: the word's embedding, without position and therefore the same in every
+    # sentence, then its state after each layer.
     vectors: torch.Tensor
 
 
@@ -148,17 +143,9 @@ def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Neighbourhood]], path: Path) -> None:
-    """Draw words among their neighbours, a panel for the embedding and for each layer, all in one plane.
+    """Draw words among their neighbours into a .svg, .png or .pdf, a panel for the embedding and for each layer.
 
-    The plane is that of all vectors in the picture, each of length 1, because neighbours are told by cosines.
-
-    Args:
-        words: The words.
-        found: Their neighbourhoods.
-        path: File to write: .svg, .png or .pdf.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
+    The plane of all panels is that of all vectors in them, each of length 1, because cosines decide who is near.
     """
     names = layer_names(len(words[0].vectors))
     shown = {

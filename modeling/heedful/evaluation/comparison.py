@@ -173,9 +173,8 @@ class _Metric:
         """Return what each sentence adds to the sums, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.lowercase)
-        return np.array(
-            self.metric._extract_corpus_statistics(metrics.Counted(texts), metrics.streams(self.references))
-        )
+        given = metrics.Counted(texts), metrics.streams(self.references)
+        return np.array(self.metric._extract_corpus_statistics(*given))
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean of those of several seeds, `(seeds, counts)`."""

@@ -91,7 +91,10 @@ def score_translations(
     predictions, alternatives = _as_list(predictions, "predictions"), nested(references)
     _check_sentences(predictions, alternatives)
     check_scoring(bootstrap, ignore)
-    _check_metrics(tokenize, metrics)
+    if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
+        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
+    if tokenize != "13a" and "bleu" not in metrics:
+        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
     scores: dict[str, Any] = {}
     for name in (name for name in ("bleu", "chrf", "ter") if name in metrics):
@@ -234,21 +237,12 @@ def _check_sentences(predictions: list, references: list) -> None:
             raise ValueError(f"`references[{index}]` {must}, but is {alternatives!r} instead.")
 
 
-def _check_metrics(tokenize: str, metrics: Sequence[str]) -> None:
-    if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"`metrics` must be some of {METRICS}, but is {metrics!r} instead.")
-    if tokenize != "13a" and "bleu" not in metrics:
-        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
-
-
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     """Return sacrebleu's metric, and turn its different errors into ImportError and ValueError."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    if name == "chrf":
-        return _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
-    if name == "ter":
-        return TER()
+    if name != "bleu":
+        return TER() if name == "ter" else _chrf_of_plain_numbers(CHRF)(lowercase=lowercase)
     if tokenize not in BLEU.TOKENIZERS:
         raise ValueError(f"`tokenize` must be one of {sorted(BLEU.TOKENIZERS)}, but is {tokenize!r} instead.")
     try:

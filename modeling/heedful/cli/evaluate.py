@@ -38,7 +38,7 @@ def evaluate(
 
     Started by torchrun or accelerate launch, the processes share the sentences.
     """
-    from heedful.data.sources import read_pairs, references_of
+    from heedful.data.sources import references_of
     from heedful.evaluation import metrics
     from heedful.evaluation.error_rates import commonest_confusions, confusions_table
 
@@ -46,8 +46,7 @@ def evaluate(
     check_at_least(0, confusions=confusions)
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
     metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
-    columns = {"source": source, "target": target, "references": references}
-    pairs = list(read_pairs(options.one_or_several(data), split="test", **columns))
+    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
     _warn_of_direction(Path(model), source, target)
@@ -74,7 +73,7 @@ def evaluate(
 
 
 def _warn_of_direction(model: Path, source: str, target: str) -> None:
-    """Warn where the recipe beside a model says that it was trained in the other direction alone."""
+    """Warn if the recipe in a model's folder says that it was trained in the other direction alone."""
     from heedful.training.recipe_file import read_recipe
 
     with suppress(OSError, ValueError):

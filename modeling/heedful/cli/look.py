@@ -47,16 +47,11 @@ def score(
 
     Writes a table (tab-separated, with a line of names), or the pairs and their scores as JSON lines.
     """
-    from heedful.data.sources import read_pairs
-
     options.check_output(output, "--output", pairs)
-    rows = read_pairs(options.one_or_several(pairs), source=source, target=target, streaming=True)
-    from heedful.inference.translation import Translator
-
-    options.quieten()
-    directions = [(Translator.from_pretrained(model, device, revision), to)]
+    rows = options.read_pairs(pairs, source, target, streaming=True)
+    directions = [(options.load_translator(model, device, revision), to)]
     if backward is not None or backward_to is not None:
-        other = directions[0][0] if backward is None else Translator.from_pretrained(backward, device)
+        other = directions[0][0] if backward is None else options.load_translator(backward, device)
         directions.append((other, backward_to))
     found = _scored(rows, directions, token_budget)
     as_json = as_json or (output is not None and ".jsonl" in output.suffixes)
@@ -242,10 +237,8 @@ def _attention_of(
 ) -> Iterator[Any]:
     """Yield the attention of pairs: of one kind, or of all that the model has."""
     from heedful.inference.attention.maps import attention_maps
-    from heedful.inference.translation import Translator
 
-    options.quieten()
-    translator = Translator.from_pretrained(model, device, revision)
+    translator = options.load_translator(model, device, revision)
     settings: dict[str, Any] = {"kinds": kind and [kind], "target_language": to}
     for pair in pairs:
         yield attention_maps(translator, translator.tokenizers, *pair, **settings)
@@ -263,10 +256,7 @@ def _pairs_of(
         return [(str(text), target)]
     if target is not None:
         raise ValueError("`--target` must come with TEXT: the pairs of --data have targets.")
-    from heedful.data.sources import read_pairs
-
-    columns = {"source": source or "source", "target": target_column or "target"}
-    pairs = read_pairs(options.one_or_several(data), split="test", **columns)
+    pairs = options.read_pairs(data, source or "source", target_column or "target", split="test")
     if not len(pairs):
         raise ValueError("`--data` must hold pairs, but has none.")
     return [(pair["source"], pair["target"]) for pair in pairs]
@@ -284,13 +274,11 @@ def embeddings(
     """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
     from heedful.inference.attention import embeddings as module
     from heedful.inference.attention.drawing import PICTURE_SUFFIXES
-    from heedful.inference.translation import Translator
 
     if output is not None:
         check_writable(output, PICTURE_SUFFIXES, "--output")
         check_matplotlib()
-    options.quieten()
-    translator = Translator.from_pretrained(model, device, revision)
+    translator = options.load_translator(model, device, revision)
     tokenizers = translator.tokenizers
     followed = [module.word_states(translator, tokenizers, word, sentence, to) for word in dict.fromkeys(words)]
     found = module.neighbourhoods(translator, tokenizers, followed)

@@ -66,7 +66,7 @@ class TakesSentences(TyperCommand):
 
 
 @contextmanager
-def quick_start(model: str) -> Iterator[None]:
+def quick_start(model: str | Path) -> Iterator[None]:
     """Import and load without what takes a second and is not needed: collecting garbage, and torchao.
 
     transformers imports torchao wherever it is installed; only weights that were quantized by it need it.
@@ -83,6 +83,15 @@ def quick_start(model: str) -> Iterator[None]:
         if is_first:  # what was imported stays: the next collection need not look through it
             gc.freeze()
         gc.enable()
+
+
+def load_translator(model: str | Path, device: str | None = None, revision: str | None = None, **settings: Any) -> Any:
+    """Load a `Translator`, quickly and quietly."""
+    with quick_start(model):
+        from heedful.inference.translation import Translator
+
+        quieten()
+        return Translator.from_pretrained(model, device, revision, **settings)
 
 
 # All but the tab and the end of a line.
@@ -115,7 +124,7 @@ class TerminalOutput:
 
 
 LONGEST_MESSAGE = 2000  # characters
-# What warns of its own insides: what it was not built with here, and a cache of fonts.
+# What warns of its internals: what it was built without here, and a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
 # Parameters of the functions behind commands, and what those commands call them.
 OTHER_NAMES = {
@@ -196,13 +205,15 @@ def check_apart(**given: Any) -> None:
         raise ValueError(f"`{names[0]}` must not come with {names[1]}.")
 
 
-def one_or_several(locations: list[str]) -> str | list[str]:
-    """Return the only one of some places of data by itself, as `read_pairs` takes it."""
-    return locations[0] if len(locations) == 1 else locations
+def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> Any:
+    """Read the pairs that the command line names: one place, or two text files."""
+    from heedful.data.sources import read_pairs as read
+
+    return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
 
 def report(message: str) -> None:
-    """Write a message to standard error, on lines of its own above the bars there."""
+    """Write a message to standard error, on separate lines above the bars there."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:
         print(visible(message), file=sys.stderr)

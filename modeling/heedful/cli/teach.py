@@ -136,11 +136,9 @@ def backtranslate(
         raise ValueError(f"`TEXTS` must be a file of target sentences, a line each, but {texts} is one of pairs.")
     with options.quick_start(model):
         from heedful.inference.teaching.back_translation import BackTranslation
-        from heedful.inference.translation import Translator
 
         making = BackTranslation(method, num_beams, temperature, top_k, seed)
-        options.quieten()
-        translator = Translator.from_pretrained(model, device, revision)
+    translator = options.load_translator(model, device, revision)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
     made = making.pairs(translator, lines_of(texts, "line"), chunk_size=CHUNK, **settings)
     _write_made(output, made, making, str(texts))
@@ -162,12 +160,11 @@ def distill(
     device: options.Device = None,
 ):
     """Put a larger model's translations in the place of targets: pairs that a smaller model learns from."""
-    from heedful.data.sources import read_pairs
     from heedful.inference.teaching.back_translation import SequenceDistillation
     from heedful.inference.teaching.distillation import load_teachers
 
     options.quieten()
-    read = read_pairs(options.one_or_several(data), source=source, target=target, streaming=True)
+    read = options.read_pairs(data, source, target, streaming=True)
     options.check_pairs_file(output, data)
     making = SequenceDistillation(num_beams, closest)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "target_language": to, "token_budget": token_budget}
@@ -196,11 +193,10 @@ def distill_tokens(
     device: options.Device = None,
 ):
     """Write what a larger model finds probable at each place of the targets: `optimization.distillation` reads it."""
-    from heedful.data.sources import read_pairs
     from heedful.inference.teaching.distillation import load_teachers, write_teacher_tokens
 
     options.quieten()
-    read = read_pairs(options.one_or_several(data), source=source, target=target, streaming=True)
+    read = options.read_pairs(data, source, target, streaming=True)
     check_is_new(output, "--output")
     check_at_least(1, top_k=top_k, token_budget=token_budget)
     teacher = load_teachers(teachers, device)

@@ -47,11 +47,7 @@ def translate(
     for name in filter(os.path.isfile, text or ()):
         warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
-    with options.quick_start(model):
-        from heedful.inference.translation import Translator
-
-        options.quieten()
-        translator = Translator.from_pretrained(model, device, revision, engine, precision)
+    translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
     lines = iter(text) if text else lines_of(source)
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}

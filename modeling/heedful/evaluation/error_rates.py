@@ -14,7 +14,7 @@ import numpy as np
 import regex
 from rapidfuzz.distance import Levenshtein
 
-# What an edit changes. A token is what stands between spaces: a word, a phoneme, a command. A character is what a
+# What an edit changes. A token is what is between spaces: a word, a phoneme, a command. A character is what a
 # reader takes for one, with its accents (a grapheme cluster, Unicode's UAX 29); spaces inside a text are some too.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(r"\X").findall}
 ERROR_RATES = tuple(UNITS)

@@ -57,7 +57,7 @@ def score_translations(
     texts in Unicode's form NFC, and a space for a line break.
 
     The token error rate counts the edits (substitutions, insertions and deletions) per token of the references, in
-    percent, a token being what stands between spaces: of words it is what speech recognition calls WER, of phonemes
+    percent, a token being what is between spaces: of words it is what speech recognition calls WER, of phonemes
     PER. The character error rate counts grapheme clusters, spaces inside a text included. Of several references the
     nearest counts, with the fewest edits for its length, and of equals the shorter; the rate is the sum of all edits
     divided by the sum of these references' lengths. It can be above 100.
@@ -158,7 +158,7 @@ class Counted(list[str]):
 
 
 def nested(references: Any) -> list[list[str]]:
-    """Return the list of references of each pair, where one stands alone too."""
+    """Return the list of references of each pair, also where it is one text."""
     given = _as_list(references, "references")
     return [[texts] if isinstance(texts, str) else texts for texts in given]
 

@@ -1,6 +1,6 @@
 """What the encoder makes of a word: its embedding, its state after each layer, and the tokens that these are near to.
 
-Every token has one learned vector, wherever it stands (section 3.4 of the paper). Each layer of the encoder adds to it
+Every token has one learned vector, at every place (section 3.4 of the paper). Each layer of the encoder adds to it
 what it reads in the sentence (section 3.1), so that it can be compared with the vectors of all tokens again.
 """
 
@@ -65,7 +65,7 @@ def word_states(
         tokenizers: Its tokenizers.
         word: A word, or several, as the sentence has them, or the beginning of a word, such as one without a particle:
             then the tokens that write it may write some of the rest too. Of several places the first is taken.
-        sentence: The source in which it stands; None is the word alone.
+        sentence: The source that has it; None is the word alone.
         target_language: Language to translate into, where the tokenizers know several.
 
     Raises:

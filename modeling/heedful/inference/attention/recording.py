@@ -193,7 +193,7 @@ def _attentions(
 
 
 def _has_own_layers(model: Any) -> bool:
-    """Tell whether a model is a Heed Transformer, and each of its layers a module of its own."""
+    """Return whether a model is a Heed Transformer whose layers share no module."""
     return isinstance(model, HeedPreTrainedModel) and not model.config.share_layers
 
 

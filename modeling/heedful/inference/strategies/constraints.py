@@ -44,8 +44,8 @@ class ForcedWords:
     def remaining(self, progress: Progress) -> int:
         """Return how many tokens are needed at most to meet what is unmet, 0 where all is met.
 
-        One phrase at a time can go on from what stands at the end; all others start anew. So there always is a
-        token that makes it one less.
+        One phrase at a time can go on from the newest tokens; all others start anew. So there always is a token that
+        makes it one less.
         """
         unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
         gains = [

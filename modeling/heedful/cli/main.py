@@ -78,8 +78,10 @@ class Subcommands(Mapping[str, Any]):
         if isinstance(found, Typer):  # with subcommands of its own
             alone.add_typer(found, name=name, rich_help_panel=panel)
         else:
-            takes_sentences = options.TakesSentences if name in TAKE_SENTENCES else None
-            show = alone.command(name, cls=takes_sentences, rich_help_panel=panel, hidden=not panel)
+            settings: dict[str, Any] = {"cls": options.TakesSentences if name in TAKE_SENTENCES else None}
+            if not panel:  # a former spelling, which reads its arguments itself
+                settings["context_settings"] = {"allow_extra_args": True, "ignore_unknown_options": True}
+            show = alone.command(name, rich_help_panel=panel, hidden=not panel, **settings)
             show(options.safe_at_terminals(found))
         return get_group(alone).commands[name]
 

@@ -70,7 +70,7 @@ app = Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (recipes, init, pairs, doctor, train, tune, plot),
     "Use": (evaluate, translate, score, attention, embeddings, backtranslate, distill),
-    "Check": (verify, compare, study, complexity),
+    "Check": (verify, compare, study),
     "Publish": (card, page, push, convert),
     "Help": (version,),
 }
@@ -78,6 +78,10 @@ for panel, commands in COMMANDS.items():
     for command in commands:
         takes_sentences = options.TakesSentences if command in (translate, attention, embeddings) else None
         app.command(cls=takes_sentences, rich_help_panel=panel)(safe_at_terminals(command))
+# Earlier names, for one version.
+app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    safe_at_terminals(complexity)
+)
 for name, exporter in EXPORTS.items():
     export.command(name)(safe_at_terminals(exporter))
 app.add_typer(export, rich_help_panel="Publish")

@@ -23,6 +23,7 @@ ROOMS = {
     "ladder": "models",
     "paths": "models",
     "homonyms": "attention",
+    "complexity": "complexity",
 }
 NAMES = tuple(ROOMS)
 

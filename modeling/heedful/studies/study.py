@@ -51,6 +51,7 @@ class Study:
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
     figures: Mapping[str, str] = field(default_factory=dict)  # their captions
     changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that the command can change: numbers, texts, lists
     data: Data = "builtin"  # what it can use
 
     @classmethod
@@ -78,11 +79,13 @@ class Lab:
     data: str | None = None  # other data than the recipe's, as `Study.data` allows
     folder: Path = Path("runs/studies/trainings")  # keeps trainings; those of other studies may be there too
     trainings: list[Training] = field(default_factory=list)  # so far, in order; they go into the report
+    changed: Sequence[str] = ()  # "NAME=VALUE" for each of the study's `settings` that is not as it is described
 
     def __post_init__(self):
         """Check the settings, and whether the study can use the data."""
         check_at_least(0, **{"--seed": self.seed})
         check_at_least(1, **{"--updates": self.updates})
+        self.settings()
         data, name = self.data, self.study.name
         head, _, count = (data or "").rpartition(":")
         is_builtin = head == "builtin:train" and count.isdecimal() and int(count) > 0
@@ -95,6 +98,17 @@ class Lab:
         else:
             return
         raise ValueError(f"`--data` must be {wanted}, but is {data or 'empty'} instead.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the study's settings with those that are changed."""
+        settings = dict(self.study.settings)
+        for name, _, text in (one.partition("=") for one in self.changed):
+            if name not in settings:
+                known = ", ".join(settings) or "none"
+                study = self.study.name
+                raise ValueError(f"Settings must be those of the study {study} ({known}), but one is {name} instead.")
+            settings[name] = _read_setting(name, text, settings[name])
+        return settings
 
     def train(self, name: str, changes: Mapping[str, Any] = NO_CHANGES) -> Training:
         """Train a model, or find it trained, with changes on top of the study's own; the report calls it `name`."""
@@ -125,7 +139,18 @@ class Lab:
         words = ["heedful", "study", self.study.name, "--seed", str(self.seed)]
         words += [] if self.updates is None else ["--updates", str(self.updates)]
         words += [] if self.data is None else ["--data", self.data]
-        return shlex.join(words)
+        return shlex.join([*words, *self.changed])
+
+
+def _read_setting(name: str, text: str, described: Any) -> Any:
+    """Read a setting that is described by another one of its kind: a text, a number, or numbers with commas."""
+    try:
+        if isinstance(described, list):
+            return [int(number) for number in text.split(",")]
+        return type(described)(text)
+    except ValueError:
+        kind = "whole numbers with commas between" if isinstance(described, list) else "a whole number"
+        raise ValueError(f"`{name}` must be {kind}, but is {text!r} instead.") from None
 
 
 def run_study(lab: Lab, output: Path) -> Path:

@@ -45,13 +45,6 @@ def seed_cells(runs: Sequence[Training]) -> tuple[float, ...]:
     return runs[0].parameters, fmean(losses), spread(losses), fmean(scores), spread(scores)
 
 
-def seed_values(trainings: Mapping[Any, Sequence[Training]]) -> dict[str, float]:
-    """Return the mean loss and BLEU of each model (`loss_KEY`, `bleu_KEY`), and the largest `spread` of a loss."""
-    values = {f"loss_{key}": fmean(one.loss for one in runs) for key, runs in trainings.items()}
-    values |= {f"bleu_{key}": fmean(one.bleu() for one in runs) for key, runs in trainings.items()}
-    return values | {"spread": max(spread([one.loss for one in runs]) for runs in trainings.values())}
-
-
 def encoded(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> EncodedPairs:
     """Return pairs as token ids, all of them."""
     return EncodedPairs(PairEncoder(tokenizers).rows({"source": source, "target": target} for source, target in pairs))

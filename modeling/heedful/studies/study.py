@@ -7,8 +7,8 @@ description, which has the words and the settings. So the module only measures:
     >>> from heedful.studies.study import Lab, Study, results_of
     >>> def run(lab: Lab) -> Outcome:
     ...     weights = {n: 1 / n for n in (10, 100)}
-    ...     return Outcome({"weights": weights.items()}, values={"at_100": weights[100]})
-    >>> findings = ["Of 100 equal scores each has a weight of {at_100:.1%}."]
+    ...     return Outcome({"weights": weights.items()})
+    >>> findings = ["Of 100 equal scores each has a weight of {weights[100][weight]:.1%}."]
     >>> tables = {"weights": {"title": "Weight of one of n equal scores", "columns": "n | weight :.1%"}}
     >>> study = Study("equal", "What is the weight of one of n equal scores?", run, findings, tables, data="none")
     >>> results_of(Lab(study), run(Lab(study)))["tables"][0]["rows"]
@@ -47,7 +47,7 @@ class Study:
     name: str  # of its module, and on the command line
     question: str  # one line
     run: Callable[["Lab"], Outcome]  # does it all
-    findings: Sequence[str] = ()  # every number is a field of `Outcome.values`: "… keeps a weight of {at_10:.1%}."
+    findings: Sequence[str] = ()  # every number is quoted from `tables`, or from `Outcome.values`
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
     figures: Mapping[str, str] = field(default_factory=dict)  # their captions
     changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key

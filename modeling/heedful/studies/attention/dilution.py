@@ -88,8 +88,7 @@ def run(lab: Lab) -> Outcome:
     rows = attention_rows(training, pairs)
     slopes = {key: growth(rows[key]) for key in sorted(rows)}
     extremes = {"least": min(slopes, key=slopes.__getitem__), "most": max(slopes, key=slopes.__getitem__)}
-    values = {f"kept_{others:g}_{n}": kept_weight(SCORE, others, n) for others in OTHERS for n in (10, 100)}
-    values |= {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key[0] == kind) for kind in KINDS}
+    values = {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key[0] == kind) for kind in KINDS}
     values |= {name: slopes[key] for name, key in extremes.items()}
     heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
     entropies = []  # as a part of what equal scores would give
@@ -104,7 +103,7 @@ def run(lab: Lab) -> Outcome:
             "heads": [(*key, slope) for key, slope in slopes.items()],
         },
         _panels(rows),
-        {**values, **heads, "bleu": training.bleu(), "sentences": max(JOINED_IN_MEASURE)},
+        {**values, **heads, "bleu": training.bleu()},
         {"score": SCORE},
     )
 

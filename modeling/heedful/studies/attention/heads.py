@@ -79,9 +79,7 @@ def run(lab: Lab) -> Outcome:
             "pruning": [(count, *step) for count, steps in pruning.items() for step in steps],
         },
         {"looks": [_look_panel(looks)], "pruning": [_pruning_panel(pruning)]},
-        {"parameters": trainings[COUNTS[0]][0].parameters, **measures.seed_values(trainings)}
-        | _look_values(looks)
-        | _pruning_values(pruning),
+        {"spread": max(row[4] for row in quality), **_look_values(looks)},
         {"seeds": SEEDS, "looked_at": LOOKED_AT, "random_orders": RANDOM_ORDERS},
     )
 
@@ -111,15 +109,6 @@ def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
         values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
     cross = sharpest(looks, "cross")
     return values | {"cross_head": str(cross), "cross_largest": looks[cross].mean("largest weight")}
-
-
-def _pruning_values(pruning: dict[int, list[Pruned]]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for count, steps in pruning.items():
-        full, half, none = steps[0], steps[len(SHARES) // 2], steps[-1]
-        values |= {f"all_{count}": full.kept, f"kept_{count}": half.kept, f"half_random_{count}": half.random_bleu}
-        values |= {f"full_{count}": full.bleu, f"half_{count}": half.bleu, f"none_{count}": none.bleu}
-    return values
 
 
 def _look_panel(looks: dict[Head, Look]) -> Panel:

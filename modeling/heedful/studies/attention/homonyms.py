@@ -141,8 +141,6 @@ def run(lab: Lab) -> Outcome:
     ]
     after, names, shown = _means(layers.values()), layer_names(len(before)), WORDS[0]["form"]
     values = {"chance": fmean(1 / len(meanings) for meanings in words.values())}
-    for name, layer in {"first": after[0], "second": after[1], "last": after[-1], "untrained": before[-1]}.items():
-        values |= {f"{field}_{name}": value for field, value in layer._asdict().items()}
     values["right"], values["wrong"] = map(fmean, zip(*translated.values(), strict=True))
     return Outcome(
         {

@@ -32,7 +32,6 @@ POSITIONS = 10  # rows that are told of
 EXAMPLES = 3
 LENGTHS = (4, 8, 16, 32, 64, 128)
 REPEATS = 5  # of each measurement of time
-COLUMNS = ("name", "train", "validation", "blind", "bleu", "exact")  # of the table of trainings
 
 
 def hidden_before(scores: torch.Tensor) -> torch.Tensor:
@@ -157,9 +156,7 @@ def run(lab: Lab) -> Outcome:
     sources = [source for source, _ in pairs[:EXAMPLES]]
     texts = [[best.text or "–" for best, *_ in translator.translate(sources)] for translator in translators]
     values: dict[str, Cell] = {"hidden_change": changes["−∞ before"], "zeroed_change": changes["0 after"]}
-    for name, row in zip(("masked", "unmasked"), quality, strict=True):
-        values |= {f"{name}_{column}": cell for column, cell in zip(COLUMNS, row, strict=True)}
-    values |= {"first_sum": fmean(zeroed[0]), "mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
+    values |= {"mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
     values |= {"furthest": max(abs(1 - one) for one in chain(*hidden))}
     values |= {"difference": max(abs(row[1] - row[2]) for row in passes), "faster": passes[-1][5]}
     return Outcome(

@@ -78,16 +78,11 @@ def run(lab: Lab) -> Outcome:
         without = Translator(without_heads(translator.model, [head]), translator.tokenizers)
         lost[head] = translated_adjectives(without, pairs), score(without, pairs)
         rows.append((str(head), *both, *lost[head]))
-    whole = translated_adjectives(translator, pairs), score(translator, pairs)
-    rows.append(("none left out", "–", "–", *whole))
+    rows.append(("none left out", "–", "–", translated_adjectives(translator, pairs), score(translator, pairs)))
     others = [values for head, values in lost.items() if head != asking]
     values: dict[str, Cell] = {"head": str(asking), "asked": found[asking][0], "otherwise": found[asking][1]}
-    values |= {"whole": whole[0], "without": lost[asking][0], "others": fmean(each[0] for each in others)}
-    values |= {
-        "bleu_whole": whole[1],
-        "bleu_without": lost[asking][1],
-        "bleu_others": fmean(each[1] for each in others),
-    }
+    values |= {"without": lost[asking][0], "bleu_without": lost[asking][1]}
+    values |= zip(("others", "bleu_others"), map(fmean, zip(*others, strict=True)), strict=True)
     panel = bars(
         {str(head): both[0] - both[1] for head, both in found.items()}, "weight on the adjective, over control"
     )

@@ -75,16 +75,10 @@ def run(lab: Lab) -> Outcome:
         (d_k, D_MODEL // d_k, scoring, curve[(len(curve) - 1) // 2][1], curve[-1][1])
         for (d_k, scoring), curve in curves.items()
     ]
-    values = {f"variance_{d_k}": plain[d_k].variance for d_k in (16, 256, 1024)}
-    for d_k in (16, 1024):
-        values |= {f"largest_{d_k}": plain[d_k].largest, f"gradient_{d_k}": plain[d_k].gradient}
-        values |= {f"scaled_largest_{d_k}": scaled[d_k].largest, f"scaled_gradient_{d_k}": scaled[d_k].gradient}
-    values |= {f"loss_{scoring}_{d_k}": training.loss for (d_k, scoring), training in trainings.items()}
     return Outcome(
         {"softmax": softmax_rows, "training": training_rows},
         _panels(plain, scaled, curves),
-        values,
-        {"keys": KEYS, "queries": QUERIES},
+        settings={"keys": KEYS, "queries": QUERIES},
     )
 
 

@@ -81,7 +81,7 @@ def outcome_of(measured: Measurements, rounds: int) -> Outcome:
                 lines({NAMES[kind]: list(found.items()) for kind, found in paths.items()}, "length n", PATH, log="xy")
             ],
         },
-        {**{f"time_{kind}": growth[kind][1] for kind in PAPER}, **where},
+        where,
         {**asdict(sizes), "rounds": rounds, "longest": lengths[-1], "middle": lengths[len(lengths) // 2]},
     )
 

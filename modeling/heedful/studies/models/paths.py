@@ -102,14 +102,13 @@ def run(lab: Lab) -> Outcome:
     """Look for the paths of first and last target words, in every model and at every length."""
     torch.manual_seed(lab.seed)
     rows: list[tuple[Any, ...]] = []
-    curves, values = {}, {}
+    curves = {}
     for name in MODELS:
         model = make_model(name)
         found = {n: [cells_between(model, n, place) for place in (0, n - 1)] for n in LENGTHS}
         rows += [(name, n, *both) for n, both in found.items()]
         curves[name] = [(n, last) for n, (_, last) in found.items()]
-        values[name.replace(" ", "_")] = found[LENGTHS[0]][1]
-    return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]}, values)
+    return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]})
 
 
 STUDY = Study.described(run, description_of(__file__))

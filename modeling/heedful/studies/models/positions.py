@@ -81,7 +81,6 @@ def run(lab: Lab) -> Outcome:
         reversal = lab.train(f"reversal, {name}", {**REVERSAL, **option, **files})
         exact, longer = (reversal.metrics[test]["exact_match"] for test in ("test", "longer"))
         quality.append((name, corpus.loss, corpus.bleu(), corpus.bleu("compositional"), exact, longer))
-        values |= {f"bleu_{name}": corpus.bleu(), f"reversal_{name}": exact, f"longer_{name}": longer}
         curves["built-in corpus"][name], curves["reversal"][name] = corpus.curve(), reversal.curve()
     losses = [lines(curve, "update", "validation loss in nats per token", task) for task, curve in curves.items()]
     return Outcome(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from heedful.figures import lines
-from heedful.studies.measures import seed_cells, seed_values, train_with_seeds
+from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.report import Outcome
 from heedful.studies.study import Lab, Study, description_of
 from heedful.studies.training import LEARNING
@@ -24,12 +24,11 @@ def run(lab: Lab) -> Outcome:
     """Train a model for every way to share."""
     trainings = {name: train_with_seeds(lab, name, changes, SEEDS) for name, changes in SHARINGS.items()}
     curves = {name: runs[0].curve() for name, runs in trainings.items()}
-    one, each = trainings[ONE][0].parameters, trainings[EACH][0].parameters
-    values = seed_values({name.replace(" ", "_"): runs for name, runs in trainings.items()})
+    quality = [(name, MATRICES[name], *seed_cells(runs)) for name, runs in trainings.items()]
     return Outcome(
-        {"quality": [(name, MATRICES[name], *seed_cells(runs)) for name, runs in trainings.items()]},
+        {"quality": quality},
         {"curves": [lines(curves, "updates", "validation loss (nats per token)")]},
-        values | {"one": one, "each": each, "saved": 1 - one / each},
+        {"saved": 1 - quality[0][2] / quality[-1][2], "spread": max(row[4] for row in quality)},
         {"seeds": SEEDS},
     )
 

@@ -12,7 +12,7 @@ from heedful.figures import lines
 from heedful.inference.translation import Translator
 from heedful.studies.measures import attention_along, encoded, score
 from heedful.studies.pairs import Pair
-from heedful.studies.recurrent.equal_models import TRAINING, key_of, recurrent_models
+from heedful.studies.recurrent.equal_models import TRAINING, recurrent_models
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
 
@@ -86,12 +86,12 @@ def run(lab: Lab) -> Outcome:
     by_number = [[pair for pair in data["test"] if len(clues_of(pair)) == number] for number in NUMBERS]
     by_distance = [[pair for pair in by_number[-1] if distance(pair) * 4 // most == quarter] for quarter in range(4)]
     rows, far = list[tuple[Cell, ...]](), list[tuple[Cell, ...]]()
-    curves, losses, values = {}, {}, dict[str, Cell]()
+    curves, losses = {}, {}
     for name in MODELS:
         model, _, is_long = name.partition(", ")
         updates = {"optimization.max_updates": 4 * lab.study.changes["optimization.max_updates"]} if is_long else {}
         training = lab.train(name, recurrent_models().get(model, {}) | files | updates)
-        translator, key = training.translator(), key_of(name).replace(", ", "_").replace(" ", "_")
+        translator = training.translator()
         exact, quarters = (
             [score(translator, pairs, "exact_match") for pairs in groups] for groups in (by_number, by_distance)
         )
@@ -99,12 +99,9 @@ def run(lab: Lab) -> Outcome:
         rows.append((name, training.parameters, *exact, *looks))
         far.append((name, *quarters))
         curves[name], losses[name] = list(zip(NUMBERS, exact, strict=True)), training.curve()
-        values |= {f"{key}_{number}": value for number, value in zip(NUMBERS, exact, strict=True)}
-        values |= {f"{key}_near": quarters[0], f"{key}_far": quarters[-1]}
-        values |= {f"{key}_head": looks[0], f"{key}_weight": looks[1]}
     named = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
     panels = [named, lines(losses, "update", "validation loss")]
-    return Outcome({"clues": rows, "distance": far}, {"clues": panels}, values)
+    return Outcome({"clues": rows, "distance": far}, {"clues": panels})
 
 
 STUDY = Study.described(run, description_of(__file__), TRAINING)

@@ -36,8 +36,3 @@ def recurrent_models() -> dict[str, dict[str, Any]]:
         )
         for (cell, attention), size in HIDDEN_SIZES.items()
     }
-
-
-def key_of(name: str) -> str:
-    """Return the name of a model as it stands in the names of values: "lstm_attention"."""
-    return name.replace(" + ", "_").lower()

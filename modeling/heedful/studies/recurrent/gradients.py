@@ -172,15 +172,13 @@ def run(lab: Lab) -> Outcome:
         "recall": [(cell, *found) for cell, found in accuracy.items()],
         "clipping": [_clipping_row(*key, found) for key, found in clipped.items()],
     }
-    values = {f"{c}_{m}".replace(", ", "_"): by_distance[m, c][-1] for m, c in by_distance}
-    values |= {f"depth_{name.split()[-1]}": norms[-1] for name, norms in by_depth.items()}
-    values |= {f"recall_{cell}".replace(", ", "_"): found[-1] for cell, found in accuracy.items()}
+    values = {"collapse": collapse_error(lab.seed)}
     for number, (cell, matrix) in enumerate(UNCLIPPED):
         free, held = (clipped[cell, matrix, norm] for norm in (math.inf, LARGEST_NORM))
         values |= {f"free_{number}": free.accuracy, f"held_{number}": held.accuracy, f"norm_{number}": free.largest}
     settings = {"updates": updates, "length": DESCENT_LENGTH, "symbols": SYMBOLS, "norm": LARGEST_NORM}
     panels = {"distance": [_panel(matrix, by_distance) for matrix in MATRICES], "depth": [_depth_panel(by_depth)]}
-    return Outcome(rows, panels, values | {"collapse": collapse_error(lab.seed)}, settings)
+    return Outcome(rows, panels, values, settings)
 
 
 def _clipping_row(cell: str, matrix: str, norm: float, found: Recall) -> tuple[Cell, ...]:

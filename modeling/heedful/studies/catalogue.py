@@ -2,37 +2,26 @@
 
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 
 from heedful.studies.study import Study
 
-# The sub-room of each study; the module of that name in it has a `STUDY`.
+# By sub-room the studies in it: the module of each name has a `STUDY`.
 ROOMS = {
-    "dilution": "attention",
-    "scaling": "attention",
-    "masking": "attention",
-    "questions": "attention",
-    "positions": "models",
-    "heads": "attention",
-    "sharing": "models",
-    "markov": "models",
-    "dependence": "models",
-    "gradients": "recurrent",
-    "cells": "recurrent",
-    "robustness": "recurrent",
-    "clue": "recurrent",
-    "ladder": "models",
-    "paths": "models",
-    "homonyms": "attention",
-    "complexity": "complexity",
+    "attention": ("dilution", "scaling", "masking", "heads", "questions", "homonyms"),
+    "models": ("positions", "sharing", "markov", "dependence", "ladder", "paths"),
+    "recurrent": ("gradients", "cells", "robustness", "clue"),
+    "complexity": ("complexity",),
 }
-NAMES = tuple(ROOMS)
+NAMES = tuple(chain.from_iterable(ROOMS.values()))
 
 
 def find_study(name: str) -> Study:
     """Return a study, or name the nearest one in a `ValueError`."""
-    if name not in ROOMS:
+    if name not in NAMES:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
         raise ValueError(
             f"The study must be one of {', '.join(NAMES)}, but is {name} instead; did you mean {nearest}?"
         )
-    return import_module(f"heedful.studies.{ROOMS[name]}.{name}").STUDY
+    (room,) = (room for room, names in ROOMS.items() if name in names)
+    return import_module(f"heedful.studies.{room}.{name}").STUDY

@@ -143,13 +143,12 @@ class Lab:
 
 
 def _read_setting(name: str, text: str, described: Any) -> Any:
-    """Read a setting that is described by another one of its kind: a text, a number, or numbers with commas."""
+    """Read a setting of the kind of the described one: a text, a number, or numbers with commas between."""
+    is_list = isinstance(described, list)
     try:
-        if isinstance(described, list):
-            return [int(number) for number in text.split(",")]
-        return type(described)(text)
+        return [int(number) for number in text.split(",")] if is_list else type(described)(text)
     except ValueError:
-        kind = "whole numbers with commas between" if isinstance(described, list) else "a whole number"
+        kind = "whole numbers with commas between" if is_list else "a whole number"
         raise ValueError(f"`{name}` must be {kind}, but is {text!r} instead.") from None
 
 

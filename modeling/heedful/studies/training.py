@@ -101,22 +101,18 @@ def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
         logger.info("trained already: %s (%s)", name, target)
     else:
         logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
-        _run_training(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()), summary)
+        from heedful.training.run import train
+
+        result = train(replace(recipe, output=str(target), resume=(target / "recipe.yaml").is_file()))
+        values = {
+            "updates": result.progress.update,
+            "target_tokens": result.progress.target_tokens,
+            "parameters": result.parameters,
+            "seconds": result.progress.seconds,
+            "metrics": result.metrics,
+        }
+        write_text(summary, json.dumps(values, indent=2))
     return Training(name, changes, target, **json.loads(summary.read_text(encoding="utf-8")))
-
-
-def _run_training(recipe: Recipe, summary: Path) -> None:
-    from heedful.training.run import train
-
-    result = train(recipe)
-    values = {
-        "updates": result.progress.update,
-        "target_tokens": result.progress.target_tokens,
-        "parameters": result.parameters,
-        "seconds": result.progress.seconds,
-        "metrics": result.metrics,
-    }
-    write_text(summary, json.dumps(values, indent=2))
 
 
 def checksum_of(recipe: Recipe) -> str:

@@ -87,9 +87,8 @@ def run(lab: Lab) -> Outcome:
 def _look_rows(looks: dict[Head, Look], importance: dict[Head, float]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for head, look in looks.items():
-        shares = {place: f"{share:.0%}" for place, share in look.shares(head.kind).items()}
-        cells = [shares.get(place, "–") for place in PLACES]
-        rows.append((str(head), *cells, look.mean("largest weight"), look.mean("entropy"), importance[head]))
+        shares = (f"{look[place]:.0%}" if place in look else "–" for place in PLACES)
+        rows.append((str(head), *shares, look["largest weight"], look["entropy"], importance[head]))
     return rows
 
 
@@ -108,11 +107,11 @@ def _look_values(looks: dict[Head, Look]) -> dict[str, Cell]:
         share, place, head = single_heads.most_positional(looks, kind)
         values |= {f"{kind}_share": share, f"{kind}_place": place, f"{kind}_head": str(head)}
     cross = sharpest(looks, "cross")
-    return values | {"cross_head": str(cross), "cross_largest": looks[cross].mean("largest weight")}
+    return values | {"cross_head": str(cross), "cross_largest": looks[cross]["largest weight"]}
 
 
 def _look_panel(looks: dict[Head, Look]) -> Panel:
-    shares = [[look.shares(head.kind).get(place, float("nan")) for place in PLACES] for head, look in looks.items()]
+    shares = [[look.get(place, float("nan")) for place in PLACES] for look in looks.values()]
     image = {"cmap": "Blues", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest"}
     draw_matrix = matrix(shares, "mean attention weight", image=image, xlabel="token that is looked at")
 

@@ -133,12 +133,10 @@ def run(lab: Lab) -> Outcome:
     layers = {form: _layers(trained, form, meanings) for form, meanings in words.items()}
     before = _means(_layers(untrained, form, meanings) for form, meanings in words.items())
     translated = {form: translated_meanings(trained, meanings) for form, meanings in words.items()}
-    rows = [
-        (form, ", ".join(meaning.noun for meaning in meanings))
-        + tuple(layers[form][number].unseen for number in (0, 1, -1))
-        + translated[form]
-        for form, meanings in words.items()
-    ]
+    rows = []
+    for form, meanings in words.items():
+        unseen = (layers[form][number].unseen for number in (0, 1, -1))
+        rows.append((form, ", ".join(meaning.noun for meaning in meanings), *unseen, *translated[form]))
     after, names, shown = _means(layers.values()), layer_names(len(before)), WORDS[0]["form"]
     values = {"chance": fmean(1 / len(meanings) for meanings in words.values())}
     values["right"], values["wrong"] = map(fmean, zip(*translated.values(), strict=True))
@@ -178,13 +176,15 @@ def _means(layers_of_words: Iterable[Sequence[Layer]]) -> list[Layer]:
 
 
 def _layer_panels(after: Sequence[Layer], before: Sequence[Layer]) -> list[Panel]:
-    def curves(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, list[tuple[float, float]]]:
-        numbered = list(enumerate(layers))
-        return {name: [(number, getattr(layer, field)) for number, layer in numbered] for field, name in names.items()}
+    def curve(layers: Sequence[Layer], name: str) -> list[tuple[float, float]]:
+        return [(number, getattr(layer, name)) for number, layer in enumerate(layers)]
 
-    probes = {"seen": "deciding words seen", "unseen": "deciding words unseen"}
-    shares = curves(after, probes) | curves(before, {field: f"{name}, untrained" for field, name in probes.items()})
-    cosines = curves(after, {"within": "within a meaning", "between": "between meanings"})
+    shares = {
+        f"deciding words {name}{training}": curve(layers, name)
+        for training, layers in (("", after), (", untrained", before))
+        for name in ("seen", "unseen")
+    }
+    cosines = {"within a meaning": curve(after, "within"), "between meanings": curve(after, "between")}
     passed, ticks = "layers passed (0: the embedding)", range(len(after))
     return [
         lines(shares, passed, "share of sentences told right", xticks=ticks, ylim=(0, 1)),

@@ -5,8 +5,7 @@ alone. That is what lets training predict all tokens of a sentence at once.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean, median
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from heedful.data.encoding import EncodedPairs
 from heedful.figures import Panel, lines
@@ -51,14 +51,12 @@ def _later(scores: torch.Tensor) -> torch.Tensor:
 WAYS = {"−∞ before": hidden_before, "0 after": zeroed_after}
 
 
-@contextmanager
-def seeing_all() -> Iterator[None]:
-    """Let every decoder that runs meanwhile see all target tokens that it is given, later ones too.
+def seeing_all() -> RemovableHandle:
+    """Let every decoder see all target tokens that it is given, later ones too, until the end of a `with`.
 
     Padding stays hidden where a mask of it is given; training gives none, because a causal decoder needs none.
     """
-    with register_module_forward_pre_hook(_show_all):  # type: ignore[arg-type]  # it may return arguments
-        yield
+    return register_module_forward_pre_hook(_show_all)  # type: ignore[arg-type]  # it may return arguments
 
 
 def _show_all(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -180,11 +178,11 @@ def _example_rows() -> list[tuple[Cell, ...]]:
     """Say of every token of the small example what its weights are, and sum to, in both ways."""
     scores = torch.tensor(SCORES)
     changed = scores + torch.tensor([0.0, 0.0, CHANGE])
-    table: list[tuple[Cell, ...]] = []
-    for way, weigh in WAYS.items():
-        for place, (row, later) in enumerate(zip(weigh(scores).tolist(), weigh(changed).tolist(), strict=True), 1):
-            table.append((way, place, *row, sum(row), later[0]))
-    return table
+    return [
+        (way, place, *row, sum(row), later[0])
+        for way, weigh in WAYS.items()
+        for place, (row, later) in enumerate(zip(weigh(scores).tolist(), weigh(changed).tolist(), strict=True), 1)
+    ]
 
 
 def _panels(

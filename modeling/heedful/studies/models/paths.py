@@ -18,27 +18,17 @@ from heedful.studies.study import Lab, Study, description_of
 
 # "I love you" in Korean has as many words, and more.
 LENGTHS = (3, 6, 12, 24)
-RECURRENT = {"cell": "lstm", "bidirectional": False, "attention": "none", "bridge": "copy", "input_feeding": False}
-# Wide enough that no gradient is zero by chance.
-SIZES = {"embedding_size": 8, "hidden_size": 8, "encoder_layers": 1, "decoder_layers": 1}
-MODELS: dict[str, dict[str, Any]] = {
-    "LSTM": {},
-    "LSTM that reads the source backwards": {"reverse_source": True},
-    "LSTM that is told the last state at each step": {"input_feeding": True},
-    "LSTM with attention": {"attention": "dot"},
-    "Transformer": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
-}
+DESCRIPTION = description_of(__file__)
+MODELS: dict[str, dict[str, Any]] = DESCRIPTION["models"]
 VOCABULARY = 64
 
 
 def make_model(name: str) -> Any:
     """Return a model with random weights in float64, in evaluation mode."""
     if name == "Transformer":
-        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        config: Any = HeedConfig(vocab_size=VOCABULARY, **MODELS[name], **heads)
-        return HeedForConditionalGeneration(config).double().eval()
-    config = HeedRNNConfig(vocab_size=VOCABULARY, **{**SIZES, **RECURRENT, **MODELS[name]}, use_fused_cells=False)
-    return HeedRNNForConditionalGeneration(config).double().eval()
+        return HeedForConditionalGeneration(HeedConfig(vocab_size=VOCABULARY, **MODELS[name])).double().eval()
+    options = {**DESCRIPTION["recurrent"], **MODELS[name]}
+    return HeedRNNForConditionalGeneration(HeedRNNConfig(vocab_size=VOCABULARY, **options)).double().eval()
 
 
 @contextmanager
@@ -111,4 +101,4 @@ def run(lab: Lab) -> Outcome:
     return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]})
 
 
-STUDY = Study.described(run, description_of(__file__))
+STUDY = Study.described(run, DESCRIPTION)

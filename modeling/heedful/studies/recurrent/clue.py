@@ -16,20 +16,8 @@ from heedful.studies.recurrent.equal_models import TRAINING, recurrent_models
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
 
-CLUES = {
-    "murderer": "baker doctor judge maid painter sailor teacher widow",
-    "weapon": "axe candlestick hammer knife pistol poison rope wrench",
-    "room": "attic bedroom cellar hall kitchen library pantry study",
-    "hour": "dawn dusk eight eleven midnight nine noon seven",
-    "weather": "clouds fog frost hail rain snow storm sunshine",
-    "witness": "cat cow dog goat horse owl parrot pig",
-    "motive": "ambition anger debt envy fear greed jealousy revenge",
-    "loot": "coins diary map necklace painting ring stamps watch",
-    "trace": "ash blood button footprint glove hair mud ticket",
-    "escape": "bicycle boat bus carriage ferry taxi train tram",
-    "town": "Bath Dover Exeter Leeds London Oxford Ripon York",
-    "month": "April August June March May November October September",
-}
+DESCRIPTION = description_of(__file__)
+CLUES = {kind: words.split() for kind, words in DESCRIPTION["clues"].items()}
 NUMBERS = (2, 4, 8, 12)  # of words before the last line
 PAIRS = {"train": 40_000, "validation": 400, "test": 2_000}
 LOOKED_AT = 200  # test pairs whose attention is measured
@@ -38,7 +26,7 @@ MODELS = ("LSTM", "LSTM, four times as long", "LSTM + attention", "Transformer")
 
 def story(random: Random, number: int) -> Pair:
     """Return a story of so many clues, each of another kind, whose last line asks for one, and that one."""
-    words = {kind: random.choice(CLUES[kind].split()) for kind in random.sample(sorted(CLUES), number)}
+    words = {kind: random.choice(CLUES[kind]) for kind in random.sample(sorted(CLUES), number)}
     asked = random.choice(list(words))
     return f"{' '.join(words.values())} . the {asked} was", words[asked]
 
@@ -104,4 +92,4 @@ def run(lab: Lab) -> Outcome:
     return Outcome({"clues": rows, "distance": far}, {"clues": panels})
 
 
-STUDY = Study.described(run, description_of(__file__), TRAINING)
+STUDY = Study.described(run, DESCRIPTION, TRAINING)

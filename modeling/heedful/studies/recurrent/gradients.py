@@ -22,11 +22,8 @@ from heedful.modeling_heed_rnn import HeedRNNEncoder
 from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, Study, description_of
 
-# The activations of a plain cell, and cells with gates: as models begin, and with a gate that begins open.
-CELLS: dict[str, dict[str, Any]] = {
-    **{name: {"cell": "rnn", "activation_function": name} for name in ("sigmoid", "tanh", "relu", "linear")},
-    **{name: {"cell": name.removesuffix(", open")} for name in ("lstm", "gru", "lstm, open", "gru, open")},
-}
+DESCRIPTION = description_of(__file__)
+CELLS, STACKS = DESCRIPTION["cells"], DESCRIPTION["stacks"]
 KEEPING_GATE = 1  # its place among the gates of either cell: what an LSTM does not forget, and a GRU does not update
 OPEN = 4.0  # a bias of which the sigmoid is 0.98
 WIDTH = 64
@@ -36,15 +33,6 @@ DISTANCES = (1, 5, 10, 25, 50, 100)
 ORTHOGONAL, LARGER, POSITIVE = MATRICES = ("orthogonal", "orthogonal × 1.5", "positive")
 
 DEPTHS = (1, 5, 10, 25, 50)
-# An activation and the gain of its weights: 1 keeps the variance of linear layers, √2 that of ReLU (He et al., 2015).
-STACKS = {
-    "sigmoid": ("sigmoid", 1.0),
-    "sigmoid, gain 4": ("sigmoid", 4.0),
-    "tanh": ("tanh", 1.0),
-    "relu": ("relu", 1.0),
-    "relu, gain √2": ("relu", 2**0.5),
-    "linear": ("linear", 1.0),
-}
 
 SYMBOLS = 8
 LENGTHS = (5, 20, 50)  # of the sequences whose first symbol is to be named
@@ -56,7 +44,6 @@ LARGEST_NORM = 1.0
 UNCLIPPED = (("tanh", ORTHOGONAL), ("linear", LARGER), ("lstm", ORTHOGONAL))
 DESCENT_RATE = 0.1
 DESCENT_LENGTH = 20
-DESCRIPTION = description_of(__file__)
 
 
 class Recall(NamedTuple):

@@ -1,7 +1,7 @@
 """What a study is, how it runs, and how its results are written: all of them, or nothing.
 
-A study is a module of a sub-room that ends in its `STUDY`, and beside it a file in TOML with the module's name: its
-description, which has the words and the settings. So the module only measures:
+A study is a module of a sub-room with a function `run`, and a file in TOML with the module's name: its description,
+which has the words and the settings. So the module only measures:
 
     >>> from heedful.studies.report import Outcome
     >>> from heedful.studies.study import Lab, Study, results_of
@@ -19,7 +19,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -53,15 +53,6 @@ class Study:
     changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key
     settings: Mapping[str, Any] = field(default_factory=dict)  # that the command can change: numbers, texts, lists
     data: Data = "builtin"  # what it can use
-
-    @classmethod
-    def described(
-        cls, run: Callable[["Lab"], Outcome], description: Mapping[str, Any], changes: Mapping[str, Any] = NO_CHANGES
-    ) -> "Study":
-        """Make the study of a module from its description, with changes that it shares with other studies."""
-        words = {one.name: description[one.name] for one in fields(cls) if one.name in description}
-        words["changes"] = {**changes, **description.get("changes", {})}
-        return cls(name=run.__module__.rpartition(".")[2], run=run, **words)
 
 
 def description_of(module_file: str) -> dict[str, Any]:

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With these the small model is past the point where it finds out which source word a target word belongs to.
-LEARNING = {
-    "data.test": {"test": "builtin:test:500"},
-    "tokenizer.vocab_size": 2000,
-    "model.options.dropout": 0.0,
-    "optimization.learning_rate": 0.005,
-    "optimization.warmup_updates": 100,
-    "optimization.max_updates": 500,
-}
 SHARED_RECIPE = Path(__file__).with_name("recipe.yaml")
 SUMMARY = "training.json"  # written last: where it is, the training has ended
 WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")

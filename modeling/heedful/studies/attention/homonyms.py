@@ -24,8 +24,8 @@ from heedful.inference.translation import Translator
 from heedful.studies import measures
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING, study_recipe
+from heedful.studies.study import Lab, description_of
+from heedful.studies.training import study_recipe
 
 DESCRIPTION = description_of(__file__)
 LEXICON = DESCRIPTION["lexicon"]
@@ -201,6 +201,3 @@ def _plane_panels(translator: Translator, form: str, meanings: Sequence[Meaning]
         clouds = {one.noun: [(*next(points), "") for _ in own] for one, own in zip(meanings, states, strict=True)}
         panels.append(labelled_points(clouds, title))
     return panels
-
-
-STUDY = Study.described(run, DESCRIPTION, LEARNING)

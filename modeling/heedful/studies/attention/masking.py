@@ -16,14 +16,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from heedful.data.encoding import EncodedPairs
-from heedful.figures import Panel, lines
+from heedful.figures import lines
 from heedful.inference.attention.recording import record_attention, recorded_heads
 from heedful.modeling_heed import HeedDecoderLayer
 from heedful.studies import measures
 from heedful.studies.pairs import held_out_pairs
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import Training
+from heedful.studies.study import Lab
 
 SCORES = ((2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 2.0, 1.0))  # of three tokens, in the small example
 CHANGE = 2.0  # what is added there to the last token's scores
@@ -157,9 +156,19 @@ def run(lab: Lab) -> Outcome:
     values |= {"mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
     values |= {"furthest": max(abs(1 - one) for one in chain(*hidden))}
     values |= {"difference": max(abs(row[1] - row[2]) for row in passes), "faster": passes[-1][5]}
+    scores, change = torch.tensor(SCORES), torch.tensor([0.0, 0.0, CHANGE])
+    curves = {training.name: training.curve() for training in trainings}
+    times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
+    means = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
     return Outcome(
         {
-            "example": _example_rows(),
+            "example": [
+                (way, place, *row, sum(row), later[0])
+                for way, weigh in WAYS.items()
+                for place, row, later in zip(
+                    (1, 2, 3), weigh(scores).tolist(), weigh(scores + change).tolist(), strict=True
+                )
+            ],
             "sums": [
                 (place, fmean(own), fmean(found), min(found))
                 for place, (own, found) in enumerate(zip(hidden, zeroed, strict=True), start=1)
@@ -168,34 +177,11 @@ def run(lab: Lab) -> Outcome:
             "examples": list(zip(*zip(*pairs[:EXAMPLES], strict=True), *texts, strict=True)),
             "passes": passes,
         },
-        _panels(sums, trainings, passes),
+        {
+            "sums": [lines(means, "position", "mean sum of a row's weights", ylim=(0, 1.05))],
+            "training": [lines(curves, "update", "validation loss in nats per token", log="y")],
+            "passes": [lines(times, "target tokens", "milliseconds", log="xy")],
+        },
         values,
         {"pairs": PAIRS, "change": CHANGE},
     )
-
-
-def _example_rows() -> list[tuple[Cell, ...]]:
-    """Say of every token of the small example what its weights are, and sum to, in both ways."""
-    scores = torch.tensor(SCORES)
-    changed = scores + torch.tensor([0.0, 0.0, CHANGE])
-    return [
-        (way, place, *row, sum(row), later[0])
-        for way, weigh in WAYS.items()
-        for place, (row, later) in enumerate(zip(weigh(scores).tolist(), weigh(changed).tolist(), strict=True), 1)
-    ]
-
-
-def _panels(
-    sums: dict[str, list[list[float]]], trainings: Sequence[Training], passes: list[tuple[float, ...]]
-) -> dict[str, list[Panel]]:
-    rows = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
-    curves = {training.name: training.curve() for training in trainings}
-    times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
-    return {
-        "sums": [lines(rows, "position", "mean sum of a row's weights", ylim=(0, 1.05))],
-        "training": [lines(curves, "update", "validation loss in nats per token", log="y")],
-        "passes": [lines(times, "target tokens", "milliseconds", log="xy")],
-    }
-
-
-STUDY = Study.described(run, description_of(__file__))

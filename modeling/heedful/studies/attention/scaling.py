@@ -7,13 +7,14 @@ are equal, and fresh projections give queries and keys of variance 1.
 """
 
 import math
+from itertools import product
 from typing import NamedTuple
 
 import torch
 
 from heedful.figures import Points, lines
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)  # d_k
 KEYS = 32
@@ -61,12 +62,11 @@ def run(lab: Lab) -> Outcome:
     """Look at random scores by width, and train each scoring at three widths."""
     plain = {d_k: softmax_of_random(d_k, False, lab.seed) for d_k in WIDTHS}
     scaled = {d_k: softmax_of_random(d_k, True, lab.seed) for d_k in WIDTHS}
-    trainings = {
-        (d_k, scoring): lab.train(f"{scoring}, d_k {d_k}", _changes(d_k, scoring))
-        for d_k in TRAINED_WIDTHS
-        for scoring in SCORINGS
-    }
-    curves = {key: training.curve() for key, training in trainings.items()}
+    curves = {}
+    for d_k, scoring in product(TRAINED_WIDTHS, SCORINGS):
+        heads = {f"model.options.{stack}_attention_heads": D_MODEL // d_k for stack in ("encoder", "decoder")}
+        changes = {"model.options.attention_scoring": scoring, **heads}
+        curves[d_k, scoring] = lab.train(f"{scoring}, d_k {d_k}", changes).curve()
     softmax_rows = [
         (d_k, plain[d_k].variance, *(getattr(one[d_k], name) for name in MEASURES for one in (plain, scaled)))
         for d_k in WIDTHS
@@ -97,11 +97,3 @@ def run(lab: Lab) -> Outcome:
         },
         settings={"keys": KEYS, "queries": QUERIES},
     )
-
-
-def _changes(d_k: int, scoring: str) -> dict[str, str | int]:
-    heads = {f"model.options.{stack}_attention_heads": D_MODEL // d_k for stack in ("encoder", "decoder")}
-    return {"model.options.attention_scoring": scoring, **heads}
-
-
-STUDY = Study.described(run, DESCRIPTION)

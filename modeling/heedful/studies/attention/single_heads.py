@@ -6,11 +6,11 @@ as important as the loss depends on it, E|∂L/∂ξ| over sentences (equation 2
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +19,8 @@ from heedful.data.micro_batches import collate
 from heedful.inference.attention.recording import Kind
 from heedful.inference.engines import evaluation_mode
 from heedful.inference.translation import Translator
-from heedful.studies.measures import attention_along
+from heedful.studies.measures import Head, attention_by_head
+from heedful.studies.pairs import Pair
 
 if TYPE_CHECKING:
     from heedful.attention_heed import HeedAttention
@@ -32,28 +33,16 @@ PLACES = ("previous", "same", "next", "first", "</s>")
 NOT_THERE = {"encoder": (), "decoder": ("next", "</s>"), "cross": ("previous", "same", "next")}
 
 
-class Head(NamedTuple):
-    """A head of a model."""
-
-    kind: Kind  # "encoder" or "decoder" self-attention, or "cross"
-    layer: int  # its number in its stack, from 0
-    number: int  # in its layer, from 0
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.layer}.{self.number}"
-
-
-def looks_of_heads(translator: Translator, rows: EncodedPairs) -> dict[Head, Look]:
+def looks_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, Look]:
     """Measure what every head of a model looks at, along the given translations.
 
     In the decoder "same" is the token that was read last and "first" is <s>; the last source token is </s>.
     """
-    found: dict[Head, dict[str, list[float]]] = {head: defaultdict(list) for head in heads_of(translator.model)}
-    for index in range(len(rows)):
-        weights = attention_along(translator, rows[index])
-        for head, values in found.items():
-            for name, measured in look_of(weights[head.kind][head.layer][head.number]).items():
-                values[name] += measured.tolist()
+    found: dict[Head, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for weights_by_head in attention_by_head(translator, pairs):
+        for head, weights in weights_by_head.items():
+            for name, measured in look_of(weights).items():
+                found[head][name] += measured.tolist()
     return {
         head: {name: fmean(one or [0.0]) for name, one in values.items() if name not in NOT_THERE[head.kind]}
         for head, values in found.items()

@@ -11,7 +11,7 @@ from heedful.studies.complexity import reach
 from heedful.studies.complexity.counts import Sizes, operations, path_length, sequential_steps, term_of_table_1
 from heedful.studies.complexity.measurement import FEWEST_LENGTHS, KINDS, Cost, exponent, machine, measure
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 NAMES, PAPER, FORMULAS = (DESCRIPTION[part] for part in ("names", "paper", "formulas"))
@@ -101,6 +101,3 @@ def _count_row(kind: str, length: int, sizes: Sizes) -> tuple[Cell, ...]:
 def _path_cell(kind: str, length: int, measured: Measurements) -> Cell:
     path, formula = measured.paths[kind][length], path_length(kind, length, measured.sizes)
     return path if path == formula else f"{path} (not {formula})"
-
-
-STUDY = Study.described(run, DESCRIPTION)

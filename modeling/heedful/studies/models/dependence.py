@@ -17,7 +17,7 @@ from heedful.inference.translation import Translator
 from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, joined_pairs, reversal_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 from heedful.studies.training import Training, model_changes
 
 MOST_SENTENCES = 3  # that are joined to one source
@@ -144,6 +144,3 @@ def _panels(ends: Sequence[int], label: str, measures: Mapping[str, ByLength]) -
         lines({name: list(zip(ends, numbers, strict=True)) for name, numbers in values.items()}, label, measure)
         for measure, values in measures.items()
     ]
-
-
-STUDY = Study.described(run, DESCRIPTION)

@@ -2,7 +2,7 @@
 
 from heedful.figures import bars
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 from heedful.studies.training import model_changes
 
 TEST = "test_2016_flickr"
@@ -25,6 +25,3 @@ def run(lab: Lab) -> Outcome:
     ahead = [rung for rung in compared if bleu[rung["name"]] > rung["published"]]
     values = {"ahead": len(ahead), "compared": len(compared)}
     return Outcome({"ladder": rows}, {"bleu": [bars(bleu, f"BLEU, {TEST}")]}, values)
-
-
-STUDY = Study.described(run, DESCRIPTION)

@@ -14,7 +14,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, Hee
 from heedful.cells_heed import Cell
 from heedful.figures import lines
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 # "I love you" in Korean has as many words, and more.
 LENGTHS = (3, 6, 12, 24)
@@ -61,16 +61,10 @@ def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
 def arrives(model: Any, length: int, place: int) -> bool:
     """Tell whether the first source word has a gradient from a target word at a place, from 0."""
     ids = torch.arange(4, 4 + length)[None]
-    found: list[torch.Tensor] = []
-    table = model.get_input_embeddings()
-    # The decoder may look up in the same table, after the encoder.
-    handle = table.register_forward_hook(lambda _, __, output: found.append(output))
-    try:
-        logits = model(input_ids=ids, decoder_input_ids=ids).logits  # (1, length, V)
-    finally:
-        handle.remove()
+    embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+    logits = model(inputs_embeds=embedded, decoder_input_ids=ids).logits  # (1, length, V)
     outcome = logits[0, place] @ torch.randn_like(logits[0, place])
-    (gradient,) = torch.autograd.grad(outcome, found[0], allow_unused=True)  # None where all ways are cut
+    (gradient,) = torch.autograd.grad(outcome, embedded, allow_unused=True)  # None where all ways are cut
     return gradient is not None and bool((gradient[0, 0] != 0).any())
 
 
@@ -99,6 +93,3 @@ def run(lab: Lab) -> Outcome:
         rows += [(name, n, *both) for n, both in found.items()]
         curves[name] = [(n, last) for n, (_, last) in found.items()]
     return Outcome({"paths": rows}, {"paths": [lines(curves, "words of source and target", "cells")]})
-
-
-STUDY = Study.described(run, DESCRIPTION)

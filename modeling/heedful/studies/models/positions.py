@@ -12,7 +12,7 @@ from heedful.figures import Panel, Points, lines, matrix
 from heedful.positions_heed import sinusoids
 from heedful.studies.pairs import Pair, reversal_pairs
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 ENCODINGS = ("sinusoidal", "learned", "rotary", "none")
 WIDTH = 64
@@ -107,6 +107,3 @@ def _shift_panels() -> list[Panel]:
         axes.legend(fontsize=8)
 
     return [matrix(shift[:DRAWN, :DRAWN].numpy(), image=image, **labels), draw_features]
-
-
-STUDY = Study.described(run, DESCRIPTION)

@@ -3,8 +3,7 @@
 from heedful.figures import lines
 from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
-from heedful.studies.training import LEARNING
+from heedful.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 SEEDS = 2
@@ -24,6 +23,3 @@ def run(lab: Lab) -> Outcome:
         {"saved": 1 - quality[0][2] / quality[-1][2], "spread": max(row[4] for row in quality)},
         {"seeds": SEEDS},
     )
-
-
-STUDY = Study.described(run, DESCRIPTION, LEARNING)

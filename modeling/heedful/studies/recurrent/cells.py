@@ -12,9 +12,9 @@ from heedful.inference.attention.recording import record_gates
 from heedful.inference.translation import Translator
 from heedful.studies.measures import seed_cells, train_with_seeds
 from heedful.studies.pairs import held_out_pairs
-from heedful.studies.recurrent.equal_models import TRAINING, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab
 
 GATED = ("LSTM", "GRU", "LSTM + attention", "GRU + attention")
 ENCODER = "encoder.layers.0.first_cell"
@@ -80,6 +80,3 @@ def _panels(translator: Translator, source: str, gates: dict[str, torch.Tensor])
         return draw
 
     return [panel_of(name, values) for name, values in gates.items()]
-
-
-STUDY = Study.described(run, description_of(__file__), TRAINING)

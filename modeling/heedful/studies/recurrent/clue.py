@@ -4,17 +4,18 @@
 without attention has to carry all of them to the end in one state; attention looks the one up when it is asked for.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
 from heedful.figures import lines
 from heedful.inference.translation import Translator
-from heedful.studies.measures import attention_along, encoded, score
+from heedful.studies.measures import attention_by_head, score
 from heedful.studies.pairs import Pair
-from heedful.studies.recurrent.equal_models import TRAINING, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 CLUES = {kind: words.split() for kind, words in DESCRIPTION["clues"].items()}
@@ -54,14 +55,12 @@ def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[s
     What looks is, in cross-attention, the step that names the word; in the encoder, the kind in the last line. The
     source's tokens are its words.
     """
-    rows, found = encoded(pairs, translator.tokenizers), dict[str, list[float]]()
-    for number, pair in enumerate(pairs):
-        words = pair[0].split()
-        place, looks = words.index(pair[1]), {"cross": 0, "encoder": len(words) - 2}
-        for kind, layers in attention_along(translator, rows[number], ["cross", "encoder"]).items():
-            for layer, heads in enumerate(layers):
-                for head, weights in enumerate(heads):  # (rows, columns)
-                    found.setdefault(f"{kind} {layer}.{head}", []).append(weights[looks[kind], place].item())
+    found = defaultdict[str, list[float]](list)
+    for (source, word), by_head in zip(pairs, attention_by_head(translator, pairs, ["cross", "encoder"]), strict=True):
+        words = source.split()
+        rows = {"cross": 0, "encoder": len(words) - 2}
+        for head, weights in by_head.items():
+            found[str(head)].append(weights[rows[head.kind], words.index(word)].item())
     best = max(found, key=lambda head: fmean(found[head]))
     return best, fmean(found[best])
 
@@ -90,6 +89,3 @@ def run(lab: Lab) -> Outcome:
     named = lines(curves, "clues in the story", "decisive words named, in %", xticks=NUMBERS, ylim=(0, 105))
     panels = [named, lines(losses, "update", "validation loss")]
     return Outcome({"clues": rows, "distance": far}, {"clues": panels})
-
-
-STUDY = Study.described(run, DESCRIPTION, TRAINING)

@@ -1,12 +1,11 @@
-"""Models of about as many parameters as the studies' Transformer, and how all of them are trained alike."""
+"""Models of about as many parameters as the studies' Transformer."""
 
 from typing import Any
 
 from heedful.studies.study import description_of
-from heedful.studies.training import LEARNING, model_changes
+from heedful.studies.training import model_changes
 
 RATE = 0.01  # of the recurrent models; better for these than the 0.005 that serves the Transformer
-TRAINING = {**LEARNING, "optimization.max_grad_norm": 1.0, "optimization.max_updates": 1000}
 
 
 def recurrent_models() -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.figures import Panel, Points, lines
 from heedful.modeling_heed_rnn import HeedRNNEncoder
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 CELLS, STACKS = DESCRIPTION["cells"], DESCRIPTION["stacks"]
@@ -147,40 +147,33 @@ def run(lab: Lab) -> Outcome:
     updates = lab.updates or UPDATES
     by_distance = {(m, c): gradient_by_distance(c, m, lab.seed) for m in MATRICES for c in CELLS}
     by_depth = {name: gradient_by_depth(*stack, lab.seed) for name, stack in STACKS.items()}
-    accuracy = {c: [recall(c, length, updates, lab.seed).accuracy for length in LENGTHS] for c in CELLS}
     clipped = {
         (cell, matrix, norm): recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
         for cell, matrix in UNCLIPPED
         for norm in (math.inf, LARGEST_NORM)
     }
+    clipping = []
+    for (cell, matrix, norm), found in clipped.items():
+        named = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
+        clipping.append((cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, named))
     rows: dict[str, list[tuple[Cell, ...]]] = {
         "distance": [(*key, *(norms[d] for d in DISTANCES)) for key, norms in by_distance.items()],
         "depth": [(name, *(norms[d - 1] for d in DEPTHS)) for name, norms in by_depth.items()],
-        "recall": [(cell, *found) for cell, found in accuracy.items()],
-        "clipping": [_clipping_row(*key, found) for key, found in clipped.items()],
+        "recall": [(c, *(recall(c, length, updates, lab.seed).accuracy for length in LENGTHS)) for c in CELLS],
+        "clipping": clipping,
     }
     values = {"collapse": collapse_error(lab.seed)}
     for number, (cell, matrix) in enumerate(UNCLIPPED):
         free, held = (clipped[cell, matrix, norm] for norm in (math.inf, LARGEST_NORM))
         values |= {f"free_{number}": free.accuracy, f"held_{number}": held.accuracy, f"norm_{number}": free.largest}
     settings = {"updates": updates, "length": DESCENT_LENGTH, "symbols": SYMBOLS, "norm": LARGEST_NORM}
-    panels = {"distance": [_panel(matrix, by_distance) for matrix in MATRICES], "depth": [_depth_panel(by_depth)]}
+
+    def panel(norms_by_name: Mapping[str, list[float]], first: int, label: str, top: float, title: str = "") -> Panel:
+        curves: dict[str, Points] = {name: list(enumerate(norms, first)) for name, norms in norms_by_name.items()}
+        return lines(curves, label, "norm of the gradient", title, log="y", ylim=(1e-20, top))
+
+    panels = {
+        "distance": [panel({c: by_distance[m, c] for c in CELLS}, 0, "steps back", 1e20, m) for m in MATRICES],
+        "depth": [panel(by_depth, 1, "layers", 10)],
+    }
     return Outcome(rows, panels, values, settings)
-
-
-def _clipping_row(cell: str, matrix: str, norm: float, found: Recall) -> tuple[Cell, ...]:
-    told = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
-    return cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, told
-
-
-def _panel(matrix: str, by_distance: Mapping[tuple[str, str], list[float]]) -> Panel:
-    curves: dict[str, Points] = {cell: list(enumerate(by_distance[matrix, cell])) for cell in CELLS}
-    return lines(curves, "steps back", "norm of the gradient", matrix, log="y", ylim=(1e-20, 1e20))
-
-
-def _depth_panel(by_depth: Mapping[str, list[float]]) -> Panel:
-    curves: dict[str, Points] = {name: list(enumerate(norms, 1)) for name, norms in by_depth.items()}
-    return lines(curves, "layers", "norm of the gradient", log="y", ylim=(1e-20, 10))
-
-
-STUDY = Study.described(run, DESCRIPTION)

@@ -10,9 +10,9 @@ from random import Random
 from heedful.figures import lines
 from heedful.studies.measures import score
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
-from heedful.studies.recurrent.equal_models import TRAINING, recurrent_models
+from heedful.studies.recurrent.equal_models import recurrent_models
 from heedful.studies.report import Cell, Outcome
-from heedful.studies.study import Lab, Study, description_of
+from heedful.studies.study import Lab
 
 KINDS = {"swapped": "swapped with the next", "left_out": "left out", "inserted": "inserted"}
 SHARES = (0.0, 0.1, 0.2, 0.4)
@@ -62,6 +62,3 @@ def run(lab: Lab) -> Outcome:
         curves = {name: list(zip(SHARES, one, strict=True)) for name, one in found.items()}
         panels.append(lines(curves, f"share of words {KINDS[kind]}", "BLEU"))
     return Outcome(rows, {"bleu": panels}, settings={"pairs": len(pairs)})
-
-
-STUDY = Study.described(run, description_of(__file__), TRAINING)

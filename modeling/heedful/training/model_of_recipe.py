@@ -96,7 +96,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
         check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
-        check_room(recipe.data, settings.dropout, config)
+        check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams

@@ -15,7 +15,6 @@ from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validat
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs import mixture
 from heedful.data.epochs.augmentation import Augmentation
-from heedful.data.epochs.bpe_dropout import BpeDropout
 from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
@@ -42,7 +41,6 @@ class Corpus:
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
     encoder: PairEncoder  # of training pairs; it counts those that are too long
     tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
-    dropout: BpeDropout | None = None  # cuts their words anew in every epoch
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
     pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
@@ -83,7 +81,7 @@ class StoredCorpus(Corpus):
         return int(max(rows.source_lengths.max() for rows in (self.rows, self._texts(0))))
 
     def _texts(self, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, their words cut as the tokenizer cuts them."""
+        """Return the rows of an epoch."""
         rows = self.rows
         for drawn in (self.sampling, self.augmentation):
             rows = rows if drawn is None else drawn.rows(rows, epoch)
@@ -92,7 +90,6 @@ class StoredCorpus(Corpus):
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         rows = self._texts(epoch)
-        rows = rows if self.dropout is None else self.dropout.rows(rows, epoch)
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             yield [[rows[index] for index in bucket] for bucket in update]
 
@@ -107,8 +104,7 @@ class StreamedCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        encode = self.encoder.rows if self.dropout is None else partial(self.dropout.stream, epoch=epoch)
-        rows, count = filter(None, encode_in_shares(self.encoder, encode, self.stream, self.accelerator)), 0
+        rows, count = filter(None, encode_in_shares(self.encoder, self.stream, self.accelerator)), 0
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             count += sum(map(len, update))
             yield update
@@ -148,8 +144,6 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
     language = data.target if mixture.languages_of(data.parts) else None
     shared: dict[str, Any] = {"tokenizers": tokenizers, "target_language": language, "encoder": encoder}
-    if recipe.tokenizer.dropout:
-        shared["dropout"] = BpeDropout(encoder, recipe.tokenizer.dropout, recipe.seed)
     shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
     shared |= {"batching": recipe.batching, "report": report, "tests": {}}
     for name, test in zip(where.test, tests, strict=True):

@@ -290,8 +290,8 @@ class Recipe:
             raise _mistake("tokenizer.sentences", must, self.tokenizer.sentences)
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(self.data.augmentation).items() if share}
-            drawn: dict[str, tuple[str, Any]] = {"tokenizer.dropout": ("0", self.tokenizer.dropout)}
-            drawn |= {"data.streaming": ("false", self.data.streaming), "data.augmentation": ("empty", noise)}
+            drawn: dict[str, tuple[str, Any]] = {"data.streaming": ("false", self.data.streaming)}
+            drawn["data.augmentation"] = ("empty", noise)
             drawn |= {f"data.mixture.{name}.tag": ("empty", part.tag) for name, part in self.data.mixture.items()}
             for key, (off, value) in drawn.items():
                 if value:

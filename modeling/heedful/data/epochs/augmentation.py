@@ -41,7 +41,7 @@ class AugmentationRules:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
 
 
-def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> None:
+def check_room(data: Any, config: "PreTrainedConfig") -> None:
     """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
 
     `data` is that section of a recipe.
@@ -49,11 +49,11 @@ def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> 
     limit = position_limit(config)
     for side in ("source", "target"):
         most = getattr(data, f"max_{side}_tokens")
-        is_new = dropout or data.augmentation.joined or data.streaming
+        is_new = data.augmentation.joined or data.streaming
         if limit is not None and is_new and (most is None or most > limit):
             raise ValueError(
                 f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`, `tokenizer.dropout`), but is {most} instead."
+                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
             )
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from heedful.data import encoding
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import both_ways
+from heedful.data.mixture import both_ways
 from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [

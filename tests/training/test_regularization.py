@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful import HeedConfig
-from heedful.data.epochs.augmentation import AugmentationRules
+from heedful.data.mixture import AugmentationRules
 from heedful.training.preparation import prepare_corpus
 from tiny_runs import logged, tiny_recipe
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.data.epochs.augmentation import check_room
+from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled

@@ -6,15 +6,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 
+from heedful.data import mixture
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs import mixture
-from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.sources import read_pairs, references_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
@@ -23,6 +22,10 @@ from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
 from heedful.training.tokenizers import given_tokenizers, load_or_train_tokenizers
+
+if TYPE_CHECKING:
+    from heedful.data.epochs.augmentation import Augmentation
+    from heedful.data.epochs.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +72,8 @@ class StoredCorpus(Corpus):
     """A corpus whose training rows are in memory."""
 
     rows: EncodedPairs
-    sampling: mixture.Sampling | None = None  # chooses them anew in every epoch
-    augmentation: Augmentation | None = None  # changes them anew in every epoch
+    sampling: "Sampling | None" = None  # chooses them anew in every epoch
+    augmentation: "Augmentation | None" = None  # changes them anew in every epoch
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
@@ -138,7 +141,7 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
     if not data.streaming:
         tokenizers.check_symbols(pairs, "`data.train` after cleaning")
     check_model(recipe, tokenizers)
-    heads = mixture.heads_of(data.parts, tokenizers)
+    heads = mixture.source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     ways = mixture.both_ways if data.both_directions else iter
     held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
@@ -164,8 +167,12 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
     if data.mixture:
         shared["parts"] = mixture.rows_of_parts(data.parts, numbers)
     if data.temperature != 1:
-        shared["sampling"] = mixture.Sampling(numbers, data.temperature, recipe.seed)
+        from heedful.data.epochs.sampling import Sampling
+
+        shared["sampling"] = Sampling(numbers, data.temperature, recipe.seed)
     if any(asdict(data.augmentation).values()):
+        from heedful.data.epochs.augmentation import Augmentation
+
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()
     if recipe.optimization.distillation is not None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from heedful.data.epochs.mixture import Part, read_parts
+from heedful.data.mixture import MixturePart, read_parts
 from heedful.files import shortened
 from heedful.training.recipe import DataRecipe, Recipe
 
@@ -342,9 +342,9 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
         hint = hints[name]
         if isinstance(hint, type) and is_dataclass(hint):
             values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
-        elif hint == dict[str, Part]:
+        elif hint == dict[str, MixturePart]:
             parts = _typed(dict, {} if value is None else value, f"{prefix}{name}").items()
-            values[name] = {str(part): _section(Part, tree, f"{prefix}{name}.{part}.") for part, tree in parts}
+            values[name] = {str(part): _section(MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):

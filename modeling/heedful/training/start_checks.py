@@ -9,7 +9,7 @@ import numpy as np
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs
-from heedful.data.epochs.augmentation import check_room
+from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import shortened
 from heedful.inference.translation import MOST_SOURCE_TOKENS

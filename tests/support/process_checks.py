@@ -32,12 +32,12 @@ from tiny_runs import SIZES, logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}
 STREAM = {"data.streaming": True, "data.pool_size": 70}
-R_DROP = {"optimization.r_drop": 5.0, "tokenizer.dropout": 0.2}
+R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 REGULAR |= {"model.options.encoder_layerdrop": 0.5, "model.options.decoder_layerdrop": 0.5}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
-SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}, "tokenizer.dropout": 0.1}
+SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
 END = 6
 
 
@@ -123,7 +123,7 @@ def regular(folder: Path, accelerator: Accelerator) -> dict:
     recipe = tiny_recipe(folder, {**REGULAR, **STREAM})
     folder.mkdir(exist_ok=True)
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    with patch("heedful.training.processes.collectives.CHUNK", 32), patch("heedful.data.epochs.bpe_dropout.CHUNK", 32):
+    with patch("heedful.training.processes.collectives.CHUNK", 32):
         updates = list(corpus.updates(1))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
     exact = {"whole": resumes(folder / "whole", {**REGULAR, **STREAM}, corpus, accelerator, (3, 5))}

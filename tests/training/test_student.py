@@ -115,7 +115,6 @@ def test_settings_that_a_teacher_excludes_are_named(tmp_path):
         ({"optimization.distillation_weight": 0.3}, "`optimization.distillation_weight` must be 0.5 where"),
         ({**teacher, "optimization.distillation_weight": 0.0}, "must be above 0 and at most 1, but is 0.0"),
         ({**teacher, "optimization.distillation_weight": 1.1}, "must be above 0 and at most 1, but is 1.1"),
-        ({**teacher, "tokenizer.dropout": 0.1}, "`tokenizer.dropout` must be 0 where `optimization.distillation`"),
         (
             {**teacher, "data.augmentation": {"typos": 0.1}},
             "`data.augmentation` must be empty where .+ {'typos': 0.1}",

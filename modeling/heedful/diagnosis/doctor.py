@@ -15,8 +15,8 @@ import torch
 
 from heedful.data.batching import UpdateBatches
 from heedful.data.cleaning import split_for_validation
-from heedful.data.epochs.mixture import read_parts
 from heedful.data.micro_batches import split_update
+from heedful.data.mixture import read_parts
 from heedful.data.sources import read_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis.estimate import Rehearsal

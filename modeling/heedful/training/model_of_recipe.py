@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.data.epochs.augmentation import check_room
+from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
@@ -96,7 +96,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
         check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
-        check_room(recipe.data, settings.dropout, config)
+        check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import both_ways
+from heedful.data.mixture import both_ways
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, new_folder, read_object, write_text
 from heedful.inference.loading import first_line

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.data.batching import BatchingSettings, UpdateBatches, stream_updates
-from heedful.data.micro_batches import padding_share
-from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
+from row_lengths import lengths, natural_lengths, padded_tokens, padding_share, rows_of, several
 
 
 @several
@@ -153,9 +152,8 @@ def test_an_empty_corpus_has_no_updates():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens_per_update": 0}, "`tokens_per_update` must be a whole number of at least 1, but is 0"),
-        ({"tokens_per_update": 10.5}, "`tokens_per_update` must be a whole number"),
-        ({"tokens_per_update": 3, "buckets_per_update": 4}, "`tokens_per_update` must be .* at least 4"),
+        ({"tokens_per_update": 0}, "`tokens_per_update` must be at least 1, but is 0"),
+        ({"tokens_per_update": 3, "buckets_per_update": 4}, "`tokens_per_update` must be at least 4, but is 3"),
         ({"tokens_per_update": 3, "buckets_per_update": 0}, "`buckets_per_update` must be"),
         ({"tokens_per_update": 3, "seed": -1}, "`seed` must be"),
     ],

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.data.batching import BatchingSettings, UpdateBatches
-from heedful.data.micro_batches import collate, micro_batches_of_rank, padding_share, split_update
-from row_lengths import lengths, natural_lengths, padded_tokens, rows_of, several
+from heedful.data.micro_batches import collate, micro_batches_of_rank, split_update
+from row_lengths import lengths, natural_lengths, padded_tokens, padding_share, rows_of, several
 
 
 def split(update, source, target, token_budget, world_size):

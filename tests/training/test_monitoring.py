@@ -10,12 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.data.micro_batches import padding_share, split_update
+from heedful.data.micro_batches import split_update
 from heedful.training.loop import feed, monitoring
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
 from heedful.training.processes.throughput import operations_of_pairs
 from heedful.training.run_folder.progress import Progress, new_window
+from row_lengths import padding_share
 from tiny_runs import logged
 
 

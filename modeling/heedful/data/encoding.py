@@ -1,6 +1,7 @@
 """Pairs as token ids: compact in memory for a corpus, one row at a time for a stream."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,8 @@ class PairEncoder:
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
         """Yield `input_ids` and `labels`, token ids that end in `</s>`, for every pair; `None` if it does not fit."""
         stream, tokenizers = iter(pairs), self.tokenizers
+        limits = (self.max_source_tokens, self.max_target_tokens)
+        most_source, most_target = (math.inf if limit is None else limit for limit in limits)
         while chunk := list(islice(stream, CHUNK)):
             sources, targets = [pair["source"] for pair in chunk], [trimmed(pair["target"]) for pair in chunk]
             try:
@@ -41,14 +44,10 @@ class PairEncoder:
             except UnknownSymbol as error:  # in a stream: pairs in memory were looked at before
                 raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
-                row = {"input_ids": self.heads[pair.get("part", 0)] + ids, "labels": target}
-                fits = self._fits(row)
+                source = self.heads[pair.get("part", 0)] + ids
+                fits = len(source) <= most_source and len(target) <= most_target
                 self.too_long += not fits
-                yield row if fits else None
-
-    def _fits(self, row: Mapping[str, list[int]]) -> bool:
-        limits = {"input_ids": self.max_source_tokens, "labels": self.max_target_tokens}
-        return all(limit is None or len(row[side]) <= limit for side, limit in limits.items())
+                yield {"input_ids": source, "labels": target} if fits else None
 
 
 class EncodedPairs:

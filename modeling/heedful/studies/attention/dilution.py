@@ -32,8 +32,8 @@ PAIRS = {"train": 24_000, "validation": 200, "test": 200}
 MEASURED = 25  # texts of each number of sentences
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
 
-Points = list[tuple[int, float]]  # tokens to look at, entropy in nats
-Rows = dict[Head, Points]
+Entropies = list[tuple[int, float]]  # tokens to look at, entropy in nats
+EntropiesByHead = dict[Head, Entropies]
 
 
 def kept_weight(score: float, others: float, count: int) -> float:
@@ -47,9 +47,9 @@ def texts(split: str, sentences: Sequence[int], count: int, seed: int) -> list[P
     return joined_pairs([(row["ko"], row["en"]) for row in korean_english_pairs(split, sum(sizes), seed)], sizes)
 
 
-def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
+def attention_rows(training: Training, pairs: Sequence[Pair]) -> EntropiesByHead:
     """Measure every row of attention weights of a model, along the given translations."""
-    rows: Rows = defaultdict(list)
+    rows: EntropiesByHead = defaultdict(list)
     for weights_by_head in attention_by_head(training.translator(), pairs):
         for head, weights in weights_by_head.items():
             values = torch.special.entr(weights).sum(-1).tolist()
@@ -58,7 +58,7 @@ def attention_rows(training: Training, pairs: Sequence[Pair]) -> Rows:
     return rows
 
 
-def by_length(points: Points) -> list[tuple[float, float]]:
+def by_length(points: Entropies) -> list[tuple[float, float]]:
     """Return the mean (tokens to look at, entropy) of rows of about the same length, two groups in each doubling."""
     bins = defaultdict(list)
     for seen, entropy in points:
@@ -66,7 +66,7 @@ def by_length(points: Points) -> list[tuple[float, float]]:
     return sorted((fmean(seen for seen, _ in rows), fmean(entropy for _, entropy in rows)) for rows in bins.values())
 
 
-def growth(points: Points) -> float:
+def growth(points: Entropies) -> float:
     """Return the slope of entropy over ln n: 1 where attention is spread as over equal scores, 0 where it stays."""
     return linear_regression([math.log(seen) for seen, _ in points], [entropy for _, entropy in points]).slope
 
@@ -105,7 +105,7 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-def _panels(rows: Rows) -> dict[str, list[Panel]]:
+def _panels(rows: EntropiesByHead) -> dict[str, list[Panel]]:
     numbers = range(2, LENGTHS[-1] + 1)
     weights = {f"{SCORE:g} among {one:g}": [(n, kept_weight(SCORE, one, n)) for n in numbers] for one in OTHERS}
     entropies = []

@@ -1,4 +1,4 @@
-"""Homonyms: one vector before attention, told apart after it, layer by layer.
+"""Homonyms: one vector before attention, several after it, layer by layer.
 
 An embedding knows nothing of the sentence: 배 is one vector, whether somebody eats it (a pear), boards it (a ship) or
 rubs it (a belly). What the encoder adds to it can only come of the other words, through attention. A small model is
@@ -43,7 +43,7 @@ class Meaning(NamedTuple):
     test: list[list[Pair]]
 
 
-class Layer(NamedTuple):
+class LayerScores(NamedTuple):
     """How well one layer tells the meanings of a word apart, in held-out sentences."""
 
     seen: float  # share of the sentences whose meaning is that of the nearest centroid
@@ -78,7 +78,7 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
     return meanings
 
 
-def separation(train: torch.Tensor, test: torch.Tensor) -> list[Layer]:
+def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
     """Measure how well each layer tells meanings apart.
 
     Args:
@@ -98,7 +98,7 @@ def separation(train: torch.Tensor, test: torch.Tensor) -> list[Layer]:
         cosines[:, is_same & is_other_sentence].mean(dim=1),
         cosines[:, ~is_same].mean(dim=1),
     ]
-    return [Layer(*values) for values in zip(*(each.tolist() for each in measured), strict=True)]
+    return [LayerScores(*values) for values in zip(*(each.tolist() for each in measured), strict=True)]
 
 
 def _share_right(centroids: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
@@ -166,17 +166,17 @@ def _states(
     return torch.stack(list(by_meaning))
 
 
-def _layers(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[Layer]:
+def _layers(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[LayerScores]:
     train = ([own[:PROBED] for own in meaning.train] for meaning in meanings)
     return separation(_states(translator, form, train), _states(translator, form, (one.test for one in meanings)))
 
 
-def _means(layers_of_words: Iterable[Sequence[Layer]]) -> list[Layer]:
-    return [Layer(*map(fmean, zip(*layers, strict=True))) for layers in zip(*layers_of_words, strict=True)]
+def _means(layers_of_words: Iterable[Sequence[LayerScores]]) -> list[LayerScores]:
+    return [LayerScores(*map(fmean, zip(*layers, strict=True))) for layers in zip(*layers_of_words, strict=True)]
 
 
-def _layer_panels(after: Sequence[Layer], before: Sequence[Layer]) -> list[Panel]:
-    def curve(layers: Sequence[Layer], name: str) -> list[tuple[float, float]]:
+def _layer_panels(after: Sequence[LayerScores], before: Sequence[LayerScores]) -> list[Panel]:
+    def curve(layers: Sequence[LayerScores], name: str) -> list[tuple[float, float]]:
         return [(number, getattr(layer, name)) for number, layer in enumerate(layers)]
 
     shares = {
@@ -187,7 +187,7 @@ def _layer_panels(after: Sequence[Layer], before: Sequence[Layer]) -> list[Panel
     cosines = {"within a meaning": curve(after, "within"), "between meanings": curve(after, "between")}
     passed, ticks = "layers passed (0: the embedding)", range(len(after))
     return [
-        lines(shares, passed, "share of sentences told right", xticks=ticks, ylim=(0, 1)),
+        lines(shares, passed, "share of sentences with the right meaning", xticks=ticks, ylim=(0, 1)),
         lines(cosines, passed, "mean cosine", xticks=ticks),
     ]
 

@@ -27,7 +27,7 @@ from heedful.studies.study import Lab
 SCORES = ((2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 2.0, 1.0))  # of three tokens, in the small example
 CHANGE = 2.0  # what is added there to the last token's scores
 PAIRS = 50  # test pairs whose scores are looked at
-POSITIONS = 10  # rows that are told of
+POSITIONS = 10  # rows of the table
 EXAMPLES = 3
 LENGTHS = (4, 8, 16, 32, 64, 128)
 REPEATS = 5  # of each measurement of time

@@ -13,8 +13,8 @@ from typing import Literal
 from heedful.files import check_at_least
 from heedful.masks_heed import NARROWEST_BLOCK
 
-Cell = Literal["rnn", "gru", "lstm"]
-GATES: dict[Cell, int] = {"rnn": 1, "gru": 3, "lstm": 4}
+CellKind = Literal["rnn", "gru", "lstm"]
+GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sizes:
     heads: int  # of self-attention
     neighbourhood: int  # r, how many positions away restricted self-attention sees
     kernel_width: int  # k, of a convolution
-    cell: Cell  # of the recurrent layer
+    cell: CellKind  # of the recurrent layer
 
     def __post_init__(self) -> None:
         check_at_least(1, d_model=self.d_model, heads=self.heads, neighbourhood=self.neighbourhood)

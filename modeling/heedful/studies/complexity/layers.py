@@ -18,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import HeedConfig
 from heedful.masks_heed import neighbourhood_mask, windowed_mask
-from heedful.studies.complexity.counts import Cell, Sizes
+from heedful.studies.complexity.counts import CellKind, Sizes
 
 # Keeps the variance of a sum of two as large as that of each (Gehring et al., section 3.5).
 HALF_VARIANCE = math.sqrt(0.5)
@@ -74,7 +74,7 @@ class SelfAttentionLayer(nn.Module):
 class RecurrentLayer(nn.Module):
     """A recurrent layer that reads from left to right, by torch's own cells."""
 
-    def __init__(self, d_model: int, cell: Cell = "lstm"):
+    def __init__(self, d_model: int, cell: CellKind = "lstm"):
         super().__init__()
         self.cells = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[cell](d_model, d_model, batch_first=True)
 

@@ -1,21 +1,22 @@
 """The study of Table 1: its settings, the earlier command, and what its page says."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from heedful.cli import main as cli
+from heedful.studies.catalogue import find_study
 from heedful.studies.complexity import complexity
-from heedful.studies.complexity.complexity import FORMULAS, NAMES, PAPER, STUDY, Measurements, outcome_of
+from heedful.studies.complexity.complexity import FORMULAS, NAMES, PAPER, Measurements, outcome_of
 from heedful.studies.complexity.counts import Sizes, operations
 from heedful.studies.complexity.measurement import KINDS, Cost
 from heedful.studies.complexity.reach import KINDS as REACHING
-from heedful.studies.study import Lab, results_of
+from heedful.studies.study import Lab
+from small_studies import SMALLEST, rows_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "studies" / "complexity"
-TINY = ["d_model=16", "heads=2", "neighbourhood=4", "lengths=8,16,32", "reach_lengths=5,9", "rounds=1"]
+STUDY = find_study("complexity")
+TINY = SMALLEST["complexity"].settings
 OUT_OF_RANGE = {
     "d_model": ["0"],
     "heads": ["0", "3", "", "1.5"],
@@ -28,37 +29,13 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.fixture(scope="module")
-def found():
-    """The results of the study at its smallest, with another cell."""
-    lab = Lab(STUDY, changed=[*TINY, "cell=gru"])
-    return results_of(lab, lab.study.run(lab))
-
-
-@pytest.fixture
-def heedful(monkeypatch, capsys):
-    """Run the command in this process; return its exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return run
-
-
-def rows_of(results):
-    return {table["name"]: table["rows"] for table in results["tables"]}
-
-
-def test_the_settings_are_those_of_the_command(found):
-    assert found["command"] == f"heedful study complexity --seed 1 {' '.join(TINY)} cell=gru"
+def test_the_settings_are_those_of_the_command(small):
+    _, found = small("complexity")
+    assert found["command"] == f"heedful study complexity --seed 1 --updates 2 {' '.join(TINY)}"
     rows = rows_of(found)
     assert [row[0] for row in rows["time"]] == [8, 16, 32]
     assert [row[0] for row in rows["paths"]] == ["formula", 5, 9]
-    assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell gru" in found["tables"][0]["title"]
+    assert "n = 32, with d = 16, 2 heads, r = 4, k = 3 and the cell lstm" in found["tables"][0]["title"]
     assert Lab(STUDY, changed=["lengths=64, 128,256"]).settings()["lengths"] == [64, 128, 256]
     assert Lab(STUDY).settings() == STUDY.settings
 
@@ -73,19 +50,19 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
         Lab(STUDY, changed=["width=3"])
 
 
-def test_the_earlier_command_runs_the_study_and_says_so(heedful, tmp_path):
+def test_the_earlier_command_runs_the_study_and_says_so(heedful_command, tmp_path):
     options = [f"--{setting.replace('_', '-')}" for setting in TINY]
-    code, output, errors = heedful("complexity", "--cell", "gru", *options, "--json")
+    code, output, errors = heedful_command("complexity", "--cell", "gru", *options, "--json")
     assert code == 0, errors
     assert f"heedful study complexity --seed 0 cell=gru {' '.join(TINY)}\n" in errors
     results = json.loads(output)
     assert (results["study"], results["seed"]) == ("complexity", 0)
-    code, output, _ = heedful("complexity", *options, "--output", tmp_path / "out")
+    code, output, _ = heedful_command("complexity", *options, "--output", tmp_path / "out")
     assert output.rstrip() == (tmp_path / "out" / "report.md").read_text(encoding="utf-8").rstrip()
-    code, output, errors = heedful("complexity", "--heads", 7)
+    code, output, errors = heedful_command("complexity", "--heads", 7)
     assert (code, output) == (2, "")
     assert "`heads` must divide `d_model`, but they are 7 and 512 instead." in errors
-    assert "complexity" not in heedful("--help")[1].replace("study", "")
+    assert "complexity" not in heedful_command("--help")[1].replace("study", "")
 
 
 @pytest.fixture(scope="module")

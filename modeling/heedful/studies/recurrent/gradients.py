@@ -9,6 +9,7 @@ the first one.
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -147,13 +148,9 @@ def run(lab: Lab) -> Outcome:
     updates = lab.updates or UPDATES
     by_distance = {(m, c): gradient_by_distance(c, m, lab.seed) for m in MATRICES for c in CELLS}
     by_depth = {name: gradient_by_depth(*stack, lab.seed) for name, stack in STACKS.items()}
-    clipped = {
-        (cell, matrix, norm): recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
-        for cell, matrix in UNCLIPPED
-        for norm in (math.inf, LARGEST_NORM)
-    }
     clipping = []
-    for (cell, matrix, norm), found in clipped.items():
+    for (cell, matrix), norm in product(UNCLIPPED, (math.inf, LARGEST_NORM)):
+        found = recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
         named = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"
         clipping.append((cell, matrix, "no" if norm == math.inf else f"norm {norm:g}", found.largest, named))
     rows: dict[str, list[tuple[Cell, ...]]] = {
@@ -162,10 +159,6 @@ def run(lab: Lab) -> Outcome:
         "recall": [(c, *(recall(c, length, updates, lab.seed).accuracy for length in LENGTHS)) for c in CELLS],
         "clipping": clipping,
     }
-    values = {"collapse": collapse_error(lab.seed)}
-    for number, (cell, matrix) in enumerate(UNCLIPPED):
-        free, held = (clipped[cell, matrix, norm] for norm in (math.inf, LARGEST_NORM))
-        values |= {f"free_{number}": free.accuracy, f"held_{number}": held.accuracy, f"norm_{number}": free.largest}
     settings = {"updates": updates, "length": DESCENT_LENGTH, "symbols": SYMBOLS, "norm": LARGEST_NORM}
 
     def panel(norms_by_name: Mapping[str, list[float]], first: int, label: str, top: float, title: str = "") -> Panel:
@@ -176,4 +169,4 @@ def run(lab: Lab) -> Outcome:
         "distance": [panel({c: by_distance[m, c] for c in CELLS}, 0, "steps back", 1e20, m) for m in MATRICES],
         "depth": [panel(by_depth, 1, "layers", 10)],
     }
-    return Outcome(rows, panels, values, settings)
+    return Outcome(rows, panels, {"collapse": collapse_error(lab.seed)}, settings)

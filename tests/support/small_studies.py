@@ -13,7 +13,9 @@ import pytest
 
 from heedful.data.sources import read_pairs
 from heedful.studies import pairs
+from heedful.studies.attention import homonyms
 from heedful.studies.catalogue import ROOMS, find_study
+from heedful.studies.models import ladder
 from heedful.studies.report import figure_file, filled_findings, render_report
 from heedful.studies.study import Lab, run_study
 from heedful.studies.training import Training
@@ -51,14 +53,14 @@ SMALLEST = {
     "masking": Smallest({"LENGTHS": (3, 6), "REPEATS": 1}, SMALL | {"validation.every_updates": 1}),
     "heads": Smallest({"SEEDS": 1, "SHARES": (0, 0.5, 1), "RANDOM_ORDERS": 1}),
     "questions": Smallest({"PAIRS": 6}),
-    "homonyms": Smallest({"HELD_OUT": 2, "PROBED": 2}),
+    "homonyms": Smallest({"HELD_OUT": 2, "PROBED": 2, "WORDS": homonyms.WORDS[:2]}),
     "positions": Smallest({"PAIRS": REVERSED}, trains=False),
     "sharing": Smallest({"SEEDS": 1}),
     "markov": Smallest({"TRANSLATED": 2}),
     "dependence": Smallest(
         {
-            "SENTENCES": {"train": 300, "validation": 20, "test": 900},
-            "SEQUENCES": {"train": 200, "validation": 10, "test": 40},
+            "SENTENCES": {"train": 300, "validation": 10, "test": 400},
+            "SEQUENCES": {"train": 200, "validation": 4, "test": 40},
             "MEASURED": 2,
             **{(part, key): value for part in ("JOINED", "REVERSAL") for key, value in SHORT.items()},
             ("JOINED", "tokenizer.vocab_size"): 500,
@@ -68,7 +70,7 @@ SMALLEST = {
     "ladder": Smallest(
         {
             ("DESCRIPTION", "recurrent"): {
-                **import_module("heedful.studies.models.ladder").DESCRIPTION["recurrent"],
+                **ladder.DESCRIPTION["recurrent"],
                 "embedding_size": 32,
                 "hidden_size": 32,
             }

@@ -8,12 +8,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from heedful.data.mixture import check_room
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.objective import RDrop, set_objective
+from heedful.training.loop.objective import Objective, check_dropout
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.model_size import check_memory
 from heedful.training.processes.devices import runs_on_cpu
@@ -65,10 +65,10 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
-    set_objective(model, settings)
+    check_dropout(settings.r_drop, model.config)
     packs = not is_sharded and may_pack(model, accelerator)
     body = body_of(model, settings, accelerator, is_sharded, packs)
-    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, Objective.of(settings), packs)
     # A scale of gradients and a moving average wait for each update anyway.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
     return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
@@ -94,7 +94,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         is_joint = settings.joint
     if recipe.model.start_from is None:
         config = config_of(recipe.model, known, is_joint)
-        RDrop.of(recipe.optimization.r_drop, config)
+        check_dropout(recipe.optimization.r_drop, config)
         check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
         check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)

@@ -18,7 +18,7 @@ from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.translation import Translator
 from heedful.training.loop.averaging import MovingAverage
-from heedful.training.loop.engine import Engine
+from heedful.training.loop.engine import TrainingEngine
 from heedful.training.preparation import Corpus
 from heedful.training.processes.collectives import all_reduce, full_weights, is_sharded
 from heedful.training.recipe import Recipe
@@ -30,7 +30,9 @@ METRICS = ("bleu", "chrf", "exact_match", *ERROR_RATES)  # all but TER, which is
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 
 
-def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: MovingAverage | None) -> dict[str, float]:
+def validate(
+    recipe: Recipe, corpus: Corpus, engine: TrainingEngine, moving_average: MovingAverage | None
+) -> dict[str, float]:
     """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
 
     A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
@@ -50,7 +52,7 @@ def validate(recipe: Recipe, corpus: Corpus, engine: Engine, moving_average: Mov
 
 
 @contextmanager
-def _measured_model(engine: Engine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
+def _measured_model(engine: TrainingEngine, moving_average: MovingAverage | None) -> Iterator["PreTrainedModel"]:
     """Yield an ordinary model with the weights of the engine, or with their moving average.
 
     Sharded weights are gathered into a model on each rank, so that the ranks need not wait for each other at every

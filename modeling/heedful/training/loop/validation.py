@@ -38,15 +38,15 @@ def validate(
     A moving average is measured in place of the engine's weights themselves. The model is left evaluating.
     """
     settings, accelerator, budget = recipe.validation, engine.accelerator, recipe.optimization.micro_batch_tokens
-    pairs, pad_token_id = corpus.validation_pairs[: settings.sentences], corpus.tokenizers.source.pad_token_id
+    pairs, tokenizers = corpus.validation_pairs[: settings.sentences], corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": recipe.decoding.bleu_tokenizer, "ignore": recipe.decoding.ignore}
     search: dict[str, Any] = {"num_beams": settings.num_beams, "max_new_tokens": settings.max_new_tokens}
     search |= {"target_language": corpus.target_language, "token_budget": budget}
     with _measured_model(engine, moving_average) as model:
-        loss = validation_loss(model, corpus.validation, budget, pad_token_id, accelerator)
+        loss = validation_loss(model, corpus.validation, budget, tokenizers.pad_token_id, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
         if pairs:
-            scores = score_pairs(Translator(model, corpus.tokenizers), pairs, accelerator, scoring, **search)
+            scores = score_pairs(Translator(model, tokenizers), pairs, accelerator, scoring, **search)
             values |= {name: scores[name] for name in METRICS}
     return values
 

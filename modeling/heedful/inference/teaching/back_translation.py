@@ -5,9 +5,9 @@ Both leave out what is of no use.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import tee
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,33 +22,24 @@ FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
 
 
-@dataclass(frozen=True)
-class Greedy:
+class Greedy(NamedTuple):
     """The most probable token, one after another."""
 
 
-@dataclass(frozen=True)
-class Beam:
+class Beam(NamedTuple):
     """Beam search."""
 
     num_beams: int = 5
 
-    def __post_init__(self):
-        check_at_least(2, num_beams=self.num_beams)
 
-
-@dataclass(frozen=True)
-class NoisedBeam(Beam):
+class NoisedBeam(NamedTuple):
     """Beam search whose words are then changed, as `noised` says."""
 
+    num_beams: int = 5
     seed: int = 1
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(0, seed=self.seed)
 
-
-METHODS: dict[str, type] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
+METHODS: dict[str, Any] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
 
 
 @dataclass
@@ -61,11 +52,8 @@ class BackTranslation:
     sources that are empty, not ended or repeat themselves four times on end, are left out and counted.
 
     Args:
-        method: Of decoding.
-        num_beams: Of `beam` and `noised`; None is 5.
-        temperature: Of `sampling`; None is 1.
-        top_k: Of `sampling`; None is all tokens.
-        seed: Of `sampling` and `noised`; None is 1.
+        method: Of decoding: one of `METHODS`, which have the settings of each.
+        num_beams, temperature, top_k, seed: The method's settings; None is its default.
 
     Raises:
         ValueError: If a setting is out of range, or not one of the method's.
@@ -84,9 +72,11 @@ class BackTranslation:
         names = "num_beams", "temperature", "top_k", "seed"
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         for name in given:
-            readers = [method for method, kind in METHODS.items() if name in {each.name for each in fields(kind)}]
+            readers = [method for method, kind in METHODS.items() if name in kind.__annotations__]
             if self.method not in readers:
                 raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
+        check_at_least(2, num_beams=self.num_beams)
+        check_at_least(0, seed=self.seed)
         self._way = METHODS[self.method](**given)
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
@@ -98,7 +88,7 @@ class BackTranslation:
         sampling = self._way if isinstance(self._way, SeededSampling) else None
         if sampling is None:
             _check_search(translator, self.method)
-        beams = self._way.num_beams if isinstance(self._way, Beam) else 1
+        beams = getattr(self._way, "num_beams", 1)
         given, targets = tee(lines)
         found = translator.translate_lines(given, num_beams=beams, sampling=sampling, keep_going=True, **settings)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):

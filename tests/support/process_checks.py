@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, TokenizerPair, Tra
 from heedful.data.encoding import PairEncoder
 from heedful.data.micro_batches import split_update
 from heedful.data.sources import read_pairs
+from heedful.data.teacher import TeacherTokens
 from heedful.inference.teaching.distillation import write_teacher_tokens
 from heedful.training.loop import feed, validation
 from heedful.training.loop.feed import Feed
@@ -51,10 +53,16 @@ def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin
     return {"optimization.distillation": str(folder)}
 
 
+def with_teacher(corpus, recipe):
+    """Return a corpus with the teacher of a recipe."""
+    folder = recipe.optimization.distillation
+    return corpus if folder is None else replace(corpus, teacher=TeacherTokens(folder))
+
+
 def make_loop(folder: Path, changes: dict, corpus, accelerator) -> TrainingLoop:
     recipe = tiny_recipe(folder, {"optimization.token_budget": 700, **changes})
     recipe.folder.mkdir(exist_ok=True)
-    return TrainingLoop(recipe, corpus, accelerator)
+    return TrainingLoop(recipe, with_teacher(corpus, recipe), accelerator)
 
 
 def weights_of(folder: Path, update: int = END) -> dict[str, torch.Tensor]:

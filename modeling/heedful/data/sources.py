@@ -354,8 +354,9 @@ def _parsed_json(file: str, what: str, first_line: int, text: str) -> Any:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
     except (ValueError, RecursionError) as error:
-        is_syntax = isinstance(error, json.JSONDecodeError)
-        line, reason = (first_line + error.lineno - 1, error.msg) if is_syntax else (first_line, error)
+        line, reason = first_line, str(error)
+        if isinstance(error, json.JSONDecodeError):
+            line, reason = first_line + error.lineno - 1, error.msg
         raise ValueError(f"{file} must hold {what}, but line {line} is broken: {reason}.") from error
     return value
 

@@ -32,8 +32,8 @@ def find_study(name: str) -> Study:
         )
     (room,) = (room for room, names in ROOMS.items() if name in names)
     module = import_module(f"heedful.studies.{room}.{name}")
-    description = {"changes": {}, **description_of(module.__file__)}
+    description = {"changes": {}, **description_of(str(module.__file__))}
     if shared := description.get("shared_changes"):
-        description["changes"] = {**description_of(str(SHARED_CHANGES))[shared], **description["changes"]}
+        description["changes"] = {**description_of(SHARED_CHANGES)[shared], **description["changes"]}
     words = {field.name: description[field.name] for field in fields(Study) if field.name in description}
     return Study(name=name, run=module.run, **words)

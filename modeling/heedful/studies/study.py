@@ -55,7 +55,7 @@ class Study:
     data: Data = "builtin"  # what it can use
 
 
-def description_of(module_file: str) -> dict[str, Any]:
+def description_of(module_file: str | Path) -> dict[str, Any]:
     """Read the description beside the module of a study."""
     return tomllib.loads(Path(module_file).with_suffix(".toml").read_text(encoding="utf-8"))
 

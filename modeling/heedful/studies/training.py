@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.files import write_text
+from heedful.training.loop.monitoring import read_curves
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 
@@ -45,15 +46,12 @@ class Training:
         """Return the BLEU on a test set."""
         return self.metrics[test]["bleu"]
 
-    def curve(self, name: str = "validation/loss") -> list[tuple[int, float]]:
+    def curve(self, name: str = "validation/loss") -> list[tuple[float, float]]:
         """Return a value of the run's log by update, such as `train/loss` or `train/gradient_norm`.
 
         The validation loss ends with that of the published weights.
         """
-        log = self.folder / "log.jsonl"
-        # With few updates none was written.
-        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines() if log.is_file() else ())
-        points = {line["update"]: line[name] for line in lines if name in line}
+        points = dict(read_curves(self.folder).get(name, ()))
         if name == "validation/loss":
             points[self.updates] = self.loss
         if not points:

@@ -15,9 +15,9 @@ from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_u
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.sources import read_pairs, references_of
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
 from heedful.training.recipe import Recipe
@@ -74,6 +74,7 @@ class StoredCorpus(Corpus):
     rows: EncodedPairs
     sampling: "Sampling | None" = None  # chooses them anew in every epoch
     augmentation: "Augmentation | None" = None  # changes them anew in every epoch
+    teacher: TeacherTokens | None = None  # what it says goes along with each row
 
     def __post_init__(self):
         self._note_pairs(len(self.rows))
@@ -92,9 +93,10 @@ class StoredCorpus(Corpus):
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows = self._texts(epoch)
+        rows, teacher = self._texts(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
-            yield [[rows[index] for index in bucket] for bucket in update]
+            buckets = [[rows[index] for index in bucket] for bucket in update]
+            yield buckets if teacher is None else [list(map(teacher.with_tokens, bucket)) for bucket in buckets]
 
 
 @dataclass(kw_only=True)
@@ -176,5 +178,6 @@ def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
         shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
     shared["fingerprint"] += rows.fingerprint()
     if recipe.optimization.distillation is not None:
-        shared["fingerprint"] += TeacherTokens(recipe.optimization.distillation).check(encoder.tokenizers, rows)
+        shared["teacher"] = TeacherTokens(recipe.optimization.distillation)
+        shared["fingerprint"] += shared["teacher"].check(encoder.tokenizers, rows)
     return StoredCorpus(**shared, rows=rows)

@@ -156,7 +156,7 @@ def run(lab: Lab) -> Outcome:
     values |= {"mean_sum": fmean(chain(*zeroed)), "length": LENGTHS[-1]}
     values |= {"furthest": max(abs(1 - one) for one in chain(*hidden))}
     values |= {"difference": max(abs(row[1] - row[2]) for row in passes), "faster": passes[-1][5]}
-    scores, change = torch.tensor(SCORES), torch.tensor([0.0, 0.0, CHANGE])
+    example, change = torch.tensor(SCORES), torch.tensor([0.0, 0.0, CHANGE])
     curves = {training.name: training.curve() for training in trainings}
     times = {name: [(row[0], row[column]) for row in passes] for name, column in (("one pass", 3), ("one by one", 4))}
     means = {way: list(enumerate(map(fmean, found), start=1)) for way, found in sums.items()}
@@ -166,7 +166,7 @@ def run(lab: Lab) -> Outcome:
                 (way, place, *row, sum(row), later[0])
                 for way, weigh in WAYS.items()
                 for place, row, later in zip(
-                    (1, 2, 3), weigh(scores).tolist(), weigh(scores + change).tolist(), strict=True
+                    (1, 2, 3), weigh(example).tolist(), weigh(example + change).tolist(), strict=True
                 )
             ],
             "sums": [

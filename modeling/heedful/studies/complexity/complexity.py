@@ -89,8 +89,8 @@ def outcome_of(measured: Measurements, rounds: int) -> Outcome:
 def _growth(kind: str, costs: Mapping[int, Cost], lengths: Sequence[int], sizes: Sizes) -> list[Cell]:
     """Return the powers of the length by which operations, time and memory grow."""
     counted = [(n, operations(kind, n, sizes)) for n in lengths]
-    powers = map(exponent, (counted, *([(n, cost[column]) for n, cost in costs.items()] for column in (0, 3))))
-    return [NONE if power is None else power for power in powers]
+    times, held = ([(n, cost[column]) for n, cost in costs.items()] for column in (0, 3))
+    return [NONE if (power := exponent(points)) is None else power for points in (counted, times, held)]
 
 
 def _count_row(kind: str, length: int, sizes: Sizes) -> tuple[Cell, ...]:

@@ -85,8 +85,9 @@ def measure(sizes: Sizes, lengths: Sequence[int], rounds: int, seed: int) -> dic
         torch.set_num_threads(threads)
     costs: dict[str, dict[int, Cost]] = {kind: {} for kind in KINDS}
     for (kind, n), *seconds in zip(places, *times, strict=True):
-        summaries = (1000 * summary(seconds) for summary in (statistics.median, min, max))
-        costs[kind][n] = Cost(*summaries, held[kind, n])
+        costs[kind][n] = Cost(
+            1000 * statistics.median(seconds), 1000 * min(seconds), 1000 * max(seconds), held[kind, n]
+        )
     return costs
 
 

@@ -14,7 +14,7 @@ from heedful.inference.translation import Translator
 from heedful.studies.measures import encoded, loss_per_token, training_pairs
 from heedful.studies.models.ngrams import NgramModel
 from heedful.studies.pairs import Pair, corpus_pairs, held_out_pairs
-from heedful.studies.report import Outcome
+from heedful.studies.report import Cell, Outcome
 from heedful.studies.study import Lab, description_of
 from heedful.studies.training import Training, model_changes, study_recipe
 
@@ -59,7 +59,7 @@ def run(lab: Lab) -> Outcome:
     axes = "tokens of the window", "test perplexity per token"
     panel = lines({"counts (Kneser-Ney)": counts} | levels, *axes, log="y", xticks=WINDOWS)
     best = min(counted, key=lambda model: model.perplexity)
-    values = {"window_name": best.name, "window": best.perplexity}
+    values: dict[str, Cell] = {"window_name": best.name, "window": best.perplexity}
     return Outcome({"perplexity": [*counted, *others]}, {"perplexity": [panel]}, values)
 
 

@@ -77,7 +77,13 @@ def read_pairs(
     if references is not None:
         features["references"] = List(Value("string"))
     rows, source, target = _locate(location, source, target, split, streaming)
-    arguments = {"rows": rows, "source": source, "target": target, "streaming": streaming, "references": references}
+    arguments: dict[str, Any] = {
+        "rows": rows,
+        "source": source,
+        "target": target,
+        "streaming": streaming,
+        "references": references,
+    }
     if streaming:
         stream = IterableDataset.from_generator(_checked_pairs, features=features, gen_kwargs=arguments)
         return cast("IterableDataset", stream)

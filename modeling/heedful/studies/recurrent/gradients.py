@@ -147,8 +147,8 @@ def run(lab: Lab) -> Outcome:
     """Measure fresh cells and stacks, and train cells on sequences of several lengths, with and without clipping."""
     updates = lab.updates or UPDATES
     by_distance = {(m, c): gradient_by_distance(c, m, lab.seed) for m in MATRICES for c in CELLS}
-    by_depth = {name: gradient_by_depth(*stack, lab.seed) for name, stack in STACKS.items()}
-    clipping = []
+    by_depth = {name: gradient_by_depth(kind, gain, lab.seed) for name, (kind, gain) in STACKS.items()}
+    clipping: list[tuple[Cell, ...]] = []
     for (cell, matrix), norm in product(UNCLIPPED, (math.inf, LARGEST_NORM)):
         found = recall(cell, DESCENT_LENGTH, updates, lab.seed, matrix, norm)
         named = f"loss not finite at update {found.stopped}" if found.stopped else f"{found.accuracy:.0%}"

@@ -1,8 +1,9 @@
 """The noun phrases of the built-in corpus, with their particles, and the nouns that stand alone in a frame.
 
-What may stand in a slot of a sentence is a *tree* of choices: a nested tuple whose leaves are `Phrase`s or `Predicate`s.
-A sentence is drawn by walking down at random, one child at every level. So the shape of a tree, not the number of its
-leaves, says how often something occurs: a noun with many adjectives is no more frequent than one with few.
+What may stand in a slot of a sentence is a *tree* of choices: a nested tuple whose leaves are of the classes `Phrase`
+and `Predicate`. A sentence is drawn by walking down at random, one child at every level. So the shape of a tree, not
+the number of its leaves, says how often something occurs: a noun with many adjectives is no more frequent than one
+with few.
 """
 
 from dataclasses import dataclass, replace

@@ -59,17 +59,28 @@ def outcome_of(measured: Measurements, rounds: int) -> Outcome:
         top = 300 * max(value for curve in curves.values() for _, value in curve)  # room for the legend
         return lines(curves, "length n", label, log="xy", ylim=(None, top))
 
+    def path_cell(kind: str, length: int) -> Cell:
+        path, formula = paths[kind][length], path_length(kind, length, sizes)
+        return path if path == formula else f"{path} (not {formula})"
+
     growth = {kind: _growth(kind, costs[kind], lengths, sizes) for kind in KINDS}
     return Outcome(
         {
-            "counts": [_count_row(kind, lengths[-1], sizes) for kind in PAPER],
+            "counts": [
+                (
+                    *(NAMES[kind], *PAPER[kind][:3]),
+                    *(count(kind, lengths[-1], sizes) / 1e6 for count in (operations, term_of_table_1)),
+                    *(sequential_steps(kind, lengths[-1]), path_length(kind, lengths[-1], sizes)),
+                )
+                for kind in PAPER
+            ],
             "growth": [(NAMES[kind], PAPER[kind][3] if kind in PAPER else NONE, *growth[kind]) for kind in KINDS],
             "time": by_length(lambda cost: cost.milliseconds),
             "range": by_length(lambda cost: f"{cost.fastest:,.1f}–{cost.slowest:,.1f}"),
             "memory": by_length(lambda cost: cost.held_bytes / MIB),
             "paths": [
                 ("formula", *(FORMULAS[kind] for kind in paths)),
-                *((n, *(_path_cell(kind, n, measured) for kind in paths)) for n in paths["recurrent"]),
+                *((n, *(path_cell(kind, n) for kind in paths)) for n in paths["recurrent"]),
             ],
         },
         {
@@ -91,13 +102,3 @@ def _growth(kind: str, costs: Mapping[int, Cost], lengths: Sequence[int], sizes:
     counted = [(n, operations(kind, n, sizes)) for n in lengths]
     times, held = ([(n, cost[column]) for n, cost in costs.items()] for column in (0, 3))
     return [NONE if (power := exponent(points)) is None else power for points in (counted, times, held)]
-
-
-def _count_row(kind: str, length: int, sizes: Sizes) -> tuple[Cell, ...]:
-    counts = operations(kind, length, sizes) / 1e6, term_of_table_1(kind, length, sizes) / 1e6
-    return NAMES[kind], *PAPER[kind][:3], *counts, sequential_steps(kind, length), path_length(kind, length, sizes)
-
-
-def _path_cell(kind: str, length: int, measured: Measurements) -> Cell:
-    path, formula = measured.paths[kind][length], path_length(kind, length, measured.sizes)
-    return path if path == formula else f"{path} (not {formula})"

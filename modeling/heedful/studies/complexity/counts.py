@@ -86,11 +86,6 @@ def path_length(kind: str, length: int, sizes: Sizes) -> int:
         "recurrent": length,
         "convolutional": math.ceil(2 * far / (k - 1)),
         "causal": math.ceil(far / (k - 1)),
-        "dilated": least_power(k, length),
+        "dilated": next(layers for layers in itertools.count(1) if k**layers >= length),  # logarithms would round
     }
     return lengths.get(kind, 1)
-
-
-def least_power(base: int, number: int) -> int:
-    """Return the least exponent, 1 or more, with base^exponent ≥ number; logarithms would round."""
-    return next(exponent for exponent in itertools.count(1) if base**exponent >= number)

@@ -68,7 +68,7 @@ def test_clean_pairs_give_no_finding():
 )
 def test_pairs_that_teach_nothing_are_told_with_their_rows(kind, pair):
     finding = only(check_pointless_pairs(with_pairs(pair), OFF), kind)
-    assert "1 of 401 train pairs" in finding.told
+    assert "1 of 401 train pairs" in finding.message
     assert finding.where.startswith(f"data.cleaning.drop_{kind}")
     assert finding.examples[0].startswith("train row 101: ")
 
@@ -79,8 +79,8 @@ def test_pairs_that_the_rules_drop_are_not_complained_about():
     assert list(check_pointless_pairs(pairs, rules)) == []
     finding = only(dropped_by_cleaning(pairs, rules), "cleaning")
     assert finding.level == "note"
-    assert "3 of 403" in finding.told
-    assert "empty 1, identical 1, duplicate 1" in finding.told
+    assert "3 of 403" in finding.message
+    assert "empty 1, identical 1, duplicate 1" in finding.message
     assert "train row 101" in finding.examples[0]
 
 
@@ -106,8 +106,8 @@ def test_held_out_pairs_in_training_are_told_with_the_share_that_dropping_them_c
     tests = held_out([*HELD_OUT, (seen, translation), (other, "Another translation.")], key="data.test.unseen")
     finding = only(check_overlap(split(CLEAN), OFF, tests), "overlap")
     assert finding.where == "data.test.unseen"
-    assert "2 of 52 unseen sources" in finding.told
-    assert "1 of them with the same target" in finding.told
+    assert "2 of 52 unseen sources" in finding.message
+    assert "1 of them with the same target" in finding.message
     assert "drops 2 training pairs" in finding.advice
     assert "unseen row 51" in finding.examples[0]
 
@@ -123,12 +123,12 @@ def test_overlap_that_cleaning_drops_is_counted_and_no_warning():
     assert list(check_overlap(train, CleaningRules(), tests)) == []
     finding = only(dropped_by_cleaning(train, CleaningRules(), tests), "cleaning")
     assert finding.level == "note"
-    assert "overlap" in finding.told
+    assert "overlap" in finding.message
 
 
 def test_rows_that_have_slipped_are_length_outliers():
     finding = only(check_length_ratios(with_pairs(("네.", CLEAN[0][1] * 8), (CLEAN[0][0] * 9, "No."))), "length_ratio")
-    assert "2 of 402" in finding.told
+    assert "2 of 402" in finding.message
     assert {example.split(":")[0] for example in finding.examples} == {"train row 101", "train row 102"}
 
 
@@ -150,7 +150,7 @@ DEFECTIVE = {
 @pytest.mark.parametrize("name", [check.name for check in DEFECTS])
 def test_every_defect_of_a_text_is_found_and_named_with_its_row(name):
     finding = only(check_text(with_pairs((CLEAN[0][0], DEFECTIVE[name]))), name)
-    assert "0 sources and 1 targets of 401" in finding.told
+    assert "0 sources and 1 targets of 401" in finding.message
     assert finding.examples[0].startswith("train row 101: ")
     assert finding.advice
 
@@ -177,7 +177,7 @@ def test_ordinary_letters_are_no_defect(text):
 def test_swapped_languages_are_an_error():
     finding = only(check_scripts(split(CLEAN), held_out([(en, ko) for ko, en in HELD_OUT]), (None, None)), "scripts")
     assert (finding.level, finding.where) == ("error", "data.validation")
-    assert "swapped" in finding.told
+    assert "swapped" in finding.message
 
 
 def test_languages_that_contradict_the_scripts_are_told():
@@ -194,7 +194,7 @@ def test_targets_in_another_script_are_told_from_a_share_on():
     untranslated = [(ko, ko) for ko, _ in CLEAN[:40]]
     finding = only(check_scripts(split([*CLEAN, *untranslated]), [], ("ko", "en")), "scripts")
     assert finding.level == "warning"
-    assert "40 of 440 training targets" in finding.told
+    assert "40 of 440 training targets" in finding.message
     assert finding.examples[0].startswith("train row 401")
     assert list(check_scripts(split([*CLEAN, *untranslated[:3]]), [], ("ko", "en"))) == []
 
@@ -229,8 +229,8 @@ def test_pairs_the_wrong_way_round_are_told_however_many_they_are(every):
     pairs = [pair[::-1] if number % every == 1 else pair for number, pair in enumerate(CLEAN)]
     finding = only(check_scripts(split(pairs), [], ("ko", "en")), "scripts")
     assert finding.level == "warning"
-    assert f"{len(range(1, 400, every))} of 400 training pairs" in finding.told
-    assert "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped." in finding.told
+    assert f"{len(range(1, 400, every))} of 400 training pairs" in finding.message
+    assert "go from Latin to Hangul script, and most others from Hangul to Latin: they are swapped." in finding.message
     assert finding.examples[0].startswith("train row 2: ")
 
 
@@ -266,7 +266,7 @@ def test_what_a_column_holds_is_told(texts, kind):
 def test_a_side_without_sentences_is_a_warning(texts, kind):
     finding = only(check_sides(split(list(zip(texts, SENTENCES, strict=True)))), "sides")
     assert (finding.level, finding.where) == ("warning", "data.source")
-    assert f"The sources are no sentences, but {kind}, such as" in finding.told
+    assert f"The sources are no sentences, but {kind}, such as" in finding.message
     finding = only(check_sides(split(list(zip(SENTENCES, texts, strict=True)))), "sides")
     assert finding.where == "data.target"
 

@@ -91,7 +91,7 @@ def test_special_ids_that_contradict_each_other_are_told(config, generation, lev
     generation_config = GenerationConfig(**{**ids, **generation})
     (finding,) = checks.check_special_ids(given(), HeedConfig(**{**CONFIG, **config}), generation_config, "model")
     assert (finding.level, finding.where) == (level, "model")
-    assert named in finding.told
+    assert named in finding.message
 
 
 def test_several_end_tokens_may_contain_the_configs():
@@ -102,7 +102,7 @@ def test_several_end_tokens_may_contain_the_configs():
 
 def test_special_tokens_with_one_id_and_tokens_with_one_id_are_told(tmp_path):
     same = given(unk_token="</s>")
-    assert any("`unk_token_id` and `eos_token_id`" in f.told for f in checks.check_tokenizer_ids(same, "key"))
+    assert any("`unk_token_id` and `eos_token_id`" in f.message for f in checks.check_tokenizer_ids(same, "key"))
     given().save_pretrained(tmp_path)
     state = json.loads((tmp_path / "tokenizer.json").read_text())
     state["model"]["vocab"]["run"] = 5
@@ -110,8 +110,8 @@ def test_special_tokens_with_one_id_and_tokens_with_one_id_are_told(tmp_path):
     if transformers.__version__.startswith("5.17."):
         pytest.skip("transformers 5.17 itself drops all but one token of an id when it loads a tokenizer")
     (finding,) = checks.check_tokenizer_ids(TokenizerPair.from_pretrained(tmp_path), "key")
-    assert "'walk'" in finding.told
-    assert "'run'" in finding.told
+    assert "'walk'" in finding.message
+    assert "'run'" in finding.message
 
 
 def test_a_tokenizer_with_holes_in_its_ids_is_an_error(tmp_path):
@@ -121,7 +121,7 @@ def test_a_tokenizer_with_holes_in_its_ids_is_an_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     (finding,) = checks.check_tokenizer_ids(TokenizerPair.from_pretrained(tmp_path), "key")
     assert finding.level == "error"
-    assert "ids up to 40" in finding.told
+    assert "ids up to 40" in finding.message
 
 
 def test_unknown_words_are_named_for_each_side(words):
@@ -129,8 +129,8 @@ def test_unknown_words_are_named_for_each_side(words):
     encoded = checks.encode(split(pairs), words)
     (finding,) = checks.check_unknown_tokens(encoded, words, "tokenizer.vocab_size")
     assert finding.level == "note"
-    assert "source tokens" in finding.told
-    assert "'키보드'" in finding.told
+    assert "source tokens" in finding.message
+    assert "'키보드'" in finding.message
     assert finding.examples[0].startswith("train row 301")
 
 
@@ -138,7 +138,7 @@ def test_a_side_that_is_mostly_unknown_is_an_error():
     encoded = checks.encode(split(), given())
     findings = list(checks.check_unknown_tokens(encoded, given(), "tokenizer.path"))
     assert [finding.level for finding in findings] == ["error", "error"]
-    assert "target tokens" in findings[1].told
+    assert "target tokens" in findings[1].message
 
 
 def test_both_directions_are_encoded_as_training_does(tmp_path):
@@ -155,7 +155,7 @@ def test_a_vocabulary_too_large_for_the_data_is_a_warning(joint, words):
     assert finding.level == "warning"
     assert "would do" in finding.advice
     findings = list(checks.check_vocabulary_use(checks.encode(split(), words), words, "tokenizer.vocab_size"))
-    assert [finding.told.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]
+    assert [finding.message.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]
 
 
 def test_a_vocabulary_whose_every_type_is_frequent_gives_no_finding():
@@ -168,8 +168,8 @@ def test_counts_of_rare_types_are_those_of_the_rows():
     pairs = [{"source": "walk walk", "target": "walk jump"}, {"source": "jump", "target": "walk"}]
     (finding,) = checks.check_vocabulary_use(checks.encode(split(pairs), tokenizers), tokenizers, "key")
     # walk four times, jump twice
-    assert "Of 2 types" in finding.told
-    assert "0 never, 0 fewer than 2, 1 fewer than 3, 1 fewer than 4, 2 fewer than 5" in finding.told
+    assert "Of 2 types" in finding.message
+    assert "0 never, 0 fewer than 2, 1 fewer than 3, 1 fewer than 4, 2 fewer than 5" in finding.message
 
 
 def test_a_tokenizer_that_does_not_compose_text_is_told():
@@ -180,7 +180,7 @@ def test_a_tokenizer_that_does_not_compose_text_is_told():
         tokenizer_object=Tokenizer.from_str(json.dumps(state)), pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
     (finding,) = checks.check_normalization(split(), TokenizerPair(fast, fast), "tokenizer.path")
-    factor = float(finding.told.split(" costs ")[1].split()[0])
+    factor = float(finding.message.split(" costs ")[1].split()[0])
     text = unicodedata.normalize("NFD", SOURCES[0])
     assert factor > 1.5
     assert len(fast(text)["input_ids"]) > 1.5 * len(fast(SOURCES[0])["input_ids"])

@@ -15,6 +15,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
 from heedful.proposals.first_recipe import find_columns, write_first_recipe
+from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
@@ -141,7 +142,7 @@ def test_who_names_an_algorithm_gets_it(tmp_path):
     sides = []
     for more in ("", "tokenizer: {algorithm: bpe}\n"):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
-        sides.append(read_recipe(path).tokenizer.sides)
+        sides.append(read_recipe(path, complete=complete).tokenizer.sides)
     assert sides == [(("character", None), ("word", None)), (("bpe", 300), ("bpe", 300))]
 
 
@@ -318,7 +319,7 @@ def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp
     path = write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    assert corpus.encoder.too_long == 0
+    assert corpus.too_long == 0
     assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
     assert recipe.optimization.tokens_per_update >= 4 * corpus.rows.source_lengths.mean()
 

@@ -254,7 +254,7 @@ def test_what_is_wrong_with_the_model_is_told_before_anything_slow(files, tmp_pa
 
 def test_the_doctor_tells_of_a_model_that_is_too_large_too(files, tmp_path):
     recipe = tiny_recipe(tmp_path, {**files, "model.options.d_model": 10**9})
-    told = [finding.told for finding in diagnose(recipe).findings if finding.level == "error"]
+    told = [finding.message for finding in diagnose(recipe).findings if finding.level == "error"]
     assert any("must make a model that fits" in each for each in told)
 
 

@@ -6,7 +6,7 @@ import yaml
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heedful.proposals.proposal import look_at, propose, this_machine
+from heedful.proposals.proposal import complete, propose, survey, this_machine
 from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml, yaml_text
 from tiny_runs import tiny_tree
 
@@ -426,8 +426,8 @@ SHORT = "data: {train: pairs.tsv, source: 1, target: 2}\n"
 def test_a_recipe_of_data_alone_is_completed_for_them_and_says_so(tmp_path, caplog):
     pairs_file(tmp_path)
     with caplog.at_level("INFO"):
-        recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"])
-    proposal = propose(look_at(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
+        recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"], complete)
+    proposal = propose(survey(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
     assert recipe.name == "recipe"
     assert recipe.model.options == proposal["model.options"]
     assert recipe.optimization.max_updates == proposal["optimization.max_updates"]
@@ -440,18 +440,20 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
     pairs_file(tmp_path)
     text = SHORT + "name: mine\nmodel: {config: small}\ntokenizer: {path: runs/tokenizer}\n"
     with caplog.at_level("INFO"):
-        recipe = read_recipe(written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"])
+        recipe = read_recipe(written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"], complete)
     assert (recipe.name, recipe.model.config, recipe.model.options) == ("mine", "small", {})
     assert (recipe.optimization.max_updates, recipe.optimization.schedule) == (7, "linear")
     assert recipe.tokenizer.vocab_size == 8000
     assert "max_updates" not in caplog.text
 
 
-def test_only_a_file_without_optimization_is_completed(tmp_path):
+def test_only_a_file_without_optimization_is_completed_and_only_where_that_is_asked_for(tmp_path):
     pairs_file(tmp_path)
-    assert read_recipe(written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")).model.options == {}
-    with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
-        read_recipe(written(tmp_path, SHORT + "name: x\nmodel: {start_from: runs/model}\n"))
+    given = written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")
+    assert read_recipe(given, complete=complete).model.options == {}
+    for more, own in (("model: {start_from: runs/model}\n", complete), ("", None)):
+        with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
+            read_recipe(written(tmp_path, SHORT + "name: x\n" + more), complete=own)
 
 
 def test_a_stream_needs_validation_pairs_of_its_own():

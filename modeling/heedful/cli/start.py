@@ -102,10 +102,11 @@ def tune(
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning
+    from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe, read_values
 
     options.quieten()
-    wanted = read_recipe(recipe, overrides)
+    wanted = read_recipe(recipe, overrides, complete)
     folder = output or Path(f"runs/{wanted.name}-tune")
     knobs = [entry.partition("=") for entry in vary or []]
     chosen = {knob: read_values(values) if equals else None for knob, equals, values in knobs}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.data.epochs.augmentation import check_room
+from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import TokenizerPair
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.feed import Feed, may_pack
@@ -18,11 +17,11 @@ from heedful.training.loop.schedule import make_optimizer
 from heedful.training.model_size import check_memory
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
+from heedful.training.recipe import DataRecipe, ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from heedful.configuration_base_heed import HeedBaseConfig
 
@@ -82,6 +81,8 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     """
     settings, options, teacher = recipe.tokenizer, recipe.model.options, recipe.optimization.distillation
     if teacher is not None and given is not None:
+        from heedful.inference.teaching.distillation import TeacherTokens
+
         TeacherTokens(teacher).check(given)
     target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
@@ -96,13 +97,25 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         config = config_of(recipe.model, known, is_joint)
         RDrop.of(recipe.optimization.r_drop, config)
         check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
-        check_room(recipe.data, settings.dropout, config)
+        check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
     for section in ("validation", "decoding"):
         beams = getattr(recipe, section).num_beams
         if target is not None and beams > target:
             raise ValueError(
                 f"`{section}.num_beams` must be at most {target}, the size of the vocabulary, but is {beams} instead."
+            )
+
+
+def check_room(data: DataRecipe, config: "PreTrainedConfig") -> None:
+    """Raise a `ValueError` if rows that an epoch makes anew may become longer than the model has positions."""
+    limit = position_limit(config)
+    for side in ("source", "target"):
+        most = getattr(data, f"max_{side}_tokens")
+        if limit is not None and (data.augmentation.joined or data.streaming) and (most is None or most > limit):
+            raise ValueError(
+                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
+                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
             )
 
 

@@ -6,18 +6,16 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.mixture import numbers_of_parts
 from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +37,6 @@ class AugmentationRules:
         for name, share in asdict(self).items():
             if not 0 <= share <= 1:
                 raise ValueError(f"`data.augmentation.{name}` must be from 0 to 1, but is {share} instead.")
-
-
-def check_room(data: Any, dropout: float | None, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` where rows of an epoch may become longer than the model has positions.
-
-    `data` is that section of a recipe.
-    """
-    limit = position_limit(config)
-    for side in ("source", "target"):
-        most = getattr(data, f"max_{side}_tokens")
-        is_new = dropout or data.augmentation.joined or data.streaming
-        if limit is not None and is_new and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`, `tokenizer.dropout`), but is {most} instead."
-            )
 
 
 class Augmentation:

@@ -38,7 +38,7 @@ def corpus(tmp_path_factory):
 
 def rehearsal_of(recipe, corpus):
     model = make_model(recipe.model, corpus.tokenizers)
-    return Rehearsal(make_accelerator(recipe.optimization), model, recipe)
+    return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
 
 
 def test_the_plan_is_that_of_training(corpus):

@@ -1,5 +1,6 @@
 """The doctor prepares a recipe's data as training does, so that the two cannot disagree."""
 
+import logging
 from collections import Counter
 from random import Random
 
@@ -144,7 +145,7 @@ def test_what_training_refuses_the_doctor_calls_an_error_and_nothing_else(seeds,
         assert bool(refused) == bool(found), (seed, refused, found)
         verdicts["refused" if refused else "begun"] += 1
         verdicts["same message"] += refused in found
-    print(dict(verdicts))
+    logging.getLogger(__name__).info("verdicts: %s", dict(verdicts))
     assert min(verdicts["refused"], verdicts["begun"]) > len(seeds) / 5
     # Of several mistakes the doctor may find another one first.
     assert verdicts["same message"] > 0.9 * verdicts["refused"]

@@ -25,7 +25,7 @@ from heedful import HeedForConditionalGeneration, modeling_heed
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.findings import Finding
+from heedful.diagnosis.findings import ModelFinding
 from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import (
     MODEL_CHECKS,
@@ -535,5 +535,5 @@ def test_a_model_with_few_positions_gets_short_sentences():
 def test_only_a_passed_finding_can_be_asserted():
     for level in ("FAIL", "skipped"):
         with pytest.raises(AssertionError, match=r"batch: .*the reason"):
-            Finding("batch", level, "the reason").assert_passed()
-    assert Finding("batch", "pass", "", figure=0.0, limit=0.0).assert_passed().passed
+            ModelFinding("batch", level, "the reason").assert_passed()
+    assert ModelFinding("batch", "pass", "", figure=0.0, limit=0.0).assert_passed().passed

@@ -8,7 +8,7 @@ import pytest
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.proposals.proposal import DataFacts, Machine, survey, propose, this_machine
+from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
 from tiny_runs import tiny_recipe
 
 LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True)

@@ -440,7 +440,9 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
     pairs_file(tmp_path)
     text = SHORT + "name: mine\nmodel: {config: small}\ntokenizer: {path: runs/tokenizer}\n"
     with caplog.at_level("INFO"):
-        recipe = read_recipe(written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"], complete)
+        recipe = read_recipe(
+            written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"], complete
+        )
     assert (recipe.name, recipe.model.config, recipe.model.options) == ("mine", "small", {})
     assert (recipe.optimization.max_updates, recipe.optimization.schedule) == (7, "linear")
     assert recipe.tokenizer.vocab_size == 8000

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from heedful.data import encoding
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import both_ways
+from heedful.data.mixture import both_ways
 from heedful.data.tokenizer_training import train_tokenizers
 
 PAIRS = [
@@ -35,9 +35,8 @@ def test_rows_are_the_token_ids_of_both_sides(tokenizers):
 
 def test_training_reads_texts_without_the_white_space_around_them(tokenizers):
     spaced = [{side: f" {text}\u00a0\n" for side, text in pair.items()} for pair in PAIRS]
-    for mark_words in (False, True):
-        plain, found = (list(PairEncoder(tokenizers, mark_words=mark_words).rows(rows)) for rows in (PAIRS, spaced))
-        assert found == plain
+    plain, found = (list(PairEncoder(tokenizers).rows(rows)) for rows in (PAIRS, spaced))
+    assert found == plain
 
 
 def test_what_is_too_long_is_left_out_and_counted(tokenizers):

@@ -14,12 +14,13 @@ import torch
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
 from heedful.cli import main as cli
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.mixture import both_ways
 from heedful.data.micro_batches import collate
+from heedful.data.mixture import both_ways
 from heedful.data.sources import read_pairs
+from heedful.data.teacher import TeacherTokens, teacher_tensors
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.inference.teaching.back_translation import SequenceDistillation
-from heedful.inference.teaching.distillation import TeacherTokens, write_teacher_tokens
+from heedful.inference.teaching.distillation import write_teacher_tokens
 from tiny_runs import SIZES
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/low_resource.md").read_text(encoding="utf-8")
@@ -96,7 +97,7 @@ def test_the_most_probable_tokens_are_those_of_the_mean_of_the_teachers(
         with torch.inference_mode():
             probabilities = sum(each(**batch).logits[0].softmax(-1) for each in models) / len(models)
         expected = probabilities.topk(5)
-        tokens, values = teacher.of(batch)
+        tokens, values = teacher_tensors([teacher.with_tokens(row)], batch["labels"][0]).values()
         assert torch.equal(tokens, expected.indices)
         assert torch.allclose(values, expected.values / expected.values.sum(-1, keepdim=True), atol=1e-3)
     with pytest.raises(ValueError, match="`top_k` must be at most 290, all tokens, but is 291"):

@@ -5,12 +5,13 @@ import shutil
 import pytest
 import torch
 
+from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate
 from heedful.data.sources import read_pairs
+from heedful.data.teacher import TeacherTokens, teacher_tensors
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.doctor import diagnose
 from heedful.diagnosis.estimate import dry_run
-from heedful.inference.teaching.distillation import TeacherTokens
 from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
@@ -50,17 +51,19 @@ def test_a_student_comes_nearer_to_its_teacher_the_more_weight_it_has(make_loop,
     assert distances[1] < distances[0] - 0.2
 
 
-def test_every_row_finds_its_own_tokens_whatever_the_batch(corpus, distillation):
+def test_what_the_teacher_says_lies_at_its_label_however_rows_are_laid(corpus, distillation):
     teacher = TeacherTokens(distillation["optimization.distillation"])
-    rows = [corpus.rows[number] for number in range(20)]
-    together = teacher.of(collate(rows, 0))
-    alone = [teacher.of(collate([row], 0)) for row in rows]
-    for one, others in zip(together, zip(*alone, strict=True), strict=True):
-        assert torch.equal(one, torch.cat(others))
-    assert together[1].sum(-1) == pytest.approx(1, abs=1e-6)
-    # The row by which DDP builds its buckets is not among them.
-    unknown = teacher.of(collate([{"input_ids": [5, 2], "labels": [9, 2]}], 0))
-    assert (unknown[0] == torch.tensor([[9], [2]])).all()
+    rows = [teacher.with_tokens(corpus.rows[number]) for number in range(20)]
+    for batch in (collate(rows, 0), laid_end_to_end(rows, 700, 0, 1)):
+        found = teacher_tensors(rows, batch["labels"])
+        is_label = batch["labels"] != -100
+        for name, values in found.items():
+            expected = torch.cat([torch.from_numpy(row[name].astype("float32")) for row in rows])
+            expected = expected / expected.sum(-1, keepdim=True) if "prob" in name else expected
+            assert torch.allclose(values[is_label].float(), expected, atol=1e-3)
+        assert found["teacher_probabilities"][is_label].sum(-1) == pytest.approx(1, abs=1e-6)
+        assert not found["teacher_probabilities"][~is_label].any()
+    assert teacher_tensors([corpus.rows[0]], batch["labels"]) == {}  # as the row by which DDP builds its buckets
 
 
 def test_dry_run_and_doctor_know_the_teacher(tmp_path, distillation, corpus):
@@ -115,7 +118,6 @@ def test_settings_that_a_teacher_excludes_are_named(tmp_path):
         ({"optimization.distillation_weight": 0.3}, "`optimization.distillation_weight` must be 0.5 where"),
         ({**teacher, "optimization.distillation_weight": 0.0}, "must be above 0 and at most 1, but is 0.0"),
         ({**teacher, "optimization.distillation_weight": 1.1}, "must be above 0 and at most 1, but is 1.1"),
-        ({**teacher, "tokenizer.dropout": 0.1}, "`tokenizer.dropout` must be 0 where `optimization.distillation`"),
         (
             {**teacher, "data.augmentation": {"typos": 0.1}},
             "`data.augmentation` must be empty where .+ {'typos': 0.1}",

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.batching import Row, TokenCounts
 from heedful.files import check_at_least
 
 if TYPE_CHECKING:
     import torch
 
-LABEL_PADDING = -100  # the label that torch's cross-entropy ignores
 WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
 Lengths = tuple[int, int, int]  # source length, target length, number of the row
 
@@ -89,7 +89,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> "
         return torch.from_numpy(tokens), torch.from_numpy(is_token.astype(np.int64))
 
     input_ids, attention_mask = padded([row["input_ids"] for row in rows], pad_token_id)
-    labels, _ = padded([row["labels"] for row in rows], LABEL_PADDING)
+    labels, _ = padded([row["labels"] for row in rows], IGNORED_LABEL)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 

@@ -10,7 +10,6 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
-# Added to a token's id where a word begins, as the pre-tokenizer makes them, in rows whose words are cut anew.
-WORD_START = 2**30
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 
 
@@ -60,8 +57,8 @@ class TokenizerPair:
             dropout = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "dropout", None)
             if dropout:
                 raise ValueError(
-                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, for nobody can seed it, "
-                    f"but is {dropout} instead: `tokenizer.dropout` of a recipe cuts the words of training pairs anew."
+                    f"`dropout` of the {side} tokenizer (in its tokenizer.json) must be null, because it cannot be "
+                    f"seeded, but is {dropout} instead."
                 )
             warn_of_split_tokens(tokenizer)
         self.source = source
@@ -262,10 +259,8 @@ def warn_of_split_tokens(tokenizer: Any) -> None:
         warnings.warn(f"{listed(added)} will be split in texts, as every special token is: {told}.", stacklevel=3)
 
 
-def encode_texts(
-    tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str], mark_words: bool = False
-) -> list[list[int]]:
-    """Encode texts as a tokenizer's `text` or `text_target`; `mark_words` adds `WORD_START` where a word begins.
+def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts as a tokenizer's `text` or `text_target`.
 
     White space around a source is no part of it. An `UnknownSymbol` names the first symbol that a closed vocabulary
     lacks.
@@ -276,15 +271,9 @@ def encode_texts(
     texts = list(map(trimmed, texts)) if side == "text" else texts
     options: dict[str, Any] = {side: texts, "return_attention_mask": False, "truncation": False}
     try:
-        encoded = tokenizer(**options, verbose=False)
+        return tokenizer(**options, verbose=False)["input_ids"]
     except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
-    if not mark_words:
-        return encoded["input_ids"]
-    return [
-        [id_ + WORD_START * (word is None or word != last) for id_, (last, word) in zip(ids, words, strict=True)]
-        for ids, words in ((row.ids, pairwise([None, *row.word_ids])) for row in encoded.encodings)
-    ]
 
 
 def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, str] | None = None) -> None:

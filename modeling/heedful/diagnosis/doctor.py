@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from heedful.data.epochs.mixture import both_ways
+from heedful.data.mixture import both_ways, check_room
 from heedful.diagnosis.estimate import Rehearsal, plan_batches
 from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
@@ -23,7 +23,7 @@ from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.speed import check_speed
 from heedful.inference.loading import first_line
 from heedful.training import preparation
-from heedful.training.model_of_recipe import check_model, check_room, make_model
+from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import Cleaned, Splits, StoredCorpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe

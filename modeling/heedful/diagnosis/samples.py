@@ -12,13 +12,12 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from heedful.configuration_base_heed import position_limit
+from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
 from heedful.data.tokenization import TokenizerPair
 from heedful.inference.engines import evaluation_mode
 from heedful.symbols_heed import symbols_of
 from heedful.versions_heed import by_name, cache_of
 
-IGNORED_LABEL = -100
 Rows = Sequence[Sequence[int]]
 
 # Sentences of one script each, of very different lengths; in Unicode's form NFC.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from heedful.data.epochs.mixture import read_parts
+from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe import DataRecipe
 from heedful.training.recipe_file import make_section, section_of

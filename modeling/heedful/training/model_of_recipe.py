@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from heedful.configuration_base_heed import position_limit
+from heedful.data.mixture import check_room
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.loop.compilation import body_of, check_compile, why_uncompiled
 from heedful.training.loop.engine import Engine
 from heedful.training.loop.feed import Feed, may_pack
-from heedful.training.loop.objective import RDrop, set_objective
+from heedful.training.loop.objective import Objective, check_dropout
 from heedful.training.loop.schedule import make_optimizer
 from heedful.training.model_size import check_memory
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import DataRecipe, ModelRecipe, OptimizationRecipe, Recipe
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODEL_TYPES, read_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from heedful.configuration_base_heed import HeedBaseConfig
 
@@ -64,10 +65,10 @@ def make_engine(accelerator: Accelerator, model: "PreTrainedModel", settings: Op
             "`optimization.shrink_token_budget` must be false where weights are sharded and no rank can continue "
             "without the others, but is true instead: set `optimization.token_budget` lower."
         )
-    set_objective(model, settings)
+    check_dropout(settings.r_drop, model.config)
     packs = not is_sharded and may_pack(model, accelerator)
     body = body_of(model, settings, accelerator, is_sharded, packs)
-    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, packs)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, Objective.of(settings), packs)
     # A scale of gradients and a moving average wait for each update anyway.
     waits = accelerator.device.type != "cuda" or accelerator.scaler is not None or settings.ema_decay is not None
     return Engine(accelerator, model, make_optimizer(model, settings), feed, body, not (waits or is_sharded))
@@ -81,8 +82,6 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
     """
     settings, options, teacher = recipe.tokenizer, recipe.model.options, recipe.optimization.distillation
     if teacher is not None and given is not None:
-        from heedful.inference.teaching.distillation import TeacherTokens
-
         TeacherTokens(teacher).check(given)
     target = settings.vocab_size if settings.joint else settings.target_vocab_size or settings.vocab_size
     if given is not None:
@@ -95,7 +94,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         is_joint = settings.joint
     if recipe.model.start_from is None:
         config = config_of(recipe.model, known, is_joint)
-        RDrop.of(recipe.optimization.r_drop, config)
+        check_dropout(recipe.optimization.r_drop, config)
         check_compile(recipe.optimization, why_uncompiled(config, recipe.model.gradient_checkpointing))
         check_room(recipe.data, config)
         check_memory(_class_of(config), config, runs_on_cpu(recipe.optimization.device) and world_size() == 1)
@@ -104,18 +103,6 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         if target is not None and beams > target:
             raise ValueError(
                 f"`{section}.num_beams` must be at most {target}, the size of the vocabulary, but is {beams} instead."
-            )
-
-
-def check_room(data: DataRecipe, config: "PreTrainedConfig") -> None:
-    """Raise a `ValueError` if rows that an epoch makes anew may become longer than the model has positions."""
-    limit = position_limit(config)
-    for side in ("source", "target"):
-        most = getattr(data, f"max_{side}_tokens")
-        if limit is not None and (data.augmentation.joined or data.streaming) and (most is None or most > limit):
-            raise ValueError(
-                f"`data.max_{side}_tokens` must be at most {limit}, the positions of the model, where rows are made "
-                f"anew (`data.streaming`, `data.augmentation.joined`), but is {most} instead."
             )
 
 

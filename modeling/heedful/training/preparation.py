@@ -5,7 +5,7 @@ two. Each mistake of a user is raised by one of them, and so is the same everywh
 """
 
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 
+from heedful.data import mixture
 from heedful.data.batching import BatchingSettings, Row, UpdateBatches, stream_updates
 from heedful.data.cleaning import CleaningReport, clean_pairs, split_for_validation
 from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs import mixture
 from heedful.data.sources import read_pairs, references_of
+from heedful.data.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
@@ -28,8 +29,6 @@ from heedful.training.tokenizers import given_tokenizers, save_tokenizers, token
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-
-    from heedful.data.epochs.augmentation import Augmentation
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +130,8 @@ class StoredCorpus(_HeldOut):
 
     rows: EncodedPairs
     too_long: int  # training rows that the limits of the recipe leave out
-    sampling: mixture.Sampling | None = None  # chooses them anew in every epoch
-    augmentation: "Augmentation | None" = None  # changes them anew in every epoch
+    drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
+    teacher: TeacherTokens | None  # what it says goes along with each row
 
     @property
     def pairs(self) -> int:
@@ -146,15 +145,16 @@ class StoredCorpus(_HeldOut):
 
     def _rows_of(self, epoch: int) -> EncodedPairs:
         rows = self.rows
-        for drawn in (self.sampling, self.augmentation):
-            rows = rows if drawn is None else drawn.rows(rows, epoch)
+        for draw in self.drawn:
+            rows = draw(rows, epoch)
         return rows
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows = self._rows_of(epoch)
+        rows, teacher = self._rows_of(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
-            yield [[rows[index] for index in bucket] for bucket in update]
+            buckets = [[rows[index] for index in bucket] for bucket in update]
+            yield buckets if teacher is None else [list(map(teacher.with_tokens, bucket)) for bucket in buckets]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class StreamedCorpus(_HeldOut):
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
         encoder, is_empty = replace(self.encoder, too_long=0), True
-        rows = filter(None, encode_in_shares(encoder, encoder.rows, self.stream, self.accelerator))
+        rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
             is_empty = False
             yield update
@@ -195,7 +195,7 @@ def _nothing_left(encoder: PairEncoder) -> ValueError:
 def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
     """Turn pairs into rows of token ids, and prepare what every epoch draws from them; `None` is one process."""
     data = recipe.data
-    heads = mixture.heads_of(data.parts, tokenizers)
+    heads = mixture.source_prefixes(data.parts, tokenizers)
     language = data.target if mixture.languages_of(data.parts) else None
     ways = mixture.both_ways if data.both_directions else iter
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(kept.validation)))
@@ -219,28 +219,26 @@ def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator
 
 
 def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
-    data, encoder, augmentation = recipe.data, held_out.encoder, None
+    data, encoder, teacher = recipe.data, held_out.encoder, recipe.optimization.distillation
     rows = EncodedPairs(encoder.rows(pairs))
     if not len(rows):
         raise _nothing_left(encoder)
     numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
+    fingerprint, drawn = held_out.fingerprint + rows.fingerprint(), []
+    parts = mixture.rows_of_parts(data.parts, numbers) if data.mixture else {}
+    if data.temperature != 1:
+        from heedful.data.epochs.sampling import Sampling
+
+        drawn.append(Sampling(numbers, data.temperature, recipe.seed).rows)
     if any(asdict(data.augmentation).values()):
         from heedful.data.epochs.augmentation import Augmentation
 
-        augmentation = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
-    fingerprint = held_out.fingerprint + rows.fingerprint()
-    if recipe.optimization.distillation is not None:
-        from heedful.inference.teaching.distillation import TeacherTokens
-
-        fingerprint += TeacherTokens(recipe.optimization.distillation).check(encoder.tokenizers, rows)
-    parts = mixture.rows_of_parts(data.parts, numbers) if data.mixture else {}
-    return StoredCorpus(
-        **vars(replace(held_out, fingerprint=fingerprint, parts=parts)),
-        rows=rows,
-        too_long=encoder.too_long,
-        sampling=mixture.Sampling(numbers, data.temperature, recipe.seed) if data.temperature != 1 else None,
-        augmentation=augmentation,
-    )
+        drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed).rows)
+    tokens = None if teacher is None else TeacherTokens(teacher)
+    if tokens is not None:
+        fingerprint += tokens.check(encoder.tokenizers, rows)
+    own = {"rows": rows, "too_long": encoder.too_long, "drawn": drawn, "teacher": tokens}
+    return StoredCorpus(**vars(replace(held_out, fingerprint=fingerprint, parts=parts)) | own)
 
 
 def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:

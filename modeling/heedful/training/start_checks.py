@@ -9,10 +9,10 @@ import numpy as np
 
 from heedful.configuration_base_heed import position_limit
 from heedful.data.encoding import EncodedPairs
+from heedful.data.mixture import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import score_translations
 from heedful.files import shortened
-from heedful.training.model_of_recipe import check_room
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.processes.devices import check_trackers
 from heedful.training.recipe import DataRecipe, Recipe

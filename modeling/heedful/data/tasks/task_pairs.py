@@ -10,7 +10,8 @@ from functools import partial
 from random import Random
 from typing import Any, Literal, get_args
 
-from heedful.data.epochs.augmentation import AugmentationRules, drawn_numbers, noisy
+from heedful.data.epochs.augmentation import drawn_numbers, noisy
+from heedful.data.mixture import AugmentationRules
 from heedful.data.sources import read_pairs
 from heedful.data.tasks.korean_nouns import KoreanNouns, read_nouns
 from heedful.files import check_at_least

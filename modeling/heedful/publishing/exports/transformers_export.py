@@ -21,7 +21,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from heedful.checksums_heed import write_checksums
-from heedful.data.epochs.mixture import languages_of
+from heedful.data.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import PAD
 from heedful.inference.engines import pad_sources

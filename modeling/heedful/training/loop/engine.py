@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heedful.data.batching import Row
 from heedful.data.micro_batches import MicroBatch
-from heedful.inference.loading import first_line
+from heedful.files import first_line
 from heedful.training.loop.compilation import CompiledBody
 from heedful.training.loop.engine_state import EngineState
-from heedful.training.loop.feed import Feed, on_device
+from heedful.training.loop.feed import Feed
 from heedful.training.processes.collectives import full_tensor
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Engine(EngineState):
     ):
         super().__init__(accelerator, model, optimizer)
         self.feed, self.body, self.decides_on_device = feed, body, decides_on_device
-        self._skips_logits = model.trains_on_loss_alone
-        self.objective: Any = model.objective
+        # Recurrent models, whose steps take most of the time, train on all logits.
+        self._skips_logits = model.config.model_type == "heed"
         if body is not None and body.uses_graphs:
             # Or the first gradients would be kept in memory that a graph writes to again.
             for parameter in self.parameters:
@@ -88,20 +88,14 @@ class Engine(EngineState):
         # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
-                batch = micro_batch.tensors
-                if self.objective is not None:
-                    batch = self.feed.ready(self.objective.repeated(batch))
-                batch = on_device(batch, device) | {"skip_logits": self._skips_logits, "body": self.body}
+                batch = self.feed.inputs(micro_batch) | {"skip_logits": self._skips_logits, "body": self.body}
                 with self.micro_batch(all_reduces=all_reduce and number == len(micro_batches)):
-                    loss = self.model(**batch, num_items_in_batch=tokens).loss
+                    losses = self.model(**batch, num_items_in_batch=tokens).loss.reshape(-1)
                     if not micro_batch.counts:
-                        loss = loss * 0
+                        losses = losses * 0
                     with torch.autocast(device.type, enabled=False):
-                        self.backward(loss)
-                sums[0] += loss.detach() * tokens
-                added = self.objective.take_added() if self.objective is not None else ()
-                for part, each in enumerate(added, start=1):
-                    sums[part] += each * micro_batch.counts
+                        self.backward(losses[0])
+                sums[: len(losses)] += losses.detach() * tokens
         return sums
 
     def micro_batch(self, all_reduces: bool) -> AbstractContextManager:

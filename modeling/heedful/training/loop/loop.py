@@ -211,7 +211,8 @@ class TrainingLoop:
                 return None
             self.engine.all_reduce()
         assert sums is not None
-        return sums, sum(micro_batch.padded_tokens for micro_batch in update.micro_batches)
+        padded_tokens = sum(micro_batch.padded_tokens for micro_batch in update.micro_batches)
+        return sums, padded_tokens // self.engine.feed.passes
 
     def _shrink_token_budget(self, is_smallest: bool) -> None:
         self.engine.discard()

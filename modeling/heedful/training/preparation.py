@@ -247,7 +247,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
     splits = read_splits(recipe.data)
     check_references(splits, recipe.decoding.ignore)
     kept = clean(splits, recipe.data)
-    tokenizers = given or tokenizers_of(recipe, kept)
+    tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
     check_symbols(tokenizers, kept, recipe.decoding.ignore)
     check_model(recipe, tokenizers)
     return encode(recipe, kept, tokenizers, accelerator)

@@ -319,10 +319,9 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
         if isinstance(hint, type) and is_dataclass(hint):
             values[name] = make_section(hint, {} if value is None else value, f"{prefix}{name}.")
         elif hint == dict[str, MixturePart]:
-            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}").items()
-            values[name] = {
-                str(part): make_section(MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts
-            }
+            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}")
+            sections = {str(part): (MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts.items()}
+            values[name] = {part: make_section(*section) for part, section in sections.items()}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):

@@ -1,9 +1,10 @@
 """The tokenizers of a run: given by its recipe, trained, or restored from a checkpoint."""
 
 import logging
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from heedful.data.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
@@ -11,9 +12,6 @@ from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, written_folder
-
-if TYPE_CHECKING:
-    from heedful.training.preparation import Cleaned
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +36,18 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
     return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
 
 
-def tokenizers_of(recipe: Recipe, kept: "Cleaned") -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of held-out pairs, too."""
+def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs.
+
+    `held_out` were held out of them: a vocabulary of all words has theirs, too.
+    """
     settings, parts = recipe.tokenizer, recipe.data.parts
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
-    rest = kept.validation if kept.is_held_out and ("word", None) in settings.sides else ()
+    rest = held_out if ("word", None) in settings.sides else ()
     own = settings.target_algorithm
     return train_tokenizers(
-        (pair["source"] for pair in chain(islice(kept.train, settings.sentences), rest)),
-        (pair["target"] for pair in chain(islice(kept.train, settings.sentences), rest)),
+        (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
+        (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
         algorithm=settings.algorithm if own is None else (settings.algorithm, own),
         vocab_size=settings.vocab_size,
         joint=settings.joint,

@@ -131,7 +131,7 @@ def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(t
     assert recipe.tokenizer.sides == (("character", None), ("word", None))
     written = path.read_text()
     assert "algorithm: character  # of the source: single words" in written
-    assert "target_algorithm: word  # of the target: between spaces stand few different symbols" in written
+    assert "target_algorithm: word  # of the target: few different symbols between spaces" in written
     assert not diagnose(recipe).has_errors
 
 

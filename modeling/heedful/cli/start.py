@@ -47,8 +47,8 @@ def init(
 
     options.quieten()
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
-    told = write_first_recipe(data, output, source, target)
-    print(*told, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
+    found = write_first_recipe(data, output, source, target)
+    print(*found, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
 
 
 def pairs(
@@ -115,8 +115,8 @@ def tune(
     search = tuning.tune(wanted, folder, minutes, None if vary is None else chosen)
     for trial in search.trials:
         values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())
-        told = f"given up after {trial.updates} updates" if trial.is_pruned else ""
-        print(f"{trial.loss:.4f}  {values}  {told}".rstrip())
+        note = f"given up after {trial.updates} updates" if trial.is_pruned else ""
+        print(f"{trial.loss:.4f}  {values}  {note}".rstrip())
     if search.has_unfinished:
         print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
     if search.trials:

@@ -119,7 +119,7 @@ def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
     except ValueError as error:
         yield RecipeFinding("output", "warning", str(error), "output")
     if recipe.card.license is None and "builtin:" not in recipe.data.train:
-        message = "The model card will say that the license is unknown, so nobody may use the model."
+        message = "The model card will say that the license is unknown, and without one the model may not be used."
         advice = "Name it as the Hub does, such as apache-2.0."
         yield RecipeFinding("card", "note", message, "card.license", advice)
     read = Pairs.of("train", "data.train", splits.train)

@@ -51,7 +51,7 @@ STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
 TIMED_UPDATES = 12
 TIMED_SECONDS = 20.0  # after which no further update is timed
 PROBE_TOKENS = 512
-SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed stands for it
+SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed is taken
 SHOWN_ROWS = 3
 SHOWN_TEXT = 200
 

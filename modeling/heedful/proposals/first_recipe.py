@@ -29,13 +29,11 @@ from heedful.training.recipe import DataRecipe
 from heedful.training.recipe_file import find_recipe, yaml_text
 
 JUDGED = 1000  # rows by which columns are chosen
-LATER = ("duplicate", "ratio")  # reasons to drop a pair
 FULL = "multi30k-de-en"  # the recipe with every key and its comment
 HEAD = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
-# `heedful recipes multi30k-de-en` are all there are, each with its meaning.
-"""
+# `heedful recipes multi30k-de-en` are all there are, each with its meaning."""
 # What fits better than the comments of the full recipe.
 NOTES = {
     "data.train": "relative to this file",
@@ -50,7 +48,7 @@ NOTES = {
 # Of an algorithm that `survey` finds: what it is, and why.
 REASONS = {
     "bpe": "byte pairs suit sentences",
-    "word": "between spaces stand few different symbols; another one will be an error",
+    "word": "few different symbols between spaces; another one will be an error",
     "character": "single words, or texts in which only spaces change",
 }
 
@@ -77,53 +75,46 @@ def write_first_recipe(
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
     if count < 20:
         raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
-    facts, machine = survey(pairs, count), this_machine()
-    proposal = propose(facts, machine)
+    facts = survey(pairs, count)
+    proposal = propose(facts, this_machine())
     minutes = max(1, round(proposal.minutes))
     about = f"about {minutes} minute{'s' * (minutes > 1)}"
-    alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / count
+    alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
     rules = _cleaning_for(pairs, alike)
     dropped = clean(splits, replace(recipe, cleaning=rules)).report.dropped
-    same, repeated, longer = (
-        percent(share / len(pairs)) for share in (alike * count, *(dropped[reason] for reason in LATER))
-    )
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
     paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
-    card = {"license": None, "source_language": languages[0], "target_language": languages[1], "dataset": title}
+    names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
+    cleaning = {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")}
     tree = {
         "name": re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model",
-        "data": {
-            "train": paths[0] if len(paths) == 1 else paths,
-            "validation": None,
-            "source": source,
-            "target": target,
-            "cleaning": {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")},
-        },
+        "data": {**names, "cleaning": cleaning},
     }
-    place = "a GPU" if machine.has_gpu else f"{machine.cores} CPU cores"
-    notes = NOTES | _tokenizer_notes(proposal.settings, facts.algorithms)
+    tree, chosen = with_settings(tree, proposal.settings)[0], proposal.settings
+    tree["card"] = {
+        "license": None,
+        "source_language": languages[0],
+        "target_language": languages[1],
+        "dataset": title,
+    }
+    notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(proposal.settings, facts.algorithms)
     notes |= {
         "data.source": why,
-        "data.cleaning.drop_duplicates": f"{repeated} of the pairs came before",
-        "data.cleaning.drop_identical": f"{same} of the pairs",
-        "data.cleaning.max_ratio": f"one side more than so many times as long as the other; {longer} of the pairs",
-        "optimization.max_updates": f"{about} on this machine ({place}), as estimated",
+        "data.cleaning.drop_duplicates": f"{percent(dropped['duplicate'] / len(pairs))} of the pairs came before",
+        "data.cleaning.drop_identical": f"{percent(alike)} of the pairs",
+        "data.cleaning.max_ratio": "one side more than so many times as long as the other; "
+        f"{percent(dropped['ratio'] / len(pairs))} of the pairs",
+        "optimization.max_updates": f"{about} on this machine, as estimated",
     }
-    head = HEAD.format(
-        title=f"{yaml_text(title)}: {count:,} pairs, "
-        f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}.",
-        file=shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name),
-    )
-    tree = with_settings(tree, proposal.settings)[0] | {"card": card}
-    write_text(output, "\n".join([head, *_lines(tree, comments_of(find_recipe(FULL)) | notes)]) + "\n")
-    found = proposal.settings
+    title = f"{yaml_text(title)}: {count:,} pairs, "
+    title += f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}."
+    written = shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name)
+    write_text(output, "\n".join([HEAD.format(title=title, file=written), *_lines(tree, notes)]) + "\n")
     return [
         f"{count:,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
-        f"limits: {found['data.max_source_tokens']} source tokens, {found['data.max_target_tokens']} target tokens",
-        f"duplicates: {repeated} of the pairs came before; source and target alike: {same} of the pairs",
-        f"vocabulary {found['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
-        f"{found['model.options']['d_model']}, {found['optimization.max_updates']:,} updates: {about} here",
+        f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model {chosen['model.options']['d_model']}, "
+        f"{chosen['optimization.max_updates']:,} updates: {about} here",
     ]
 
 
@@ -193,15 +184,17 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
-    told = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())]
-    listed = ", ".join(told[:8]) + " and more" * (len(told) > 8)
+    others = [
+        f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())
+    ]
+    listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
     if chosen is None or has_names is None:
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
-    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(told)
+    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
 
 

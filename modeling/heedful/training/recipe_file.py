@@ -113,7 +113,7 @@ def read_recipe(
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
     if is_other and (card := section_of(tree, "card")):
-        # What the file says of its data is not so of others: nobody publishes under someone else's licence.
+        # What the file says of its data is not so of others: a model is not published under someone else's licence.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)

@@ -58,7 +58,7 @@ def train(recipe: Recipe) -> RunResult:
     check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
-        accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+        accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder) if accelerator.is_main_process else nullcontext():
             return _train(recipe, accelerator)
 

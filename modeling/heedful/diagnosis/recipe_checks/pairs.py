@@ -258,7 +258,7 @@ DEFECTS: dict[RowCheck, Callable[[str], object]] = {
     ): re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
     RowCheck(
         "replacement_characters",
-        WITH + "the character U+FFFD, which stands where a letter was lost.",
+        WITH + "the character U+FFFD, the mark of a lost letter.",
         "Decode the original files again, with the encoding they are in.",
         *(0.001, 0.1),
     ): re.compile("\ufffd").search,

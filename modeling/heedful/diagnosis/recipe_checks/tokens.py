@@ -101,7 +101,7 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
 def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
     """List the words, or pieces of them, that a tokenizer does not know, the most frequent first.
 
-    A tokenizer that cannot tell where in the text its tokens stand (a slow one) gives an empty list.
+    A slow tokenizer, which does not know where in the text its tokens are, gives an empty list.
     """
     if not tokenizer.is_fast:
         return []

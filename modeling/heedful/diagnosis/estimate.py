@@ -7,6 +7,7 @@ engine on this machine, to be measured; the model is thrown away and nothing is 
 import gc
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Everything that `heedful train --dry-run` tells; `str()` writes it out."""
+    """Everything that `heedful train --dry-run` prints; `str()` writes it out."""
 
     recipe: Recipe
     corpus: Corpus
@@ -204,33 +205,33 @@ def dry_run(recipe: Recipe) -> DryRun:
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
     """Make the first epoch's updates and micro-batches of `token_budget` padded tokens, and describe them.
 
-    Of a stream only the beginning is read. Data without a pair raise a `ValueError`.
+    Of a stream only the beginning is read.
     """
     costliest: dict[str, tuple[int, list[Row]]] = {}
-    divided: list[Parts] = []
-    real_tokens = padded_tokens = 0
-    updates = corpus.updates(0)
-    is_stream = isinstance(corpus, StreamedCorpus)
+    first: list[Parts] = []
+    sums: Counter[str] = Counter()
+    micro_batches, updates, is_stream = 0, corpus.updates(0), isinstance(corpus, StreamedCorpus)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
         parts = split_update(update, token_budget, world_size)
-        divided.append(parts)
         for rows in (rows for part in parts for rows in part if rows):
-            real_tokens += sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
-            padded_tokens += _padded_tokens(rows)
+            real = sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
+            sums.update(real=real, padded=_padded_tokens(rows))
             for kind, cost in _costs(rows).items():
                 if cost > costliest.get(kind, (0, []))[0]:
                     costliest[kind] = (cost, rows)
-    if not divided:
-        raise ValueError("The training data hold no pair.")
+        if len(first) < TIMED_UPDATES:
+            first.append(parts)
+        sums.update(updates=1, busiest=_busiest(parts), target=_target_tokens(parts))
+        micro_batches = max(micro_batches, len(parts[0]))
     return BatchPlan(
-        updates_per_epoch=None if is_stream else len(divided) + sum(1 for _ in updates),
-        looked_at=len(divided),
-        padding=1 - real_tokens / padded_tokens,
-        padded_tokens=sum(map(_busiest, divided)) / len(divided),
-        target_tokens=sum(map(_target_tokens, divided)) / len(divided),
-        micro_batches=max(len(parts[0]) for parts in divided),
+        updates_per_epoch=None if is_stream else sums["updates"] + sum(1 for _ in updates),
+        looked_at=sums["updates"],
+        padding=1 - sums["real"] / sums["padded"],
+        padded_tokens=sums["busiest"] / sums["updates"],
+        target_tokens=sums["target"] / sums["updates"],
+        micro_batches=micro_batches,
         costliest=list({id(rows): rows for _, rows in costliest.values()}.values()),
-        first=divided[:TIMED_UPDATES],
+        first=first,
     )
 
 

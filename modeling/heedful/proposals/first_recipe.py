@@ -113,8 +113,8 @@ def write_first_recipe(
     return [
         f"{count:,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
-        f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model {chosen['model.options']['d_model']}, "
-        f"{chosen['optimization.max_updates']:,} updates: {about} here",
+        f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
+        f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
     ]
 
 

@@ -56,7 +56,8 @@ def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[Re
     end = plan.end(recipe)
     if end is not None:
         yield from _check_schedule(recipe, end, d_model)
-    yield from _check_epochs(recipe, plan, end)
+    if plan.updates_per_epoch is not None:
+        yield from _check_epochs(recipe, plan.updates_per_epoch, end)
     if end is not None:
         yield from _check_intervals(recipe, end)
 
@@ -65,40 +66,32 @@ def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Recip
     """Find learning rates that never reach their peak, or never come down, before the run ends."""
     settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
-    rises = f"The learning rate rises over {warmup:,} updates"
+    key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
     tenth = f"Set it to a tenth of the run, about {max(1, end.last // 10):,}"
     last_rate = learning_rate(end.last, settings, d_model)
     if 1 < warmup >= end.last:
         peak = learning_rate(warmup, settings, d_model)
         message = f"{rises}, but {ended}, at {100 * last_rate / peak if peak else 0.0:.0f} % of its peak."
-        yield RecipeFinding(
-            "schedule", end.error, message, "optimization.warmup_updates", f"{tenth}, or train longer."
-        )
+        yield RecipeFinding("schedule", end.error, message, key, f"{tenth}, or train longer.")
     elif warmup > 0.5 * end.last:
-        message = f"{rises}, more than half of the run: {ended}."
-        yield RecipeFinding("schedule", "warning", message, "optimization.warmup_updates", f"{tenth}.")
+        yield RecipeFinding("schedule", "warning", f"{rises}, more than half of the run: {ended}.", key, f"{tenth}.")
     elif settings.schedule in ("linear", "cosine") and end.last < 0.95 * (settings.max_updates or 0):
-        message = (
-            f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, with "
-        )
-        message += f"the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
+        message = f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, "
+        message += f"with the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
         advice = f"Set `optimization.max_updates` to {end.last:,}, or raise `{end.key}`."
         yield RecipeFinding("schedule", "warning", message, "optimization.max_updates", advice)
 
 
-def _check_epochs(recipe: Recipe, plan: RunPlan, end: RunEnd | None) -> Iterator[RecipeFinding]:
+def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
     """Find updates larger than the data, and runs that repeat the data hundreds of times."""
-    if plan.updates_per_epoch is None:
-        return
-    if plan.updates_per_epoch <= 1:
+    if per_epoch <= 1:
         message = f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training "
         message += "pairs at once: every update sees the same pairs."
         advice = "Lower it so that an epoch has tens of updates at least."
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
-    epochs = end.updates / plan.updates_per_epoch if end else 0.0
-    if end and epochs > MANY_EPOCHS:
-        message = f"The run passes {epochs:,.0f} times over the training pairs ({plan.updates_per_epoch:,.0f} updates "
-        message += f"each{end.source}): it will know them by heart."
+    if end is not None and end.updates > MANY_EPOCHS * per_epoch:
+        message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
+        message += f"updates each{end.source}): it will know them by heart."
         advice = "Shorten it, set `validation.patience`, or find more pairs."
         yield RecipeFinding("epochs", "warning", message, end.key, advice)
 
@@ -122,10 +115,7 @@ def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
         yield RecipeFinding("intervals", "warning", message, "checkpoints.every_updates", advice)
     validations = end.last // validation.every_updates
     if validation.patience is not None and 0 < validations <= validation.patience:
-        message = (
-            f"Training stops early after {validation.patience} validations without improvement, but there are only "
-        )
-        message += f"{validations} in all: {ended} updates."
-        yield RecipeFinding(
-            "intervals", "warning", message, "validation.patience", "Lower it, or validate more often."
-        )
+        message = f"Training stops early after {validation.patience} validations without improvement, but there are "
+        message += f"only {validations} in all: {ended} updates."
+        advice = "Lower it, or validate more often."
+        yield RecipeFinding("intervals", "warning", message, "validation.patience", advice)

@@ -18,7 +18,6 @@ from heedful.diagnosis.recipe_checks import tokens as checks
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.training.start_checks import faults_of_targets
 from helpers import tiny_config
-from tiny_runs import tiny_recipe
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 300)]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in ("source", "target"))
@@ -58,12 +57,11 @@ def given(template="$A </s>", **tokens) -> TokenizerPair:
 JUMPS = [{"source": "jump walk", "target": "walk jump"}] * 30
 
 
-def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words, tmp_path):
+def test_a_trained_tokenizer_and_its_model_give_no_finding(joint, words):
     for tokenizers in (joint, words):
         sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
         config = tiny_config(**sizes, share_encoder_decoder_embeddings=False)
         model = HeedForConditionalGeneration(config)
-        recipe = tiny_recipe(tmp_path, {"decoding.max_length": 200})
         assert list(checks.check_special_ids(config, model.generation_config, "model")) == []
         assert list(checks.check_tokenizer_ids(tokenizers, "key")) == []
         assert list(checks.check_unknown_tokens(split(), tokenizers, "key")) == []

@@ -259,6 +259,7 @@ def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsy
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_print_one_estimate_for_two(tmp_path):
     path = tmp_path / "recipe.yaml"

@@ -15,12 +15,13 @@ from torch._dynamo.utils import counters
 
 from heedful.data.micro_batches import split_update
 from heedful.training import model_of_recipe
-from heedful.training.loop import compilation, engine, feed
+from heedful.training.loop import engine, feed
 from heedful.training.loop import loop as loop_module
-from heedful.training.loop.compilation import CompiledBody
+from heedful.training.loop.engine import Results
 from heedful.training.loop.feed import Feed, made_ahead
-from heedful.training.loop.results import Results
 from heedful.training.processes.signals import TrainingInterrupted
+from heedful.training.speed import compilation
+from heedful.training.speed.compilation import CompiledBody
 from rows_attention import varlen_attn
 from tiny_runs import logged
 
@@ -116,9 +117,9 @@ def test_graphs_that_cannot_be_recorded_are_found_out_before_the_first_update(ma
             raise RuntimeError("operation not permitted when stream is capturing")
         return self._model(**inputs)
 
-    monkeypatch.setattr(model_of_recipe, "body_of", lambda model, *_: CompiledBody(model.model, uses_graphs=True))
+    monkeypatch.setattr(compilation, "body_of", lambda model, *_: CompiledBody(model.model, uses_graphs=True))
     monkeypatch.setattr(CompiledBody, "__call__", fail_when_recorded)
-    assert make_loop({}).run().update == 6
+    assert make_loop(COMPILED).run().update == 6
     assert len(calls) == 2
     assert "its step cannot be compiled here: RuntimeError: operation not permitted" in caplog.text
 
@@ -429,7 +430,7 @@ def test_without_a_gpu_nothing_is_made_ahead_compiled_or_read_late(make_loop):
     assert not loop.engine.feed.is_ahead
     assert not loop.engine.feed.packs
     assert isinstance(loop.accelerator, Accelerator)
-    assert engine.Engine is type(loop.engine)
+    assert engine.TrainingEngine is type(loop.engine)
 
 
 def test_many_models_of_one_process_are_compiled(quick_compiler):

@@ -11,11 +11,12 @@ from accelerate import Accelerator
 
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.micro_batches import padding_share, split_update
-from heedful.training.loop import feed, monitoring
+from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
 from heedful.training.loop.monitoring import RunLog, training_values
-from heedful.training.processes.throughput import operations_of_pairs
 from heedful.training.run_folder.progress import Progress, new_window
+from heedful.training.speed import throughput
+from heedful.training.speed.throughput import operations_of_pairs
 from tiny_runs import logged
 
 
@@ -149,9 +150,10 @@ def test_a_step_s_operations_are_counted_by_the_matrices_that_its_tokens_are_mul
 
 
 def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
-    monkeypatch.setattr(monitoring, "peak_operations", lambda device: 1e12)
-    monkeypatch.setattr(monitoring, "peak_memory", lambda device: 1.25)
+    monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: 1.25)
     loop = make_loop()
+    loop.log.device = torch.device("cuda")
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
     loop.run()

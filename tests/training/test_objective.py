@@ -183,18 +183,6 @@ def test_rows_that_only_fill_in_count_for_nothing(make_loop):
     assert not any(weight.grad.any() for weight in loop.engine.parameters)
 
 
-def test_a_run_in_bf16_that_was_stopped_goes_on_bit_for_bit(make_loop, tmp_path, weights_of):
-    changes = {**R_DROP, "optimization.mixed_precision": "bf16", "optimization.token_budget": 700}
-    make_loop(changes, tmp_path / "straight").run()
-    make_loop({**changes, "optimization.max_updates": 3}, tmp_path / "resumed").run()
-    make_loop({**changes, "resume": True}, tmp_path / "resumed").run()
-    ours, theirs = weights_of(tmp_path / "resumed", 6), weights_of(tmp_path / "straight", 6)
-    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
-    for name in ("train/loss", "train/r_drop"):
-        assert logged(tmp_path / "resumed", name) == logged(tmp_path / "straight", name)
-    assert all(value > 0 for value in logged(tmp_path / "straight", "train/r_drop"))
-
-
 def test_a_model_without_dropout_is_refused_before_anything_is_read(make_loop, tmp_path):
     recurrent = {"model_type": "heed_rnn", "hidden_size": 32, "dropout": 0.0, "attention_dropout": 0.3}  # unread by it
     for options in ({"dropout": 0.0}, {"dropout": 0.0, "encoder_layerdrop": 0.2}, recurrent):

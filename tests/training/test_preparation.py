@@ -8,9 +8,9 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
-from heedful.training.model_size import parameters_of
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_config
+from heedful.training.speed.model_size import parameters_of
 from tiny_runs import tiny_recipe
 
 

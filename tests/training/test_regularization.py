@@ -9,6 +9,7 @@ import torch
 from heedful import HeedConfig
 from heedful.data.mixture import AugmentationRules
 from heedful.training.preparation import prepare_corpus
+from process_checks import write_teacher
 from tiny_runs import logged, tiny_recipe
 
 MODEL = {"model.options.source_word_dropout": 0.1, "model.options.target_word_dropout": 0.1}
@@ -24,12 +25,16 @@ SEVERAL = {
     "data.temperature": 2.0,
     "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
 }
+R_DROP = {"optimization.r_drop": 5.0}
 KINDS = {
     "stream": STREAM,
-    "all": {"optimization.r_drop": 5.0, **MODEL},
-    "parts and noise": {"optimization.r_drop": 5.0, **SEVERAL},
-    "recurrent": {"optimization.r_drop": 5.0, **RECURRENT},
+    "all": R_DROP | MODEL,
+    "parts and noise": R_DROP | SEVERAL,
+    "recurrent": R_DROP | RECURRENT,
+    "student": R_DROP | {"optimization.mixed_precision": "bf16"},
+    "recurrent student": RECURRENT,
 }
+FEW = {"data.train": "builtin:train:100"}
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +55,21 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_in_an_epoch_and_after_one_goes_on_bit_for_bit(kind, make_loop, tmp_path, weights_of, data):
-    changes, found = {"optimization.token_budget": 700, **KINDS[kind]}, []
+    changes, found = FEW | KINDS[kind] | {"optimization.token_budget": 700}, []
     corpus = data(changes)
-    end = len(list(corpus.updates(0))) + 2
-    for stops in ((), (2, end - 1)):
+    if kind.endswith("student"):
+        changes |= write_teacher(tmp_path / "teacher", corpus.tokenizers, FEW["data.train"])
+    names = ["train/loss", *["train/r_drop"] * ("optimization.r_drop" in changes)]
+    names += ["train/distillation"] * ("optimization.distillation" in changes)
+    epoch = len(list(corpus.updates(0)))
+    assert epoch >= 2
+    for stops in ((), (1, epoch + 1)):
         folder = tmp_path / str(len(stops))
-        for number, stop in enumerate((*stops, end)):
+        for number, stop in enumerate((*stops, epoch + 2)):
             make_loop({**changes, "optimization.max_updates": stop, "resume": bool(number)}, folder, corpus).run()
-        found.append((weights_of(folder, end), logged(folder, "train/loss")))
+        found.append((weights_of(folder, epoch + 2), [logged(folder, name) for name in names]))
     assert found[0][1] == found[1][1]
-    assert len(found[0][1]) == end
+    assert [len(values) for values in found[0][1]] == [epoch + 2] * len(names)
     assert all(torch.equal(found[1][0][name], weight) for name, weight in found[0][0].items())
 
 

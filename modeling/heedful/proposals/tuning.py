@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from heedful.data.tokenizer_training import SUBWORDS
 from heedful.figures import save_figure
 from heedful.files import listed, write_text
-from heedful.publishing.learning_curve import LOG_FILE, read_curves
 from heedful.training.loop.loop import TrainingLoop
+from heedful.training.loop.monitoring import read_curves
 from heedful.training.model_of_recipe import check_model, config_of
-from heedful.training.preparation import prepare_corpus
+from heedful.training.preparation import Corpus, prepare_corpus
 from heedful.training.processes.devices import float32_products, make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe, to_yaml
@@ -108,8 +108,7 @@ def tune(
             try:
                 is_whole = _search(study, recipe, folder, choices, end)
             finally:
-                trials = _trials(study)
-                if trials:
+                if trials := _trials(study):
                     write_text(folder / TUNED_RECIPE, _tuned(recipe, trials, choices))
                     save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
     except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
@@ -304,17 +303,16 @@ def _try(study: Any, trial: Any, recipe: Recipe, folder: Path, end: float) -> bo
     with folder_of_run(place), float32_products(optimization.mixed_precision):
         corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
         _check_same_validation(study, corpus.validation_pairs)
-        loop = _TrialLoop(recipe, corpus, accelerator)
-        loop.trial = trial
+        report = partial(_report, trial, corpus, recipe.data.both_directions)
+        loop = TrainingLoop(recipe, corpus, accelerator, lambda progress, loss: report(progress.update, loss))
         write_text(place / "recipe.yaml", to_yaml(recipe))
         try:
-            log = place / LOG_FILE
-            for update, loss in read_curves(place).get(LOSS, []) if log.is_file() and log.stat().st_size else []:
-                loop.observe(update, loss)
+            for update, loss in read_curves(place).get(LOSS, []):
+                report(update, loss)
             loop.run()
         except optuna.TrialPruned:
             state = optuna.trial.TrialState.PRUNED
-    if loop._time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
+    if loop.time_is_up and minutes < own_minutes and state is optuna.trial.TrialState.COMPLETE:
         return False
     losses = study.trials[trial.number].intermediate_values
     if not losses:
@@ -333,25 +331,15 @@ def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> No
     study.set_user_attr(VALIDATION, checksum)
 
 
-class _TrialLoop(TrainingLoop):
-    """A training loop whose validations Optuna is told of."""
+def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
+    """Report a validation's loss per byte to Optuna, given the loss per token, and give up one of the worse trials."""
+    import optuna
 
-    trial: Any
-
-    def _validate(self) -> None:
-        super()._validate()
-        self.observe(*read_curves(self.recipe.folder)[LOSS][-1])
-
-    def observe(self, update: float, loss: float) -> None:
-        """Tell Optuna of a validation's loss per token, and give the trial up if it says so."""
-        import optuna
-
-        sides = ("target", "source") if self.recipe.data.both_directions else ("target",)
-        size = sum(len(pair[side].encode()) for pair in self.corpus.validation_pairs for side in sides)
-        tokens_per_byte = float(self.corpus.validation.target_lengths.sum()) / max(1, size)
-        self.trial.report(loss * tokens_per_byte, int(update))
-        if self.trial.should_prune():
-            raise optuna.TrialPruned
+    sides = ("target", "source") if both_directions else ("target",)
+    size = sum(len(pair[side].encode()) for pair in corpus.validation_pairs for side in sides)
+    trial.report(loss * float(corpus.validation.target_lengths.sum()) / max(1, size), update)
+    if trial.should_prune():
+        raise optuna.TrialPruned
 
 
 def _trials(study: Any) -> list[Trial]:

@@ -1,13 +1,13 @@
 """Pairs of which a model makes one side: sources for targets (back-translation), targets for sources (distillation).
 
-What both have in common is which of it is of no use.
+Both leave out what is of no use.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import tee
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,39 @@ from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translation, Translator
 from heedful.symbols_heed import check_are_several, trimmed
 
-Method = Literal["greedy", "beam", "sampling", "noised"]
 NOISE = 0.1  # the share of words that are deleted, and that are replaced
 FILLER = "_"
 FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The most probable token, one after another."""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Beam search."""
+
+    num_beams: int = 5
+
+    def __post_init__(self):
+        check_at_least(2, num_beams=self.num_beams)
+
+
+@dataclass(frozen=True)
+class NoisedBeam(Beam):
+    """Beam search whose words are then changed, as `noised` says."""
+
+    seed: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(0, seed=self.seed)
+
+
+METHODS: dict[str, type] = {"greedy": Greedy, "beam": Beam, "sampling": SeededSampling, "noised": NoisedBeam}
 
 
 @dataclass
@@ -43,7 +71,7 @@ class BackTranslation:
         ValueError: If a setting is out of range, or not one of the method's.
     """
 
-    method: Method = "beam"
+    method: str = "beam"
     num_beams: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -51,23 +79,15 @@ class BackTranslation:
     left_out: int = field(default=0, init=False)  # lines so far
 
     def __post_init__(self):
-        if self.method not in get_args(Method):
-            raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, but is {self.method!r} instead.")
-        readers = {"num_beams": ("beam", "noised"), "seed": ("sampling", "noised")}
-        for name in ("num_beams", "temperature", "top_k", "seed"):
-            methods = readers.get(name, ("sampling",))
-            if getattr(self, name) is not None and self.method not in methods:
-                raise ValueError(f"`{name}` is for {' and '.join(methods)}, and must be left out of {self.method}.")
-        check_at_least(2, num_beams=self.num_beams)
-        check_at_least(0, seed=self.seed)
-        self.sampling()
-
-    def sampling(self) -> SeededSampling | None:
-        """Return how translations are drawn, or `None` if they are searched for."""
-        if self.method != "sampling":
-            return None
-        seed, temperature = self.seed, self.temperature
-        return SeededSampling(1 if seed is None else seed, 1.0 if temperature is None else temperature, self.top_k)
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
+        names = "num_beams", "temperature", "top_k", "seed"
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        for name in given:
+            readers = [method for method, kind in METHODS.items() if name in {each.name for each in fields(kind)}]
+            if self.method not in readers:
+                raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
+        self._way = METHODS[self.method](**given)
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` for each `target`, in order, without those that are left out.
@@ -75,18 +95,17 @@ class BackTranslation:
         `settings` are keywords of `Translator.translate_lines`.
         """
         check_are_several(lines, "lines")
-        if self.method != "sampling":
+        sampling = self._way if isinstance(self._way, SeededSampling) else None
+        if sampling is None:
             _check_search(translator, self.method)
-        beams = (self.num_beams or 5) if self.method in ("beam", "noised") else 1
+        beams = self._way.num_beams if isinstance(self._way, Beam) else 1
         given, targets = tee(lines)
-        found = translator.translate_lines(
-            given, num_beams=beams, sampling=self.sampling(), keep_going=True, **settings
-        )
+        found = translator.translate_lines(given, num_beams=beams, sampling=sampling, keep_going=True, **settings)
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = " ".join(best.text.split())
-            if best.finished and self.method == "noised":
-                source = noised(source, 1 if self.seed is None else self.seed, number)
+            if best.finished and isinstance(self._way, NoisedBeam):
+                source = noised(source, self._way.seed, number)
             if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:

@@ -1,4 +1,4 @@
-"""What the engine is fed with: an update's micro-batches as tensors, made ahead in another thread for a GPU."""
+"""An update's micro-batches as tensors, made ahead in another thread for a GPU."""
 
 import logging
 from collections import deque
@@ -74,7 +74,7 @@ class Feed:
         return batch if self.objective is None else self.objective.of_batch(batch)
 
     def full_of(self, row: Row) -> MicroBatch:
-        """Return a row as often as the budget allows, with half of its target, so that its sides differ in size."""
+        """Return a row as often as the budget allows, with half of its target: its sides differ in size."""
         short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
@@ -96,9 +96,8 @@ def may_pack(model: Any, accelerator: Accelerator) -> bool:
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch pinned for a GPU, with the places of its labels, for which Python would have to wait."""
-    labels: torch.Tensor = tensors["labels"]
-    batch = {**tensors, "target_places": (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]}
-    return _moved(batch, torch.Tensor.pin_memory)
+    places = (tensors["labels"].flatten() != IGNORED_LABEL).nonzero()[:, 0]
+    return _moved({**tensors, "target_places": places}, torch.Tensor.pin_memory)
 
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What training minimizes besides the cross-entropy: R-Drop, and the distance to a teacher.
 
-An objective computes the summed loss of a batch, in two forms as `loss_heed.py` does: from all logits, and with its
-gradient from those of a few tokens. `tests/training/test_objective.py` compares them.
+There are two forms as in `loss_heed.py`: from all logits, and with the gradient from those of a few tokens.
+`tests/training/test_objective.py` compares them.
 """
 
 from collections.abc import Mapping
@@ -118,29 +118,28 @@ class Objective:
         if self.alpha is None:
             total = replace_by_gradient(logits, targets, smoothing, of_bias)
             return torch.stack([total, r_drop, r_drop])
-        weight, (first, second) = self.alpha / 4, logits.chunk(2)
-        size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(first)
-        parts = first.split(size), second.split(size), targets[: len(first)].split(size)
-        for a, b, target in zip(*parts, strict=True):
-            p, q = (part.softmax(-1, dtype=torch.float32) for part in (a, b))  # (size, V)
+        weight, both, all_targets = self.alpha / 4, logits.view(2, -1, logits.shape[-1]), targets.view(2, -1, 1)
+        size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else both.shape[1]
+        for part, target in zip(both.split(size, 1), all_targets.split(size, 1), strict=True):
+            p = part.softmax(-1, dtype=torch.float32)  # of either pass, (2, size, V)
             # log Σ exp(logits), as `replace_by_gradient` of `loss_heed.py` has it
-            of_a, of_b = (part.amax(-1).float() - made.amax(-1).log() for part, made in ((a, p), (b, q)))  # (size)
-            ratio = (a.float() - b).sub_((of_a - of_b)[:, None])  # log p - log q
-            p_ratio, q_ratio = torch.linalg.vecdot(p, ratio), torch.linalg.vecdot(q, ratio)  # KL(p‖q) and -KL(q‖p)
-            added = weight * (p_ratio - q_ratio).sum()
-            r_drop += added
-            labelled = a.gather(1, target).float() + b.gather(1, target)
-            total += added + (of_a + of_b - (1 - smoothing) * labelled[:, 0]).sum() / 2
+            normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
+            ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q
+            divergences = (
+                torch.linalg.vecdot(p[0], ratio),
+                -torch.linalg.vecdot(p[1], ratio),
+            )  # (size) each
+            r_drop += (added := weight * (divergences[0] + divergences[1]).sum())
+            total += added + (normaliser - (1 - smoothing) * part.gather(2, target)[..., 0].float()).sum() / 2
             if smoothing:
-                total -= smoothing / 2 * (a.mean(-1, dtype=torch.float32) + b.mean(-1, dtype=torch.float32)).sum()
-            ratio *= weight
-            of_second = (-ratio).add_((0.5 + weight * (1 + q_ratio))[:, None]).mul_(q).sub_(p, alpha=weight)
-            of_first = ratio.add_((0.5 + weight * (1 - p_ratio))[:, None]).mul_(p).sub_(q, alpha=weight)
-            for part, gradient in ((a, of_first), (b, of_second)):
+                total -= smoothing / 2 * part.mean(-1, dtype=torch.float32).sum()
+            for one, other, sign in ((0, 1, weight), (1, 0, -weight)):
+                gradient = (ratio * sign).add_((0.5 + weight * (1 - divergences[one]))[:, None])
+                gradient.mul_(p[one]).sub_(p[other], alpha=weight)
                 if smoothing:
                     gradient -= smoothing / 2 / gradient.shape[-1]
-                gradient.scatter_add_(1, target, gradient.new_full(target.shape, (smoothing - 1) / 2))
+                gradient.scatter_add_(1, target[one], gradient.new_full(target[one].shape, (smoothing - 1) / 2))
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
-                part.copy_(gradient)
+                part[one].copy_(gradient)
         return torch.stack([total, r_drop, torch.zeros_like(total)])

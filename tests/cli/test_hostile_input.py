@@ -477,7 +477,7 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
     message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
     with pytest.raises(ValueError, match=message):
         ExportedModel(folder, torch.device("cpu")) if name == "model.bin" else load_model(folder)
-    assert name in check_files(folder).told
+    assert name in check_files(folder).message
     (folder / CHECKSUMS_FILE).unlink()
     assert check_files(folder).level == "skipped"
     assert name == "model.bin" or load_model(folder)

@@ -169,7 +169,7 @@ def test_a_symbol_in_held_out_data_stops_a_run_at_its_start(sounds, tmp_path):
     with pytest.raises(ValueError, match=r"`data.validation`, pair 2: each symbol .* 'ZH' is none"):
         prepare_corpus(tiny_recipe(tmp_path / "run", sounds), tmp_path / "other")
     (finding,) = (each for each in diagnose(tiny_recipe(tmp_path / "run", sounds)).findings if each.level == "error")
-    assert (finding.check, "'ZH' is none" in finding.told) == ("unknown_tokens", True)
+    assert (finding.check, "'ZH' is none" in finding.message) == ("unknown_tokens", True)
 
 
 def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds, tmp_path):
@@ -186,7 +186,7 @@ def test_a_symbol_that_a_given_tokenizer_lacks_is_named_in_training_data(sounds,
     with pytest.raises(ValueError, match=r"^`data.train` after cleaning, pair 1: .* 'B' is none"):
         prepare_corpus(tiny_recipe(tmp_path / "run", own), tmp_path / "b")
     (finding,) = (each for each in diagnose(tiny_recipe(tmp_path / "run", own)).findings if each.level == "error")
-    assert (finding.check, finding.told[:20]) == ("unknown_tokens", "`data.train`, pair 1")
+    assert (finding.check, finding.message[:20]) == ("unknown_tokens", "`data.train` after c")
 
 
 def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sounds, tmp_path):

@@ -38,7 +38,7 @@ def corpus(tmp_path_factory):
 
 def rehearsal_of(recipe, corpus):
     model = make_model(recipe.model, corpus.tokenizers)
-    return Rehearsal(make_accelerator(recipe.optimization), model, recipe)
+    return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
 
 
 def test_the_plan_is_that_of_training(corpus):
@@ -259,6 +259,7 @@ def test_the_command_prints_it_and_leaves_no_folder(tmp_path, monkeypatch, capsy
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_print_one_estimate_for_two(tmp_path):
     path = tmp_path / "recipe.yaml"

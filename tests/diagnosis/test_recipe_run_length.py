@@ -24,7 +24,7 @@ def findings(tmp_path):
     def check(plan=PLAN, **changes):
         recipe = tiny_recipe(tmp_path / "run", {**SOUND, **changes})
         found = list(check_run_length(recipe, plan, 32))
-        return [(finding.level, finding.where) for finding in found], " ".join(finding.told for finding in found)
+        return [(finding.level, finding.where) for finding in found], " ".join(finding.message for finding in found)
 
     return check
 

@@ -25,7 +25,7 @@ from heedful import HeedForConditionalGeneration, modeling_heed
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.findings import Finding
+from heedful.diagnosis.findings import ModelFinding
 from heedful.diagnosis.samples import make_sample
 from heedful.diagnosis.verification import (
     MODEL_CHECKS,
@@ -210,7 +210,7 @@ def test_another_model_fails_where_it_is_known_to_and_nowhere_else(tmp_path, mak
 def test_the_loss_of_marian_grows_with_the_number_of_micro_batches():
     finding = check_loss_split(marian())
     assert finding.figure == pytest.approx(2, abs=0.1)  # three means are summed where one mean is due
-    assert "3 micro-batches add up to" in finding.told
+    assert "3 micro-batches add up to" in finding.message
 
 
 def test_a_tokenizer_that_takes_text_for_control_tokens_is_caught(tokenizers):
@@ -219,7 +219,7 @@ def test_a_tokenizer_that_takes_text_for_control_tokens_is_caught(tokenizers):
     )
     finding = check_special_text(TokenizerPair(plain, plain))
     assert finding.level == "FAIL"
-    assert "<s>" in finding.told
+    assert "<s>" in finding.message
 
 
 # Planted defects
@@ -236,8 +236,8 @@ def test_positions_that_ignore_the_cache_are_caught(model, monkeypatch):
     finding = check_cache(model)
     assert finding.level == "FAIL"
     assert finding.figure > 1
-    assert "of 12 generated sentences differ" in finding.told
-    assert float(re.search(r"logits (\S+),", finding.told)[1]) > 0.01
+    assert "of 12 generated sentences differ" in finding.message
+    assert float(re.search(r"logits (\S+),", finding.message)[1]) > 0.01
 
 
 def test_a_loss_that_ignores_num_items_in_batch_is_caught(model):
@@ -302,20 +302,20 @@ def test_attention_weights_that_are_not_returned_are_caught(model):
     model.model.encoder.attention_settings = lambda _: model.config
     finding = check_attentions(model)
     assert finding.level == "FAIL"
-    assert finding.told.startswith("encoder_attentions: nothing is returned under sdpa")
+    assert finding.message.startswith("encoder_attentions: nothing is returned under sdpa")
 
 
 def test_an_output_layer_that_lost_its_tie_is_caught(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     finding = check_tied_weights(model)
     assert (finding.level, finding.figure) == ("FAIL", 1)
-    assert "target and output embeddings separate (wrong)" in finding.told
+    assert "target and output embeddings separate (wrong)" in finding.message
 
 
 def test_embeddings_that_are_shared_against_the_config_are_caught():
     model = tiny_model(tie_word_embeddings=False)
     model.model.decoder.embed_tokens.weight = model.model.encoder.embed_tokens.weight
-    assert "source and target embeddings shared (wrong)" in check_tied_weights(model).told
+    assert "source and target embeddings shared (wrong)" in check_tied_weights(model).message
 
 
 def test_a_weight_that_is_not_saved_is_caught(model):
@@ -333,7 +333,7 @@ def test_a_weight_that_is_not_saved_is_caught(model):
     model.save_pretrained = save
     finding = check_saving(model)
     assert (finding.level, finding.figure) == ("FAIL", 1)
-    assert "missing: model.encoder.layers.0.feed_forward.fc1.bias" in finding.told
+    assert "missing: model.encoder.layers.0.feed_forward.fc1.bias" in finding.message
 
 
 def test_a_model_that_loads_in_another_way_than_it_was_saved_is_caught(model):
@@ -349,7 +349,7 @@ def test_a_model_that_loads_in_another_way_than_it_was_saved_is_caught(model):
     model.__class__ = Forgetful
     finding = check_saving(model)
     assert finding.level == "FAIL"
-    assert "fc1.bias" in finding.told
+    assert "fc1.bias" in finding.message
 
 
 def test_a_tensor_missing_from_the_file_is_told_by_name(heedful, bare):
@@ -359,7 +359,7 @@ def test_a_tensor_missing_from_the_file_is_told_by_name(heedful, bare):
     save_file({**tensors, "extra": torch.zeros(2)}, bare / "model.safetensors", {"format": "pt"})
     finding = check_weights(bare)
     assert finding.figure == 2
-    assert finding.told == f"missing: {lost}; unknown: extra"
+    assert finding.message == f"missing: {lost}; unknown: extra"
     code, output, errors = heedful(bare)
     assert (code, "Traceback" in errors) == (1, False)
     assert any(line.startswith("weights complete") and lost in line for line in output.splitlines())
@@ -379,7 +379,7 @@ def test_special_ids_of_the_config_that_differ_are_told(tokenizers, changes, tol
     check_special_ids(model, tokenizers).assert_passed()
     for name, value in changes.items():
         setattr(model.config, name, value)
-    assert told in check_special_ids(model, tokenizers).told
+    assert told in check_special_ids(model, tokenizers).message
 
 
 def test_a_tokenizer_with_another_padding_id_is_caught(heedful, bare):
@@ -402,7 +402,7 @@ def test_a_vocabulary_of_another_size_is_told():
     pairs = list(korean_english_pairs("train", 100))
     texts = [p["ko"] for p in pairs], [p["en"] for p in pairs]
     finding = check_special_ids(tiny_model(vocab_size=400), train_tokenizers(*texts, vocab_size=390))
-    assert "source vocabulary: 390 tokens in the tokenizer, 400 rows in the model" in finding.told
+    assert "source vocabulary: 390 tokens in the tokenizer, 400 rows in the model" in finding.message
 
 
 def test_the_first_text_that_comes_back_changed_is_shown():
@@ -410,7 +410,7 @@ def test_the_first_text_that_comes_back_changed_is_shown():
     check_round_trip(words, ["a b", "e d c"]).assert_passed()
     finding = check_round_trip(words, ["a b", "a x", "a y"])
     assert finding.figure == 2
-    assert finding.told == "2 of 3 texts come back changed: 'a x' as 'a'"
+    assert finding.message == "2 of 3 texts come back changed: 'a x' as 'a'"
     check_special_text(words).assert_passed()
 
 
@@ -420,7 +420,7 @@ def test_an_error_of_the_model_is_a_failed_check_with_its_message(model):
 
     model.model.forward = broken
     finding = check_batch(model)
-    assert (finding.level, finding.figure, finding.told) == ("FAIL", None, "RuntimeError: no such kernel")
+    assert (finding.level, finding.figure, finding.message) == ("FAIL", None, "RuntimeError: no such kernel")
 
 
 def test_logits_that_are_not_numbers_fail(model):
@@ -438,7 +438,7 @@ def test_code_that_is_not_the_installed_package_runs_only_when_trusted(folder, m
     path.write_text(path.read_text() + f"\nimport pathlib\npathlib.Path({str(marker)!r}).touch()\n")
     finding = check_remote_code(folder, model)
     assert finding.level == "skipped"
-    assert "--trust-remote-code" in finding.told
+    assert "--trust-remote-code" in finding.message
     assert not marker.exists()
     check_remote_code(folder, model, trust_remote_code=True).assert_passed()
     assert marker.exists()
@@ -475,7 +475,7 @@ def test_code_that_needs_the_package_is_caught(folder):
     model = HeedForConditionalGeneration.from_pretrained(folder).eval()
     finding = check_remote_code(folder, model, trust_remote_code=True)
     assert finding.level == "FAIL"
-    assert "import of heedful halted" in finding.told
+    assert "import of heedful halted" in finding.message
 
 
 # The command
@@ -535,5 +535,5 @@ def test_a_model_with_few_positions_gets_short_sentences():
 def test_only_a_passed_finding_can_be_asserted():
     for level in ("FAIL", "skipped"):
         with pytest.raises(AssertionError, match=r"batch: .*the reason"):
-            Finding("batch", level, "the reason").assert_passed()
-    assert Finding("batch", "pass", "", figure=0.0, limit=0.0).assert_passed().passed
+            ModelFinding("batch", level, "the reason").assert_passed()
+    assert ModelFinding("batch", "pass", "", figure=0.0, limit=0.0).assert_passed().passed

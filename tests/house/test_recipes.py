@@ -14,6 +14,7 @@ import yaml
 
 from heedful import HeedForConditionalGeneration
 from heedful.cli.main import main
+from heedful.proposals.first_recipe import comments_of
 from heedful.training.model_of_recipe import config_of
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import (
@@ -61,22 +62,6 @@ def flat(tree, sections, prefix=""):
             yield from flat(value, sections, name + ".")
         else:
             yield name
-
-
-def comments(path):
-    """Map every key of a recipe's file, as `section.key`, to the comment that stands beside or above it."""
-    sections, found, above = [], {}, ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.strip().startswith("#"):
-            above += line.strip(" #")
-            continue
-        match = re.match(r"( *)([a-z_0-9]+):(.*)", line)
-        if match:
-            sections[len(match[1]) // 2 :] = [match[2]]
-            beside = match[3].partition(" #")[2].strip()
-            found[".".join(sections)] = beside or above
-        above = ""
-    return found
 
 
 def test_every_recipe_and_size_is_listed_with_a_sentence_and_printed(monkeypatch, capsys):
@@ -150,45 +135,40 @@ def test_there_are_recipes_and_models():
     assert {path.parent.name for path in MODELS} >= {"base", "big", "small"}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_is_one(path):
-    recipe = read_recipe(path)
-    assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
-    assert Path(recipe.output).parts[0] == "runs"
-    if recipe.model.config is not None:
-        assert read_config(recipe.model.config)["model_type"] in MODEL_TYPES
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_model_of_every_recipe_can_be_built(path):
+def test_every_recipe_is_one_and_its_model_can_be_built():
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     import heedful  # noqa: F401
 
-    settings = read_recipe(path).model
-    options = read_config(settings.config) if settings.config else {}
-    options |= settings.options
-    with torch.device("meta"):
-        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(options.pop("model_type", "heed"), **options))
-    assert model.num_parameters() > 0
-    for name, value in settings.options.items():
-        assert getattr(model.config, name) == value
+    for path in RECIPES:
+        recipe = read_recipe(path)
+        assert make_recipe(yaml.safe_load(to_yaml(recipe))) == recipe
+        assert Path(recipe.output).parts[0] == "runs"
+        options = read_config(recipe.model.config) if recipe.model.config else {}
+        assert options.get("model_type", "heed") in MODEL_TYPES
+        options |= recipe.model.options
+        with torch.device("meta"):
+            config = AutoConfig.for_model(options.pop("model_type", "heed"), **options)
+            model = AutoModelForSeq2SeqLM.from_config(config)
+        assert model.num_parameters() > 0
+        for name, value in recipe.model.options.items():
+            assert getattr(model.config, name) == value
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
-def test_every_model_config_loads_and_builds(path):
+def test_every_model_config_loads_and_builds():
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     import heedful  # noqa: F401
 
-    config = AutoConfig.from_pretrained(path.parent)
-    with torch.device("meta"):
-        model = AutoModelForSeq2SeqLM.from_config(config)
     kinds = {"heed": "HeedForConditionalGeneration", "heed_rnn": "HeedRNNForConditionalGeneration"}
-    assert type(model).__name__ == kinds[config.model_type]
-    assert next(model.parameters()).is_meta
-    written = read_config(path)
-    assert {name: getattr(config, name) for name in written} == written
+    for path in MODELS:
+        config = AutoConfig.from_pretrained(path.parent)
+        with torch.device("meta"):
+            model = AutoModelForSeq2SeqLM.from_config(config)
+        assert type(model).__name__ == kinds[config.model_type]
+        assert next(model.parameters()).is_meta
+        written = read_config(path)
+        assert {name: getattr(config, name) for name in written} == written
 
 
 def test_one_recipe_mentions_every_key_there_is():
@@ -197,11 +177,8 @@ def test_one_recipe_mentions_every_key_there_is():
     assert set(flat(yaml.safe_load(FULL.read_text(encoding="utf-8")), keys)) == keys
 
 
-# The comment above these speaks of them too, or they stand in a section that has one.
-
-
 def test_every_key_of_the_full_recipe_has_its_comment():
-    beside = comments(FULL)
+    beside = comments_of(FULL)
     assert beside["seed"] == "of weights, dropout and order of the data"
     assert "glob" in beside["data.train"]
     assert beside["card"]

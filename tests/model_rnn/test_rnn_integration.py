@@ -88,7 +88,7 @@ def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
         assert verdict.passed
     verdict = check_attentions(tiny_rnn(**SUTSKEVER))
     assert verdict.level == "skipped"
-    assert "`attention` is none" in verdict.told
+    assert "`attention` is none" in verdict.message
     assert check_special_ids(tiny_rnn(), tokenizers).level == "FAIL"
     with pytest.raises(ValueError, match="vocab_size"):
         Translator(tiny_rnn(), tokenizers)

@@ -15,6 +15,7 @@ from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.diagnosis.doctor import diagnose
 from heedful.proposals.first_recipe import find_columns, write_first_recipe
+from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
@@ -32,34 +33,25 @@ def table(path, rows, separator="\t"):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
+def test_columns_are_found_or_asked_for(tmp_path):
+    licensed = "Hello.\tHallo.\tCC-BY\n" + "".join(f"A {n}.\tB {n}.\tCC-BY\n" for n in range(30))
+    for name, text, expected in [
         ("a.tsv", "ko\ten\nNo. Yes.\tIt is.\n", ("ko", "en")),
         ("a.csv", "id;DE;en_US\n1;x;y\n", ("DE", "en_US")),
         ("a.csv", "source,target\nx,y\n", ("source", "target")),
         ("a.tsv", "Hallo\tHello\nx\ty\n", ("1", "2")),
-        (
-            "a.txt",
-            "Hello.\tHallo.\tCC-BY\n" + "".join(f"A {n}.\tB {n}.\tCC-BY\n" for n in range(30)),
-            ("1", "2"),
-        ),
+        ("a.txt", licensed, ("1", "2")),
         ("a.jsonl", '{"translation": {"de": "x", "en": "y"}}\n', ("de", "en")),
         ("a.json", '[{"id": 3, "src": "x", "tgt": "y"}]', ("src", "tgt")),
         ("a.jsonl", '{"word": "x", "sounds": "y"}\n', ("word", "sounds")),
-    ],
-)
-def test_columns_are_found(tmp_path, name, text, expected):
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    assert find_columns(str(tmp_path / name))[:2] == expected
-
-
-@pytest.mark.parametrize("text", ['{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'])
-def test_columns_that_could_be_others_are_asked_for(tmp_path, text):
-    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
-    message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
-    with pytest.raises(ValueError, match=message):
-        find_columns(str(tmp_path / "a.jsonl"))
+    ]:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert find_columns(str(tmp_path / name))[:2] == expected
+    for text in ('{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'):
+        (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+        message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
+        with pytest.raises(ValueError, match=message):
+            find_columns(str(tmp_path / "a.jsonl"))
 
 
 def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
@@ -84,31 +76,23 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
     alike = [(ko, ko) for ko, _ in PAIRS]
-    for rows, drops in ((PAIRS + alike[:2], True), (PAIRS + alike, False)):
+    for rows, drops in (([("no", "ko"), *PAIRS, *alike[:2]], True), (PAIRS + alike, False)):
         path = tmp_path / f"{drops}.yaml"
         write(table(tmp_path / "a.tsv", rows), path)
         assert read_recipe(path).data.cleaning.drop_identical is drops
+    assert read_recipe(tmp_path / "True.yaml").card.source_language == "no"  # which YAML reads as false
 
 
-def test_a_language_that_yaml_reads_as_false_stays_one(tmp_path):
-    written = write(table(tmp_path / "a.tsv", [("no", "ko"), *PAIRS]), tmp_path / "a.yaml")
-    assert read_recipe(written.path).card.source_language == "no"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"data": "nowhere.tsv"}, r"`--data` must be a file or folder that exists, but .*nowhere.tsv does not"),
-        ({"source": "1"}, "`--source` and `--target` must be given both or not at all"),
-        ({"data": "few.tsv"}, "`--data` must hold at least 20 pairs to learn from, but .* holds 3"),
-    ],
-)
-def test_what_cannot_be_looked_at_is_refused(tmp_path, arguments, message):
+def test_what_cannot_be_looked_at_is_refused(tmp_path):
     table(tmp_path / "a.tsv", PAIRS)
     table(tmp_path / "few.tsv", PAIRS[:3])
-    data = tmp_path / arguments.pop("data", "a.tsv")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        write(data, tmp_path / "a.yaml", **arguments)
+    for name, arguments, message in [
+        ("nowhere.tsv", {}, r"`--data` must be a file or folder that exists, but .*nowhere.tsv does not"),
+        ("a.tsv", {"source": "1"}, "`--source` and `--target` must be given both or not at all"),
+        ("few.tsv", {}, "`--data` must hold at least 20 pairs to learn from, but .* holds 3"),
+    ]:
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            write(tmp_path / name, tmp_path / "a.yaml", **arguments)
     assert not (tmp_path / "a.yaml").exists()
 
 
@@ -130,7 +114,7 @@ def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(t
     assert recipe.tokenizer.sides == (("character", None), ("word", None))
     written = path.read_text()
     assert "algorithm: character  # of the source: single words" in written
-    assert "target_algorithm: word  # of the target: between spaces stand few different symbols" in written
+    assert "target_algorithm: word  # of the target: few different symbols between spaces" in written
     assert not diagnose(recipe).has_errors
 
 
@@ -141,7 +125,7 @@ def test_who_names_an_algorithm_gets_it(tmp_path):
     sides = []
     for more in ("", "tokenizer: {algorithm: bpe}\n"):
         path.write_text(f"data: {{train: a.tsv, source: 1, target: 2}}\n{more}")
-        sides.append(read_recipe(path).tokenizer.sides)
+        sides.append(read_recipe(path, complete=complete).tokenizer.sides)
     assert sides == [(("character", None), ("word", None)), (("bpe", 300), ("bpe", 300))]
 
 
@@ -318,21 +302,23 @@ def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp
     path = write(table(tmp_path / "a.csv", rows, ","), tmp_path / "a.yaml").path
     recipe = read_recipe(path)
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    assert corpus.encoder.too_long == 0
+    assert corpus.too_long == 0
     assert corpus.validation.target_lengths.max() < recipe.validation.max_new_tokens < 80
     assert recipe.optimization.tokens_per_update >= 4 * corpus.rows.source_lengths.mean()
 
 
-@pytest.mark.parametrize(("first", "step", "count"), [(0xAC00, 28, 399), (0x0905, 1, 52), (0x0430, 1, 32)])
-def test_outputs_in_scripts_of_many_bytes_are_not_cut(first, step, count, tmp_path):
-    random, letters = Random(1), [chr(first + step * number) for number in range(count)]
-    texts = [" ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)]
-    rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
-    recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / "a.yaml").path)
-    corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
-    longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
-    assert longest <= recipe.validation.max_new_tokens < 5 * longest
-    assert longest < recipe.decoding.max_length
+def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
+    for first, step, count in ((0xAC00, 28, 399), (0x0905, 1, 52), (0x0430, 1, 32)):
+        random, letters = Random(1), [chr(first + step * number) for number in range(count)]
+        texts = [
+            " ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)
+        ]
+        rows = list(zip([text.split()[0] + " ok." for text in texts], texts, strict=True))
+        recipe = read_recipe(write(table(tmp_path / "a.tsv", rows), tmp_path / f"{first}.yaml").path)
+        corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{first}")
+        longest = max(corpus.validation.target_lengths.max(), corpus.rows.target_lengths.max())
+        assert longest <= recipe.validation.max_new_tokens < 5 * longest
+        assert longest < recipe.decoding.max_length
 
 
 def test_a_recipe_says_which_exports_its_tokenizers_allow(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.proposals.proposal import DataFacts, Machine, look_at, propose, this_machine
+from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
 from tiny_runs import tiny_recipe
 
 LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True)
@@ -59,14 +59,14 @@ def test_facts_are_those_of_the_texts():
     pairs += [{"source": "x" * 500, "target": "y z"}]
     # The words that come five times are 가가 and ab.
     facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
-    assert look_at(pairs, algorithms=("bpe", "bpe")) == facts
-    facts = look_at(pairs, 5000, ("character", "bpe"))
+    assert survey(pairs, algorithms=("bpe", "bpe")) == facts
+    facts = survey(pairs, 5000, ("character", "bpe"))
     assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
     # One that is far longer than the others sets no limit.
     longer = [*pairs * 3, {"source": "x" * 9000, "target": "z"}]
-    assert look_at(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
+    assert survey(longer, algorithms=("bpe", "bpe")).longest[0] == 1000
     with pytest.raises(ValueError, match="must hold at least one pair"):
-        look_at([])
+        survey([])
 
 
 LETTERS, PHONEMES = "abdefiklmnoprstu", [f"P{number}" for number in range(30)]
@@ -100,7 +100,7 @@ SIDES = [
 @pytest.mark.parametrize(("sources", "targets", "expected"), SIDES)
 def test_tokens_that_fit_are_found_and_make_a_recipe(sources, targets, expected, tmp_path):
     pairs = [{"source": source, "target": target} for source, target in zip(sources, targets, strict=True)]
-    facts = look_at(pairs)
+    facts = survey(pairs)
     assert facts.algorithms == expected
     settings = propose(facts, LAPTOP).settings
     recipe = tiny_recipe(tmp_path, {key: value for key, value in settings.items() if key.startswith("tokenizer.")})
@@ -130,7 +130,7 @@ def test_a_vocabulary_is_no_larger_than_the_words_need(kind):
     texts = [f"{random.randint(1, 28)}.{random.randint(1, 12)}.{random.randint(1900, 2030)}" for _ in range(6000)]
     if kind == "templates":
         texts = [f"order {random.choice(SPELLINGS[:40])} before {date[-4:]}" for date in texts]
-    facts = look_at([{"source": text, "target": text[::-1]} for text in texts], algorithms=("bpe", "bpe"))
+    facts = survey([{"source": text, "target": text[::-1]} for text in texts], algorithms=("bpe", "bpe"))
     size = propose(facts, LAPTOP).settings["tokenizer.vocab_size"]
     assert 300 <= size < 1000
     assert size <= 1.3 * len(train_tokenizers(texts, [text[::-1] for text in texts], vocab_size=size).source)

@@ -170,11 +170,12 @@ def stream(folder: Path, accelerator) -> dict:
     """Read a stream together; tell what came, and how many pairs this process encoded of them."""
     changes = {**STREAM, "data.max_source_tokens": 30, "data.train": "builtin:train:301"}
     recipe = tiny_recipe(folder, changes)
-    encoded, encode = [], PairEncoder.rows
+    encoded, encoders, encode = [], [], PairEncoder.rows
 
     def count_and_encode(encoder, pairs):
         pairs = list(pairs)
         encoded.append(len(pairs))
+        encoders.append(encoder)
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
@@ -184,7 +185,7 @@ def stream(folder: Path, accelerator) -> dict:
     ):
         updates = list(corpus.updates(0))
     rows = [[*row["input_ids"], -1, *row["labels"]] for update in updates for bucket in update for row in bucket]
-    return {"rows": rows, "encoded": sum(encoded), "too_long": corpus.encoder.too_long, "pairs": corpus.pairs}
+    return {"rows": rows, "encoded": sum(encoded), "too_long": encoders[-1].too_long}
 
 
 @contextmanager

@@ -39,6 +39,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(
     place, capsys, monkeypatch, heedful_command
 ):

@@ -168,7 +168,7 @@ def test_the_doctor_looks_at_every_part(parts, tmp_path):
     _, recipe = parts(part)
     diagnosis = diagnose(recipe)
     assert diagnosis.looked_at == 7
-    found = {finding.check: finding.told for finding in diagnosis.findings}
+    found = {finding.check: finding.message for finding in diagnosis.findings}
     assert "1 sources" in found["control_characters"]
     assert "empty 1" in found["cleaning"]
 

@@ -6,7 +6,6 @@ import torch
 
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.diagnosis.doctor import diagnose
 from heedful.training import preparation
 from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import prepare_corpus
@@ -35,18 +34,15 @@ def texts(corpus):
 
 
 def test_what_is_held_out_empty_or_too_long_is_not_trained_on(files, tmp_path):
+    test = {"t": lines(tmp_path / "test.tsv", [("하나", "1")])}
+    tested = prepare_corpus(tiny_recipe(tmp_path, {**files, "data.test": test}), tmp_path / "tested")
+    assert texts(tested) == ["three", "twelve hundred and forty"]
     recipe = tiny_recipe(tmp_path, {**files, "data.max_target_tokens": 10})
     corpus = prepare_corpus(recipe, tmp_path / "tokenizer")
     assert texts(corpus) == ["one", "three"]
-    assert (corpus.pairs, corpus.encoder.too_long) == (2, 1)
+    assert (corpus.pairs, corpus.too_long) == (2, 1)
     assert corpus.report.to_dict()["dropped"] == {"empty": 1, "overlap": 1}
     assert corpus.validation_pairs == [{"source": "넷", "target": "4"}]
-
-
-def test_test_sets_are_held_out_too(files, tmp_path):
-    test = lines(tmp_path / "test.tsv", [("하나", "1")])
-    corpus = prepare_corpus(tiny_recipe(tmp_path, {**files, "data.test": {"t": test}}), tmp_path / "tokenizer")
-    assert texts(corpus) == ["three", "twelve hundred and forty"]
 
 
 def test_no_validation_pair_is_dropped_for_its_length(files, tmp_path):
@@ -76,15 +72,12 @@ def test_the_tokenizer_is_trained_once_and_then_loaded(files, tmp_path):
     assert time_of(folder) == changed
     assert second.source.get_vocab() == first.source.get_vocab()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+    prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "other", Mock(is_main_process=False))
+    assert not (tmp_path / "other").exists()
 
 
 def time_of(folder):
     return (folder / "tokenizer.json").stat().st_mtime_ns
-
-
-def test_a_process_that_may_not_write_writes_nothing(files, tmp_path):
-    prepare_corpus(tiny_recipe(tmp_path, files), tmp_path / "tokenizer", Mock(is_main_process=False))
-    assert not (tmp_path / "tokenizer").exists()
 
 
 def test_a_given_tokenizer_is_used(files, tmp_path, corpus):
@@ -126,8 +119,8 @@ def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
 
 
 def test_rows_that_become_longer_must_fit_into_learned_positions(files, tmp_path):
-    joined = {"data.augmentation": {"joined": 0.1}}
-    recipe = tiny_recipe(tmp_path, {**files, **joined, "data.max_source_tokens": 48, "data.max_target_tokens": 49})
+    changes = {"data.augmentation": {"joined": 0.1}, "data.max_source_tokens": 48, "data.max_target_tokens": 49}
+    recipe = tiny_recipe(tmp_path, {**files, **changes})
     check_model(recipe, None)
     recipe.model.options |= {"position_encoding": "learned", "max_position_embeddings": 48}
     with pytest.raises(ValueError, match=r"`data.max_target_tokens` must be at most 48, the positions .+ but is 49"):
@@ -160,16 +153,17 @@ def test_separate_tokenizers_give_separate_embeddings(files, tmp_path):
     assert TokenizerPair.from_pretrained(tmp_path / "tokenizer").is_joint is False
 
 
-@pytest.mark.parametrize(("name", "value"), [("vocab_size", 8000), ("pad_token_id", 5), ("decoder_vocab_size", 3)])
-def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path, name, value):
-    recipe = tiny_recipe(tmp_path, {f"model.options.{name}": value})
-    with pytest.raises(ValueError, match=f"`model.options.{name}` must be left to the tokenizer.*but is {value} inst"):
+def test_an_option_that_contradicts_the_tokenizer_is_refused(corpus, tmp_path):
+    for name, value in {"vocab_size": 8000, "pad_token_id": 5, "decoder_vocab_size": 3}.items():
+        recipe = tiny_recipe(tmp_path, {f"model.options.{name}": value})
+        message = f"`model.options.{name}` must be left to the tokenizer.*but is {value} inst"
+        with pytest.raises(ValueError, match=message):
+            make_model(recipe.model, corpus.tokenizers)
+        recipe.model.options = {**recipe.model.options, name: {"pad_token_id": 0}.get(name, 400)}
         make_model(recipe.model, corpus.tokenizers)
-    recipe.model.options = {**recipe.model.options, name: {"pad_token_id": 0}.get(name, 400)}
-    make_model(recipe.model, corpus.tokenizers)
 
 
-def test_options_stand_above_the_config_file(corpus, tmp_path):
+def test_options_win_over_the_config_file(corpus, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "heed", "d_model": 64, "encoder_layers": 3, "vocab_size": 9, "architectures": ["x"]})
     )
@@ -180,23 +174,17 @@ def test_options_stand_above_the_config_file(corpus, tmp_path):
     assert make_model(recipe.model, corpus.tokenizers).config.encoder_layers == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "must be JSON, but is not"),
-        ("[1]", "must be of type heed or heed_rnn, but is of list instead"),
-        ('{"model_type": "marian"}', "must be of type heed or heed_rnn, but is of marian instead"),
-    ],
-)
-def test_a_config_that_is_none_is_refused(tmp_path, text, message):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"The model config .*config.json \(`model.config`\) {message}"):
-        read_config(tmp_path)
-
-
-def test_a_config_that_does_not_exist_is_named(tmp_path):
+def test_a_config_that_is_none_or_missing_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"The model config .* \(`model.config`\) does not exist"):
         read_config(tmp_path)
+    for text, message in {
+        "{": "must be JSON, but is not",
+        "[1]": "must be of type heed or heed_rnn, but is of list instead",
+        '{"model_type": "marian"}': "must be of type heed or heed_rnn, but is of marian instead",
+    }.items():
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"The model config .*config.json \(`model.config`\) {message}"):
+            read_config(tmp_path)
 
 
 def test_a_misspelt_option_and_sizes_that_do_not_divide_are_refused(corpus, tmp_path):
@@ -245,17 +233,11 @@ TOO_LARGE = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), TOO_LARGE)
-def test_what_is_wrong_with_the_model_is_told_before_anything_slow(files, tmp_path, changes, message, monkeypatch):
+def test_what_is_wrong_with_the_model_is_refused_before_anything_slow(files, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "read_pairs", Mock(side_effect=AssertionError("read")))
-    with pytest.raises(ValueError, match=message):
-        prepare_corpus(tiny_recipe(tmp_path, {**files, **changes}), tmp_path / "tokenizer")
-
-
-def test_the_doctor_tells_of_a_model_that_is_too_large_too(files, tmp_path):
-    recipe = tiny_recipe(tmp_path, {**files, "model.options.d_model": 10**9})
-    told = [finding.told for finding in diagnose(recipe).findings if finding.level == "error"]
-    assert any("must make a model that fits" in each for each in told)
+    for changes, message in TOO_LARGE:
+        with pytest.raises(ValueError, match=message):
+            prepare_corpus(tiny_recipe(tmp_path, {**files, **changes}), tmp_path / "tokenizer")
 
 
 def test_a_config_of_another_vocabulary_is_no_mistake(files, tmp_path):
@@ -303,32 +285,23 @@ def test_validation_pairs_are_held_out_of_the_training_pairs_where_none_are_give
     assert len(corpora[0].validation) == 4
 
 
-@pytest.mark.parametrize("held_out", ["validation", "test"])
-def test_what_scores_could_not_use_is_told_before_training(tmp_path, held_out):
+def test_what_scores_could_not_use_is_refused_before_training(tmp_path):
     rows = {"good": {"right": ["four", "4"]}, "bad": {"right": []}, "digits": {"right": ["4"]}}
     for name, row in rows.items():
         line = json.dumps({"ko": "넷", "en": row["right"][-1] if row["right"] else "4", **row})
         (tmp_path / f"{name}.jsonl").write_text(line, encoding="utf-8")
     files = {name: str(tmp_path / f"{name}.jsonl") for name in rows}
     changes = {"data.train": lines(tmp_path / "train.tsv", [("하나", "one")] * 3), "tokenizer.vocab_size": 260}
-    changes |= {"data.references": "right", "decoding.ignore": "[0-9]"}
-    for name, message in (
-        ("good", None),
-        ("bad", r"`right` must be a list of one text or more, but is \[\] instead in row 1 of .*bad.jsonl"),
-        ("digits", r"`decoding.ignore` must leave something of the references, but '\[0-9\]' takes out all"),
-    ):
-        given = {"data.validation": files["good"], "data.test": {"t": files["good"]}}
-        given |= {"data.validation": files[name]} if held_out == "validation" else {"data.test": {"t": files[name]}}
-        recipe = tiny_recipe(tmp_path / name, {**changes, **given})
-        if message is None:
-            corpus = prepare_corpus(recipe, tmp_path / name)
-            assert corpus.validation_pairs == [{"source": "넷", "target": "4", "references": ["4", "four"]}]
-            continue
-        with pytest.raises(ValueError, match=message):
-            prepare_corpus(recipe, tmp_path / name)
-        if name == "bad":
+    changes |= {"data.references": "right", "decoding.ignore": "[0-9]", "data.validation": files["good"]}
+    corpus = prepare_corpus(tiny_recipe(tmp_path, {**changes, "data.test": {"t": files["good"]}}), tmp_path / "good")
+    assert corpus.validation_pairs == [{"source": "넷", "target": "4", "references": ["4", "four"]}]
+    for name, message in {
+        "bad": r"`right` must be a list of one text or more, but is \[\] instead in row 1 of .*bad.jsonl",
+        "digits": r"`decoding.ignore` must leave something of the references, but '\[0-9\]' takes out all",
+    }.items():
+        for given in ({"data.validation": files[name]}, {"data.test": {"t": files[name]}}):
             with pytest.raises(ValueError, match=message):
-                diagnose(recipe)
+                prepare_corpus(tiny_recipe(tmp_path, {**changes, **given}), tmp_path / name)
 
 
 def test_one_pair_cannot_be_split(tmp_path):
@@ -339,15 +312,12 @@ def test_one_pair_cannot_be_split(tmp_path):
         prepare_corpus(tiny_recipe(tmp_path / "run", changes), tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path):
+    for changes in (
         {"model.gradient_checkpointing": True},
         {"model.options": {"model_type": "heed_rnn", "d_model": 8}},
         {"model.options.position_encoding": "t5"},
-    ],
-)
-def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path, changes):
-    recipe = tiny_recipe(tmp_path / "run", {"optimization.compile": True, "data.train": "nowhere.jsonl"} | changes)
-    with pytest.raises(ValueError, match=r"`optimization.compile` must be auto or false where"):
-        check_model(recipe, None)
+    ):
+        recipe = tiny_recipe(tmp_path / "run", {"optimization.compile": True, "data.train": "nowhere.jsonl"} | changes)
+        with pytest.raises(ValueError, match=r"`optimization.compile` must be auto or false where"):
+            check_model(recipe, None)

@@ -31,6 +31,7 @@ def cell(tmp_path, monkeypatch):
     kernel.shutdown_kernel(now=True)
 
 
+@pytest.mark.slow
 def test_the_page_on_training_in_python_prints_in_a_notebook_what_it_says_it_prints(cell):
     text = GUIDE.read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)

@@ -6,7 +6,7 @@ import yaml
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
-from heedful.proposals.proposal import look_at, propose, this_machine
+from heedful.proposals.proposal import complete, propose, survey, this_machine
 from heedful.training.recipe_file import make_recipe, read_config, read_recipe, to_yaml, yaml_text
 from tiny_runs import tiny_tree
 
@@ -37,39 +37,28 @@ def test_the_token_budget_is_a_bucket_unless_given():
     assert make_recipe(tiny_tree("x", {"optimization.token_budget": 77})).optimization.micro_batch_tokens == 77
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("optimization.lerning_rate", "optimization.learning_rate"),
-        ("data.cleaning.maxratio", "data.cleaning.max_ratio"),
-        ("validaton", "validation"),
-        ("checkpoints.keep", "checkpoints.keep_last"),
-        ("tokenizer.7", "tokenizer."),
-    ],
-)
-def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key, meant):
-    with pytest.raises(ValueError, match=rf"`{key}` is not a key of a recipe; did you mean `{meant}"):
-        make_recipe(tiny_tree("x", {key: 1}))
+def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section():
+    for key, meant in {
+        "optimization.lerning_rate": "optimization.learning_rate",
+        "data.cleaning.maxratio": "data.cleaning.max_ratio",
+        "validaton": "validation",
+        "checkpoints.keep": "checkpoints.keep_last",
+        "tokenizer.7": "tokenizer.",
+    }.items():
+        with pytest.raises(ValueError, match=rf"`{key}` is not a key of a recipe; did you mean `{meant}"):
+            make_recipe(tiny_tree("x", {key: 1}))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "wanted"),
-    [
+def test_a_value_of_another_type_is_refused():
+    for key, value, wanted in [
         ("name", 5, "text"),
-        ("seed", "one", "a whole number"),
-        ("seed", True, "a whole number"),
-        ("seed", 1.5, "a whole number"),
-        ("resume", "yes", "true or false"),
-        ("resume", 1, "true or false"),
-        ("data.train", 3, "text or a list"),
-        ("data.train", [1, 2], "text or a list"),
-        ("data.test", ["a.tsv"], "a mapping"),
-        ("data.test", {"a": 5}, "a mapping"),
+        *[("seed", value, "a whole number") for value in ("one", True, 1.5)],
+        *[("resume", value, "true or false") for value in ("yes", 1)],
+        *[("data.train", value, "text or a list") for value in (3, [1, 2])],
+        *[("data.test", value, "a mapping") for value in (["a.tsv"], {"a": 5})],
         ("data.max_source_tokens", "many", "a whole number or empty"),
         ("data.cleaning.max_ratio", "wide", "a number or empty"),
-        ("optimization.learning_rate", "fast", "a number"),
-        ("optimization.learning_rate", True, "a number"),
-        ("optimization.learning_rate", None, "a number"),
+        *[("optimization.learning_rate", value, "a number") for value in ("fast", True, None)],
         ("optimization.max_updates", 1e5, "a whole number or empty"),
         ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant"),
         ("optimization.mixed_precision", True, "one of no, tf32, bf16, fp16"),
@@ -78,26 +67,21 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section(key
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("logging.trackers", "tensorboard", "a list"),
         ("model.options", ["dropout"], "a mapping"),
-    ],
-)
-def test_a_value_of_another_type_is_refused(key, value, wanted):
-    with pytest.raises(ValueError, match=re.escape(f"`{key}` must be {wanted}, but is {value!r} instead")):
-        make_recipe(tiny_tree("x", {key: value}))
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"`{key}` must be {wanted}, but is {value!r} instead")):
+            make_recipe(tiny_tree("x", {key: value}))
 
 
-@pytest.mark.parametrize("section", ["data", "optimization", "model", "data.cleaning"])
-def test_a_section_must_hold_keys(section):
-    with pytest.raises(ValueError, match=f"`{section}` must be a section with keys, but is 5 instead"):
-        make_recipe(tiny_tree("x", {section: 5}))
-
-
-@pytest.mark.parametrize("key", ["name", "data", "optimization", "data.train", "data.target"])
-def test_a_required_key_that_is_missing_is_named(key):
-    tree = tiny_tree("x")
-    *sections, last = key.split(".")
-    del (tree[sections[0]] if sections else tree)[last]
-    with pytest.raises(ValueError, match=f"`{key}` must be given, but is missing"):
-        make_recipe(tree)
+def test_a_section_must_hold_keys_and_the_keys_without_a_default():
+    for section in ("data", "optimization", "model", "data.cleaning"):
+        with pytest.raises(ValueError, match=f"`{section}` must be a section with keys, but is 5 instead"):
+            make_recipe(tiny_tree("x", {section: 5}))
+    for key in ("name", "data", "optimization", "data.train", "data.target"):
+        tree = tiny_tree("x")
+        *sections, last = key.split(".")
+        del (tree[sections[0]] if sections else tree)[last]
+        with pytest.raises(ValueError, match=f"`{key}` must be given, but is missing"):
+            make_recipe(tree)
 
 
 def test_an_empty_section_has_its_defaults(tmp_path):
@@ -106,13 +90,10 @@ def test_an_empty_section_has_its_defaults(tmp_path):
     assert (recipe.validation.sentences, recipe.validation.every_updates) == (3, 1000)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"), [("1e-3", 0.001), ("1E3", 1000.0), ("'0.5'", 0.5), ("2", 2.0), (".5", 0.5)]
-)
-def test_numbers_that_yaml_takes_for_text_or_whole_are_numbers(tmp_path, text, number):
-    rate = read_recipe(written(tmp_path), [f"optimization.learning_rate={text}"]).optimization.learning_rate
-    assert type(rate) is float
-    assert rate == number
+def test_numbers_that_yaml_takes_for_text_or_whole_are_numbers(tmp_path):
+    for text, number in {"1e-3": 0.001, "1E3": 1000.0, "'0.5'": 0.5, "2": 2.0, ".5": 0.5}.items():
+        rate = read_recipe(written(tmp_path), [f"optimization.learning_rate={text}"]).optimization.learning_rate
+        assert (type(rate), rate) == (float, number)
 
 
 def test_a_bare_no_is_a_precision_and_not_false(tmp_path):
@@ -138,22 +119,17 @@ def test_overrides_are_yaml_and_the_last_one_wins(tmp_path):
     assert recipe.card.limits == "a: b = c"
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("output", "runs/try #2"),
-        ("output", "#1"),
+def test_the_text_of_an_override_is_the_text_that_was_typed(tmp_path):
+    for key, text in [
+        *[("output", text) for text in ("runs/try #2", "#1")],
+        *[("name", text) for text in ("2026", "{x")],
         ("card.limits", "Not for C #1 uses: never"),
         ("decoding.ignore", "[0-9]"),
         ("data.source", "no"),
-        ("name", "2026"),
-        ("name", "{x"),
-    ],
-)
-def test_the_text_of_an_override_is_the_text_that_was_typed(tmp_path, key, text):
-    section, _, name = key.rpartition(".")
-    recipe = read_recipe(written(tmp_path), [f"{key}={text}"])
-    assert getattr(getattr(recipe, section) if section else recipe, name) == text
+    ]:
+        section, _, name = key.rpartition(".")
+        recipe = read_recipe(written(tmp_path), [f"{key}={text}"])
+        assert getattr(getattr(recipe, section) if section else recipe, name) == text
 
 
 def test_aliases_may_repeat_little_but_not_without_end(tmp_path):
@@ -166,134 +142,131 @@ def test_aliases_may_repeat_little_but_not_without_end(tmp_path):
         read_recipe(path)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("seed", "An override must be written key=value, but is 'seed' instead"),
-        ("=5", "An override must be written key=value, but is '=5' instead"),
-        ("name.first=x", "`name` in the override 'name.first=x' must be a section, but is 'small' instead"),
-        ("seed=[1", r"`seed` must be a whole number, but is '\[1' instead"),
-        ("seed=5 #6", "`seed` must be a whole number, but is '5 #6' instead"),
-        ("model.options.x=[1", r"The value of an override must be YAML, but '\[1' is not"),
-        ("sed=3", "`sed` is not a key of a recipe; did you mean `seed`"),
-    ],
-)
-def test_an_override_that_cannot_be_used_is_refused(tmp_path, override, message):
-    with pytest.raises(ValueError, match=message):
-        read_recipe(written(tmp_path), [override])
+def test_an_override_that_cannot_be_used_is_refused(tmp_path):
+    for override, message in {
+        "seed": "An override must be written key=value, but is 'seed' instead",
+        "=5": "An override must be written key=value, but is '=5' instead",
+        "name.first=x": "`name` in the override 'name.first=x' must be a section, but is 'small' instead",
+        "seed=[1": r"`seed` must be a whole number, but is '\[1' instead",
+        "seed=5 #6": "`seed` must be a whole number, but is '5 #6' instead",
+        "model.options.x=[1": r"The value of an override must be YAML, but '\[1' is not",
+        "sed=3": "`sed` is not a key of a recipe; did you mean `seed`",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            read_recipe(written(tmp_path), [override])
 
 
 NOT_A_NUMBER = float("nan")
-OUT_OF_RANGE = [
-    *[("data.pool_size", 0), ("data.max_source_tokens", 0), ("data.max_target_tokens", -1)],
-    *[("tokenizer.vocab_size", 0), ("tokenizer.sentences", 0)],
-    *[("optimization.warmup_updates", -1), ("optimization.weight_decay", -0.1), ("optimization.max_updates", 0)],
-    *[("optimization.max_epochs", 0), ("optimization.buckets_per_update", 0), ("optimization.token_budget", 0)],
-    *[("optimization.tokens_per_update", 0), ("optimization.learning_rate", 0), ("optimization.epsilon", 0)],
-    *[("optimization.max_grad_norm", 0), ("optimization.max_minutes", 0), ("optimization.beta1", 1.0)],
-    *[("optimization.beta1", -0.1), ("optimization.beta2", 1.0), ("optimization.beta2", -1)],
-    *[("optimization.learning_rate", NOT_A_NUMBER), ("optimization.beta1", NOT_A_NUMBER)],
-    ("optimization.weight_decay", NOT_A_NUMBER),
-    *[("validation.every_updates", 0), ("validation.num_beams", 0), ("validation.max_new_tokens", 0)],
-    *[("validation.patience", 0), ("validation.sentences", -1)],
-    *[("checkpoints.every_updates", 0), ("checkpoints.keep_last", 0), ("checkpoints.keep_best", 0)],
-    *[("optimization.ema_decay", 1.0), ("optimization.ema_decay", -0.5), ("optimization.skip_nonfinite_updates", -1)],
-    *[("decoding.num_beams", 0), ("decoding.max_length", 0), ("decoding.bootstrap", SMALLEST_BOOTSTRAP - 1)],
-    *[("decoding.bootstrap", -1), ("decoding.tokens_beyond_source", 0), ("logging.every_updates", 0), ("seed", -1)],
-]
+OUT_OF_RANGE = {
+    "data": {"pool_size": [0], "max_source_tokens": [0], "max_target_tokens": [-1]},
+    "tokenizer": {"vocab_size": [0], "sentences": [0]},
+    "optimization": {
+        **{name: [0] for name in ("max_updates", "max_epochs", "buckets_per_update", "token_budget")},
+        **{name: [0] for name in ("tokens_per_update", "epsilon", "max_grad_norm", "max_minutes")},
+        **{"warmup_updates": [-1], "skip_nonfinite_updates": [-1], "weight_decay": [-0.1, NOT_A_NUMBER]},
+        **{"learning_rate": [0, NOT_A_NUMBER], "beta1": [1.0, -0.1, NOT_A_NUMBER], "beta2": [1.0, -1]},
+        "ema_decay": [1.0, -0.5],
+    },
+    "validation": {
+        **{name: [0] for name in ("every_updates", "num_beams", "max_new_tokens", "patience")},
+        "sentences": [-1],
+    },
+    "checkpoints": {name: [0] for name in ("every_updates", "keep_last", "keep_best")},
+    "decoding": {
+        **{name: [0] for name in ("num_beams", "max_length", "tokens_beyond_source")},
+        "bootstrap": [-1, SMALLEST_BOOTSTRAP - 1],
+    },
+    "logging": {"every_updates": [0]},
+}
 
 
-@pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE)
-def test_a_number_out_of_range_is_refused(key, value):
-    with pytest.raises(ValueError, match=rf"`{key}` must be .*, but is {float(value):g}(\.0)? instead"):
-        make_recipe(tiny_tree("x", {key: value}))
-
-
-def test_a_target_vocabulary_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"`tokenizer.target_vocab_size` must be at least 1, but is 0 instead"):
-        make_recipe(tiny_tree("x", {"tokenizer.joint": False, "tokenizer.target_vocab_size": 0}))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_a_number_out_of_range_is_refused_and_the_ends_of_a_range_are_in_it():
+    cases = [
+        (f"{section}.{name}", value)
+        for section, names in OUT_OF_RANGE.items()
+        for name, values in names.items()
+        for value in values
+    ]
+    for key, value in [*cases, ("seed", -1)]:
+        with pytest.raises(ValueError, match=rf"`{key}` must be .*, but is {float(value):g}(\.0)? instead"):
+            make_recipe(tiny_tree("x", {key: value}))
+    for key, value in [
         *[("optimization.warmup_updates", 0), ("validation.sentences", 0), ("decoding.bootstrap", 0), ("seed", 0)],
         *[("decoding.bootstrap", SMALLEST_BOOTSTRAP), ("optimization.beta1", 0), ("data.max_source_tokens", None)],
         *[("optimization.tokens_per_update", 1), ("validation.patience", None)],
+    ]:
+        make_recipe(tiny_tree("x", {key: value}))
+
+
+CONTRADICTIONS = [
+    (
+        {"optimization.buckets_per_update": 8, "optimization.tokens_per_update": 7},
+        r"`optimization.tokens_per_update` must be at least 8, but is 7",
+    ),
+    ({"optimization.ema_decay": 0.9}, r"`optimization.ema_decay` must be given where `checkpoints.publish` is ema"),
+    ({"checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be given .*, but is None with ema instead"),
+    ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
+    ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
+    *[
+        (
+            {"optimization.schedule": schedule, "optimization.max_updates": None, "optimization.max_epochs": 1},
+            f"`optimization.max_updates` must be given for the {schedule} schedule",
+        )
+        for schedule in ("cosine", "linear")
     ],
-)
-def test_the_ends_of_a_range_are_in_it(key, value):
-    make_recipe(tiny_tree("x", {key: value}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+    ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
+    ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
+    (
+        {"decoding.length_penalty_form": "gnmt"},
+        r"`decoding.length_penalty_form` must be power where `decoding.num_beams` is 1.*but is gnmt instead",
+    ),
+    ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
+    *[
         (
-            {"optimization.buckets_per_update": 8, "optimization.tokens_per_update": 7},
-            r"`optimization.tokens_per_update` must be at least 8, but is 7",
-        ),
-        (
-            {"optimization.ema_decay": 0.9},
-            r"`optimization.ema_decay` must be given where `checkpoints.publish` is ema",
-        ),
-        ({"checkpoints.publish": "ema"}, r"`optimization.ema_decay` must be given .*, but is None with ema instead"),
-        ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
-        ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
-        (
-            {"optimization.schedule": "cosine", "optimization.max_updates": None, "optimization.max_epochs": 1},
-            r"`optimization.max_updates` must be given for the cosine schedule",
-        ),
-        (
-            {"optimization.schedule": "linear", "optimization.max_updates": None, "optimization.max_minutes": 1},
-            r"`optimization.max_updates` must be given for the linear schedule",
-        ),
-        ({"optimization.weight_decay": 0.1}, r"`optimization.weight_decay` must be 0 with adam.*but is 0.1 instead"),
-        (
-            {"decoding.length_penalty": 0.6},
-            r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6",
-        ),
-        (
-            {"decoding.length_penalty_form": "gnmt"},
-            r"`decoding.length_penalty_form` must be power where `decoding.num_beams` is 1.*but is gnmt instead",
-        ),
-        ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
-        (
-            {"data.validation": None, "data.references": "right"},
-            r"`data.validation` must be given where `data.references` is, but is empty instead",
-        ),
-        (
-            {"decoding.ignore": "(a"},
-            r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)",
-        ),
-        ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
-        ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
-        (
-            {"model.start_from": "m"},
-            r"`model.start_from` must be empty where `model.config` or `model.options` are given",
-        ),
-        ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
-        (
-            {"data.both_directions": True, "tokenizer.joint": False},
-            r"`tokenizer.joint` must be true where `data.both_directions` is",
-        ),
+            {"data.validation": None, f"data.{name}": value},
+            f"`data.validation` must be given where `data.{name}` is, but is empty instead",
+        )
+        for name, value in {"references": "right", "streaming": True}.items()
     ],
-)
-def test_keys_that_exclude_each_other_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_recipe(tiny_tree("x", changes))
+    ({"decoding.ignore": "(a"}, r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)"),
+    ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
+    ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
+    ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
+    (
+        {"model.start_from": "m"},
+        r"`model.start_from` must be empty where `model.config` or `model.options` are given",
+    ),
+    ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
+    (
+        {"data.both_directions": True, "tokenizer.joint": False},
+        r"`tokenizer.joint` must be true where `data.both_directions` is",
+    ),
+    (
+        {"decoding.ignore": ["0-9"]},
+        r"`decoding.ignore` must be text or empty, but is \['0-9'\] instead: text that YAML .* needs quotes\.",
+    ),
+    *[({"name": name}, "`name` must be a word or more, but is '") for name in ("", "  ")],
+    *[({"seed": seed}, r"`seed` must be at least 0 and below 2\^32, but is -?\d+ instead") for seed in (-1, 2**32)],
+    (
+        {"tokenizer.joint": False, "tokenizer.target_vocab_size": 0},
+        r"`tokenizer.target_vocab_size` must be at least 1, but is 0 instead",
+    ),
+]
 
 
-@pytest.mark.parametrize("text", ["name: [", "a: b: c", "\t- x"])
-def test_a_file_that_is_not_yaml_is_refused(tmp_path, text):
-    with pytest.raises(ValueError, match=r"The recipe .*recipe.yaml must be YAML, but is not"):
-        read_recipe(written(tmp_path, text))
+def test_keys_that_exclude_each_other_are_refused():
+    for changes, message in CONTRADICTIONS:
+        with pytest.raises(ValueError, match=message):
+            make_recipe(tiny_tree("x", changes))
 
 
-@pytest.mark.parametrize("text", ["", "- name", "just text"])
-def test_yaml_that_is_no_mapping_is_refused(tmp_path, text):
-    with pytest.raises(ValueError, match=r"must be a mapping of keys to values"):
-        read_recipe(written(tmp_path, text))
+def test_a_file_that_is_no_mapping_in_yaml_is_refused(tmp_path):
+    for text in ("name: [", "a: b: c", "\t- x"):
+        with pytest.raises(ValueError, match=r"The recipe .*recipe.yaml must be YAML, but is not"):
+            read_recipe(written(tmp_path, text))
+    for text in ("", "- name", "just text"):
+        with pytest.raises(ValueError, match=r"must be a mapping of keys to values"):
+            read_recipe(written(tmp_path, text))
 
 
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):
@@ -333,21 +306,13 @@ def test_the_data_folder_stands_before_file_names_only():
     assert data.locations == (["a.de", "a.en"], "a.tsv", test)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}",
-            "`data` must be there once, but is in lines 2 and 4",
-        ),
-        ("data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),
-    ],
-)
-def test_a_key_that_is_there_twice_is_refused_with_its_lines(tmp_path, text, message):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_recipe(path)
+def test_a_key_that_is_there_twice_is_refused_with_its_lines(tmp_path):
+    for text, message in {
+        "name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}": "`data` .* once, but is in lines 2 and 4",
+        "data: {train: a, train: b}": "`train` must be there once, but is in lines 1 and 1",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            read_recipe(written(tmp_path, text))
 
 
 def test_files_that_are_nested_too_deeply_are_refused(tmp_path):
@@ -357,12 +322,6 @@ def test_files_that_are_nested_too_deeply_are_refused(tmp_path):
         read_recipe(tmp_path / "recipe.yaml")
     with pytest.raises(ValueError, match="must be JSON, but is not"):
         read_config(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["", "  "])
-def test_a_run_needs_a_name(name):
-    with pytest.raises(ValueError, match="`name` must be a word or more, but is '"):
-        make_recipe(tiny_tree("x", {"name": name}))
 
 
 def files_in(folder, *names):
@@ -426,8 +385,8 @@ SHORT = "data: {train: pairs.tsv, source: 1, target: 2}\n"
 def test_a_recipe_of_data_alone_is_completed_for_them_and_says_so(tmp_path, caplog):
     pairs_file(tmp_path)
     with caplog.at_level("INFO"):
-        recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"])
-    proposal = propose(look_at(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
+        recipe = read_recipe(written(tmp_path, SHORT), ["optimization.device=cpu"], complete)
+    proposal = propose(survey(read_pairs(recipe.data.train, "1", "2")), this_machine("cpu")).settings
     assert recipe.name == "recipe"
     assert recipe.model.options == proposal["model.options"]
     assert recipe.optimization.max_updates == proposal["optimization.max_updates"]
@@ -440,23 +399,22 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
     pairs_file(tmp_path)
     text = SHORT + "name: mine\nmodel: {config: small}\ntokenizer: {path: runs/tokenizer}\n"
     with caplog.at_level("INFO"):
-        recipe = read_recipe(written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"])
+        recipe = read_recipe(
+            written(tmp_path, text), ["optimization.max_updates=7", "optimization.device=cpu"], complete
+        )
     assert (recipe.name, recipe.model.config, recipe.model.options) == ("mine", "small", {})
     assert (recipe.optimization.max_updates, recipe.optimization.schedule) == (7, "linear")
     assert recipe.tokenizer.vocab_size == 8000
     assert "max_updates" not in caplog.text
 
 
-def test_only_a_file_without_optimization_is_completed(tmp_path):
+def test_only_a_file_without_optimization_is_completed_and_only_where_that_is_asked_for(tmp_path):
     pairs_file(tmp_path)
-    assert read_recipe(written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")).model.options == {}
-    with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
-        read_recipe(written(tmp_path, SHORT + "name: x\nmodel: {start_from: runs/model}\n"))
-
-
-def test_a_stream_needs_validation_pairs_of_its_own():
-    with pytest.raises(ValueError, match=r"`data.validation` must be given where `data.streaming` is, but is empty"):
-        make_recipe(tiny_tree("x", {"data.streaming": True, "data.validation": None}))
+    given = written(tmp_path, SHORT + "name: x\noptimization: {max_updates: 3}\n")
+    assert read_recipe(given, complete=complete).model.options == {}
+    for more, own in (("model: {start_from: runs/model}\n", complete), ("", None)):
+        with pytest.raises(ValueError, match="`optimization` must be given, but is missing"):
+            read_recipe(written(tmp_path, SHORT + "name: x\n" + more), complete=own)
 
 
 @pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])
@@ -477,28 +435,11 @@ def test_a_language_that_yaml_reads_as_false_is_norwegian(tmp_path):
     assert recipe.data.mixture["more"].source == "no"
 
 
-def test_text_that_yaml_takes_for_something_else_is_told_to_need_quotes():
-    message = r"`decoding.ignore` must be text or empty, but is \['0-9'\] instead: text that YAML .* needs quotes\."
-    with pytest.raises(ValueError, match=message):
-        make_recipe(tiny_tree("x", {"decoding.ignore": ["0-9"]}))
-
-
 @pytest.mark.parametrize("key", ["data.train", "seed", "data", "k" * 9000])
 def test_messages_are_short_however_large_the_value_is(key):
     with pytest.raises(ValueError, match=r"must be|is not a key") as error:
         make_recipe(tiny_tree("x", {key: [["very long"] * 9000]}))
     assert len(str(error.value)) < 300
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_that_no_generator_takes_is_refused(seed):
-    with pytest.raises(ValueError, match=r"`seed` must be at least 0 and below 2\^32, but is -?\d+ instead"):
-        make_recipe(tiny_tree("x", {"seed": seed}))
-
-
-def test_a_translation_needs_a_token_beside_its_start():
-    with pytest.raises(ValueError, match=r"`decoding.max_length` must be at least 2, but is 1 instead"):
-        make_recipe(tiny_tree("x", {"decoding.max_length": 1}))
 
 
 HOSTILE = ["a: b", 'quote " and \\', "line\nend\r\x85\u2028", "# no", "no", "5", "\x1b[0m가😀", "", None]

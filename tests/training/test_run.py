@@ -208,9 +208,9 @@ def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
 
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
     folder = tmp_path / "run"
-    words = {"tokenizer": {"algorithm": "character", "vocab_size": None}, "decoding.num_beams": 10**6}
-    with pytest.raises(ValueError, match=r"decoding\.num_beams"):
-        train(tiny_recipe(folder, words))
+    short = {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 8}
+    with pytest.raises(ValueError, match=r"`data.train` must have at most 8 tokens in a row"):
+        train(tiny_recipe(folder, short))
     assert [path.name for path in folder.iterdir()] == ["tokenizer"]
     result = train(tiny_recipe(folder, {"tokenizer.vocab_size": 390, "optimization.max_updates": 1}))
     assert len(result.corpus.tokenizers.source) == 390

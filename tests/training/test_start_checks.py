@@ -60,7 +60,7 @@ def test_our_own_tokenizers_give_targets_back(algorithm, tmp_path):
     targets = [*TARGETS, "", " two  spaces\u00a0", "▁ mark▁s", "e\u0301 \u1112\u1161\u11ab <s> </s>", "\u3000a\tb\r\n"]
     size = None if algorithm == "word" else 400
     pair = train_tokenizers(targets, targets, algorithm=algorithm, vocab_size=size)
-    assert list(faults_of_targets(tiny_recipe(tmp_path), pair, targets)) == []
+    assert list(faults_of_targets("tokenizer.path", pair, targets)) == []
 
 
 CHANGED = {
@@ -103,9 +103,9 @@ def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the
 
 def test_a_text_that_becomes_a_control_token_is_not_given_back(tmp_path):
     pair = TokenizerPair.from_pretrained(made_by_others(tmp_path / "given"))
-    (fault,) = faults_of_targets(tiny_recipe(tmp_path), pair, ["a </s> b", "a <pad> b", *TARGETS])
+    (fault,) = faults_of_targets("tokenizer.path", pair, ["a </s> b", "a <pad> b", *TARGETS])
     assert (fault.check, fault.level) == ("round_trip", "warning")
-    assert "changes 2 of 62, such as 'a </s> b' to 'a  b'" in fault.told
+    assert "changes 2 of 62, such as 'a </s> b' to 'a  b'" in fault.message
 
 
 def test_targets_that_are_mostly_unknown_are_told(tmp_path, caplog):

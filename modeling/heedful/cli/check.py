@@ -19,9 +19,10 @@ def doctor(
     as_json: options.AsJson = False,
 ):
     """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
+    from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe
 
-    settings = read_recipe(recipe, overrides)
+    settings = read_recipe(recipe, overrides, complete)
     from heedful.diagnosis.doctor import diagnose
 
     options.quieten()

@@ -46,9 +46,10 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
 ):
     """Train a model by a recipe, test it, and save it with its tokenizer and card."""
+    from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe
 
-    settings = read_recipe(recipe, overrides)
+    settings = read_recipe(recipe, overrides, complete)
     options.quieten()
     if dry_run:
         from heedful.diagnosis.estimate import dry_run as estimate

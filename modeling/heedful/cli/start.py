@@ -46,8 +46,8 @@ def init(
 
     options.quieten()
     output = output or Path(f"{data[0].name.split('.')[0]}.yaml")
-    told = write_first_recipe(data, output, source, target)
-    print(*told, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
+    found = write_first_recipe(data, output, source, target)
+    print(*found, f"recipe: {output}", f"Now: heedful train {shlex.quote(str(output))}", sep="\n")
 
 
 def tune(
@@ -64,10 +64,11 @@ def tune(
 ):
     """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
     from heedful.proposals import tuning
+    from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe, read_values
 
     options.quieten()
-    wanted = read_recipe(recipe, overrides)
+    wanted = read_recipe(recipe, overrides, complete)
     folder = output or Path(f"runs/{wanted.name}-tune")
     knobs = [entry.partition("=") for entry in vary or []]
     chosen = {knob: read_values(values) if equals else None for knob, equals, values in knobs}
@@ -76,8 +77,8 @@ def tune(
     search = tuning.tune(wanted, folder, minutes, None if vary is None else chosen)
     for trial in search.trials:
         values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())
-        told = f"given up after {trial.updates} updates" if trial.is_pruned else ""
-        print(f"{trial.loss:.4f}  {values}  {told}".rstrip())
+        note = f"given up after {trial.updates} updates" if trial.is_pruned else ""
+        print(f"{trial.loss:.4f}  {values}  {note}".rstrip())
     if search.has_unfinished:
         print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
     if search.trials:

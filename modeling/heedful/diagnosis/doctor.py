@@ -1,52 +1,48 @@
 """What would ruin a training run, found before it starts: data, tokenizer, model and schedule against each other.
 
-`diagnose` reads the data, trains the tokenizer in a temporary folder and builds the model as training does, and runs
-every check on them. Nothing is written into the run's folder.
+`diagnose` prepares the run by training's own steps, with its checks between them, so that it calls an error whatever
+training refuses. Nothing is written.
 """
 
-import tempfile
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from heedful.data.batching import UpdateBatches
-from heedful.data.cleaning import split_for_validation
-from heedful.data.micro_batches import split_update
-from heedful.data.mixture import read_parts
-from heedful.data.sources import read_pairs
-from heedful.data.teacher import TeacherTokens
-from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.estimate import Rehearsal
-from heedful.diagnosis.findings import Finding, Level
+from heedful.data.mixture import both_ways, check_room
+from heedful.diagnosis.estimate import Rehearsal, plan_batches
+from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.diagnosis.recipe_checks import pairs as texts
 from heedful.diagnosis.recipe_checks import tokens
-from heedful.diagnosis.recipe_checks.pairs import Pairs, cleaned
+from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.recipe_checks.run_length import RunPlan, check_run_length
 from heedful.diagnosis.recipe_checks.speed import check_speed
-from heedful.diagnosis.recipe_checks.tokens import Encoded, encode
-from heedful.inference.loading import first_line, load_model
-from heedful.training.model_of_recipe import make_model
+from heedful.inference.loading import first_line
+from heedful.training import preparation
+from heedful.training.model_of_recipe import check_model, make_model
+from heedful.training.preparation import Cleaned, Splits, StoredCorpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.folder import check_output_folder
-from heedful.training.start_checks import faults_of_lengths, faults_of_limits, faults_of_targets
-from heedful.training.tokenizers import load_or_train_tokenizers
+from heedful.training.start_checks import check_installed, faults, tokenizer_key
+from heedful.training.tokenizers import earlier_tokenizers, tokenizers_of
 
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
-
-Numbers = list[list[int]]  # of the rows of an update, bucket by bucket
+KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
+# What is checked in a step that is named after something else.
+CHECKS = {"data.max_source_tokens": "lengths", "optimization.distillation": "distillation"}
 
 
 @dataclass
 class Diagnosis:
     """What was found in a recipe, the worst first."""
 
-    findings: list[Finding]
+    findings: list[RecipeFinding]
     looked_at: int  # training pairs
     total: int | None  # training pairs in all; None for a stream whose end was not reached
 
@@ -61,7 +57,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        names = ("check", "where", "told", "advice", "examples")
+        names = ("check", "where", "message", "advice", "examples")
         findings = [{"severity": f.level, **{name: getattr(f, name) for name in names}} for f in self.findings]
         return {**vars(self), "findings": findings, "has_errors": self.has_errors}
 
@@ -69,14 +65,33 @@ class Diagnosis:
         lines = []
         for finding in self.findings:
             lines.append(f"{finding.level:<8} {finding.where}  [{finding.check}]")
-            lines += [f"         {part}" for part in (finding.told, finding.advice) if part]
+            lines += [f"         {part}" for part in (finding.message, finding.advice) if part]
             lines += [f"           {example}" for example in finding.examples]
         counts = Counter(finding.level for finding in self.findings)
-        told = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
+        found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
         scope = f"all {self.looked_at:,}"
         if self.looked_at != self.total:
             scope = f"only the first {self.looked_at:,}" + ("" if self.total is None else f" of {self.total:,}")
-        return "\n".join([*lines, f"{told}; {scope} training pairs were looked at"])
+        return "\n".join([*lines, f"{found}; {scope} training pairs were looked at"])
+
+
+class RefusalError(Exception):
+    """What training refuses, as a finding: nothing behind it can be checked."""
+
+    def __init__(self, finding: RecipeFinding):
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+@contextmanager
+def refusal(check: str, where: str, level: Level = "error") -> Iterator[None]:
+    """Turn the `ValueError` of a step of training into a `RefusalError`; a key in its message wins over `where`."""
+    try:
+        yield
+    except ValueError as error:
+        named = KEY.search(str(error))
+        key = where if named is None else named[1]
+        raise RefusalError(RecipeFinding(CHECKS.get(key, check), level, str(error), key)) from error
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
@@ -88,163 +103,115 @@ def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     """
     if limit < 1:
         raise ValueError(f"`--pairs` must be at least 1, but is {limit} instead.")
-    train, held_out = _read_splits(recipe, limit)
-    with tempfile.TemporaryDirectory() as temporary:
-        findings = list(_check(recipe, train, held_out, Path(temporary)))
-    return Diagnosis(findings, train.looked_at, train.total)
+    splits, findings = preparation.read_splits(recipe.data, limit), []
+    try:
+        for finding in _check(recipe, splits):
+            findings.append(finding)
+    except RefusalError as refused:
+        findings.append(refused.finding)
+    return Diagnosis(findings, len(splits.train), splits.total)
 
 
-def _read_splits(recipe: Recipe, limit: int) -> tuple[Pairs, list[Pairs]]:
-    """Read the first training pairs, and all validation and test pairs, the validation first."""
-    data, where = recipe.data, recipe.data.locations
-    train = Pairs.first(read_parts(data.parts, data.streaming), limit, "train", "data.train")
-    held_out = []
-    if where.validation is None:  # training splits it off, from the pairs that cleaning keeps
-        rest, numbers = split_for_validation(train.sources)
-        held_out.append(replace(train.chosen(numbers), name="validation"))
-        train = train.chosen(rest)
-    splits = {} if where.validation is None else {"validation": where.validation}
-    for name, location in {**splits, **where.test}.items():
-        pairs = read_pairs(location, data.source, data.target, split=name, references=data.references)
-        key = "data.validation" if name == "validation" else f"data.test.{name}"
-        held_out.append(Pairs.first(pairs, len(pairs), name, key))
-    return train, held_out
-
-
-def _check(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> Iterator[Finding]:
-    """Run every check: what training would refuse, what a published model lacks, pairs, tokens, model and run."""
-    all_held_out = [pair for split in held_out for pair in split]
-    kept, dropped, reasons = cleaned(train, recipe.data.cleaning, all_held_out, recipe.data.both_directions)
+def _check(recipe: Recipe, splits: Splits) -> Iterator[RecipeFinding]:
+    """Prepare the run, with the checks of what each step gives behind it."""
     try:
         check_output_folder(recipe)
     except ValueError as error:
-        yield Finding("output", "warning", str(error), "output")
+        yield RecipeFinding("output", "warning", str(error), "output")
     if recipe.card.license is None and "builtin:" not in recipe.data.train:
-        told = "The model card will say that the license is unknown, so nobody may use the model."
-        yield Finding("card", "note", told, "card.license", "Name it as the Hub does, such as apache-2.0.")
-    yield from texts.check_cleaning(train, dropped, reasons)
-    yield from _check_pairs(recipe, train, kept, held_out)
-    if len(kept):
-        yield from _check_tokens(recipe, kept, held_out, temporary)
-
-
-def _check_pairs(recipe: Recipe, train: Pairs, kept: Pairs, held_out: list[Pairs]) -> Iterator[Finding]:
-    """Run the checks of texts; what cleaning drops does no harm."""
-    rules, data, card = recipe.data.cleaning, recipe.data, recipe.card
-    yield from texts.check_pointless_pairs(train, rules)
-    yield from texts.check_overlap(train, rules, held_out)
-    yield from texts.check_sides(train)
-    yield from texts.check_length_ratios(kept)
-    yield from texts.check_text(kept)
+        message = "The model card will say that the license is unknown, and without one the model may not be used."
+        advice = "Name it as the Hub does, such as apache-2.0."
+        yield RecipeFinding("card", "note", message, "card.license", advice)
+    read = Pairs.of("train", "data.train", splits.train)
+    yield from texts.check_pointless_pairs(read, recipe.data.cleaning)
+    yield from texts.check_sides(read)
+    with refusal("references", "decoding.ignore"):
+        preparation.check_references(splits, recipe.decoding.ignore)
+    with refusal("cleaning", "data.cleaning"):
+        kept = preparation.clean(splits, recipe.data)
+    yield from texts.check_cleaning(read, kept)
+    train = Pairs.of("train", "data.train", kept.train)
+    held_out = [Pairs.of("validation", "data.train" if kept.is_held_out else "data.validation", kept.validation)]
+    held_out += [Pairs.of(key.removeprefix("data.test."), key, pairs) for key, pairs in kept.tests.items()]
+    yield from texts.check_overlap(read, recipe.data.cleaning, held_out)
     for split in held_out:
         yield from texts.check_pointless_pairs(split, None)
+    for split in (train, *held_out):
         yield from texts.check_length_ratios(split)
         yield from texts.check_text(split)
-    languages = (card.source_language or data.source, card.target_language or data.target)
-    yield from texts.check_scripts(kept, held_out, languages)
+    languages = recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target
+    yield from texts.check_scripts(train, held_out, languages)
+    with refusal("installed", "decoding.bleu_tokenizer"):
+        check_installed(recipe)
+    yield from _check_tokens(recipe, splits, kept, [train, *held_out])
 
 
-def _check_tokens(recipe: Recipe, train: Pairs, held_out: list[Pairs], temporary: Path) -> Iterator[Finding]:
-    """Run the checks of what the tokenizers make of the pairs, then those of the model and its run."""
-    key = "tokenizer.vocab_size" if recipe.model.start_from is None else "model.start_from"
-    if recipe.tokenizer.path is not None:
-        key = "tokenizer.path"
-    earlier = recipe.folder / "tokenizer"
-    folder = earlier if recipe.resume and earlier.is_dir() else temporary / "tokenizer"
-    try:
-        split_off = held_out[0] if recipe.data.validation is None else ()
-        tokenizers = load_or_train_tokenizers(recipe, train, folder, is_main=True, held_out=split_off)
-    except ValueError as error:
-        yield Finding("tokenizer", "error", str(error), key, "Nothing behind it could be checked.")
-        return
+def _check_tokens(recipe: Recipe, splits: Splits, kept: Cleaned, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+    """Run the checks of what the tokenizers make of pairs, the first for training, then those of model and run."""
+    key, looked_at = tokenizer_key(recipe), len(splits.train)
+    is_whole, model_key = looked_at == splits.total, "model" if recipe.model.start_from is None else "model.start_from"
+    with refusal("tokenizer", key):
+        given = earlier_tokenizers(recipe)
+    with refusal("model", model_key):
+        check_model(recipe, given)
+    with refusal("tokenizer", key):
+        tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
     wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
-    if key == "tokenizer.vocab_size" and wanted is not None and size < wanted:
-        told = (
-            f"The pairs that were looked at allow {size:,} tokens, to which the vocabulary of {wanted:,} is lowered."
-        )
-        yield Finding(
-            "tokenizer", "warning" if train.is_whole else "note", told, key, f"Set it to {size // 2:,} or so."
-        )
-    try:
-        for pairs in (train, *held_out):
-            tokenizers.check_symbols(pairs, f"`{pairs.key}`")
-    except ValueError as error:
-        yield Finding("unknown_tokens", "error" if train.is_whole else "warning", str(error), key)
-        return
+    if given is None and wanted is not None and size < wanted:
+        message = f"The pairs that were looked at allow {size:,} tokens, to which the vocabulary of {wanted:,} is "
+        advice = f"Set it to {size // 2:,} or so."
+        yield RecipeFinding("tokenizer", "warning" if is_whole else "note", message + "lowered.", key, advice)
+    with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
+        preparation.check_symbols(tokenizers, kept, recipe.decoding.ignore)
     yield from tokens.check_tokenizer_ids(tokenizers, key)
-    yield from tokens.check_normalization(train, tokenizers, key)
-    try:
-        encoded, *held = (encode(split, tokenizers, recipe.data.parts) for split in (train, *held_out))
-    except ValueError as error:
-        advice = "Take a tokenizer of these languages, or let one be trained."
-        yield Finding("tokenizer", "error", str(error), key, advice)
-        return
-    limits = (recipe.data.max_source_tokens, recipe.data.max_target_tokens)
-    for split in (encoded, *held):
+    yield from tokens.check_normalization(pairs[0], tokenizers, key)
+    for split in pairs:
         yield from tokens.check_unknown_tokens(split, tokenizers, key)
-    rows = encoded.within(limits)
-    faults = [*faults_of_targets(recipe, tokenizers, [*train.targets, *held_out[0].targets])]
-    faults += faults_of_limits(recipe, len(encoded) - len(rows), len(rows))
-    yield from (Finding(*fault[:2], fault.told, fault.key) for fault in faults if fault.check != "unknown_tokens")
-    if len(rows) and (teacher := recipe.optimization.distillation) is not None:
-        try:
-            TeacherTokens(teacher).check(tokenizers, rows)
-        except ValueError as error:
-            yield Finding("distillation", "error", str(error), "optimization.distillation")
-            return
-    if len(rows):
-        yield from tokens.check_vocabulary_use(rows, tokenizers, key)
-        yield from _check_run(recipe, tokenizers, rows, held)
-
-
-def _check_run(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, held: Sequence[Encoded]) -> Iterator[Finding]:
-    """Run the checks of the model, and of the length of its run."""
-    key = "model" if recipe.model.start_from is None else "model.start_from"
-    try:
-        if recipe.model.start_from is not None:
-            model = load_model(recipe.model.start_from)  # without the checks of ids, which stop at the first error
-        else:
-            with torch.device("meta"):  # the weights take no memory
-                model = make_model(recipe.model, tokenizers)
-    except ValueError as error:
-        yield Finding("model", "error", str(error), key)
-        return
-    findings = list(tokens.check_special_ids(tokenizers, model.config, model.generation_config, key))
-    splits = {"data.train": rows, "data.validation": held[0], **{split.pairs.key: split for split in held[1:]}}
-    for fault in faults_of_lengths(recipe, model.config, splits):
-        examples = splits.get(fault.key, held[0]).examples(fault.rows)
-        findings.append(Finding(fault.check, fault.level, fault.told, fault.key, examples=examples))
+    with refusal("model", model_key):
+        check_model(recipe, tokenizers)
+    with refusal("tokenizer", key):
+        corpus = preparation.encode(recipe, kept, tokenizers)
+    assert isinstance(corpus, StoredCorpus)  # of a stream the beginning was read
+    yield from tokens.check_vocabulary_use(corpus.rows, tokenizers, key, None if is_whole else looked_at)
+    with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
+        model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
+        check_room(recipe.data, model.config)
+    findings = list(tokens.check_special_ids(model.config, model.generation_config, model_key))
+    findings += _check_faults(recipe, corpus, model.config, pairs)
     yield from findings
-    if any(finding.level == "error" and finding.check != "decoding_lengths" for finding in findings):
-        return  # such a model cannot be run, so its speed cannot be measured
-    yield from check_speed(recipe, model.config)
-    updates = UpdateBatches(rows.source_lengths, rows.target_lengths, recipe.batching).epoch(0)
-    seconds = per_epoch = None
+    if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
+        # Else the model cannot be run. The pairs that were not read are taken to be like the others.
+        share = None if splits.total is None else splits.total / looked_at
+        yield from _check_run(recipe, corpus, model.config, share)
+
+
+def _check_faults(recipe: Recipe, corpus: StoredCorpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
+    """Find what training finds before its first update, and show the pairs."""
+    splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
+    encoded = {"data.train": corpus.rows, **corpus.tests}
+    for fault in faults(recipe, corpus, config):
+        if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
+            continue
+        split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
+        examples: tuple[str, ...] = ()
+        if fault.rows:
+            ways = both_ways if recipe.data.both_directions and fault.key not in corpus.tests else iter
+            order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
+            examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+        yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
+
+
+def _check_run(recipe: Recipe, corpus: StoredCorpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
+    """Run the checks of speed and length of a run, whose data are `share` times the corpus."""
+    yield from check_speed(recipe, config)
+    plan, seconds = plan_batches(corpus, recipe.optimization.micro_batch_tokens), None
     if recipe.optimization.max_minutes is not None:
         try:
-            seconds = _seconds_per_update(recipe, tokenizers, rows, updates)
+            model = make_model(recipe.model, corpus.tokenizers)
+            rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
+            seconds = rehearsal.seconds_per_token(plan.first[:TIMED]) * plan.padded_tokens
         except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine than this one
-            told = f"How far the run comes in its time could not be measured here: {first_line(error)}"
-            yield Finding("speed", "note", told, "optimization.max_minutes")
-    if rows.pairs.total is not None:  # the rest is taken to be like what was looked at
-        per_epoch = len(updates) * rows.pairs.total / rows.pairs.looked_at
-    yield from check_run_length(recipe, RunPlan(per_epoch, seconds), model.config.d_model)
-
-
-def _seconds_per_update(recipe: Recipe, tokenizers: TokenizerPair, rows: Encoded, updates: list[Numbers]) -> float:
-    """Time a few updates on this machine, and return the mean seconds of an update of an epoch.
-
-    Raises a `ValueError` if this machine does not have the device or the precision that the recipe asks for.
-    """
-    settings = recipe.optimization
-    accelerator = make_accelerator(settings)
-    rehearsal = Rehearsal(accelerator, make_model(recipe.model, tokenizers), recipe)
-    timed = ([[rows[number] for number in bucket] for bucket in update] for update in updates[:TIMED])
-    budget, world_size = settings.micro_batch_tokens, accelerator.num_processes
-    speed = rehearsal.seconds_per_token([split_update(update, budget, world_size) for update in timed])
-    padded = (
-        len(bucket) * int(rows.source_lengths[bucket].max() + rows.target_lengths[bucket].max())
-        for update in updates
-        for bucket in update
-    )
-    return speed * sum(padded) / len(updates)
+            message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
+            yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
+    per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
+    yield from check_run_length(recipe, RunPlan(per_epoch, seconds), config.d_model)

@@ -5,14 +5,13 @@ engine on this machine, to be measured; the model is thrown away and nothing is 
 """
 
 import gc
-import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,13 +35,14 @@ from heedful.files import duration, shortened
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.preparation import Corpus, StreamedCorpus, prepare_corpus
+from heedful.training.preparation import Corpus, StoredCorpus, StreamedCorpus, corpus_of
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_start
+from heedful.training.tokenizers import earlier_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,30 +52,30 @@ STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
 TIMED_UPDATES = 12
 TIMED_SECONDS = 20.0  # after which no further update is timed
 PROBE_TOKENS = 512
-SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed stands for it
+SLOW_SECONDS = 60.0  # a micro-batch that would take longer is not run: the probe's speed is taken
 SHOWN_ROWS = 3
 SHOWN_TEXT = 200
 
 Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
 
 
-@dataclass
+@dataclass(frozen=True)
 class BatchPlan:
     """The batches of a run, as far as its first epoch shows them."""
 
-    updates_per_epoch: int | None = None  # None for a stream
-    looked_at: int = 0  # updates that the following figures are of
-    padding: float = 0.0  # share of padding in their micro-batches
-    padded_tokens: float = 0.0  # mean of an update on the busiest rank
-    target_tokens: float = 0.0  # mean of an update, on all ranks together
-    micro_batches: int = 0  # most of one update on one rank
-    costliest: list[list[Row]] = field(default_factory=list)  # micro-batches that may need the most memory
-    first: list[Parts] = field(default_factory=list)  # the first updates, divided among the ranks
+    updates_per_epoch: int | None  # None for a stream
+    looked_at: int  # updates that the following figures are of
+    padding: float  # share of padding in their micro-batches
+    padded_tokens: float  # mean of an update on the busiest rank
+    target_tokens: float  # mean of an update, on all ranks together
+    micro_batches: int  # most of one update on one rank
+    costliest: list[list[Row]]  # micro-batches that may need the most memory
+    first: list[Parts]  # the first updates, divided among the ranks
 
 
-@dataclass
+@dataclass(frozen=True)
 class DryRun:
-    """Everything that `heedful train --dry-run` tells; `str()` writes it out."""
+    """Everything that `heedful train --dry-run` prints; `str()` writes it out."""
 
     recipe: Recipe
     corpus: Corpus
@@ -111,7 +111,7 @@ class DryRun:
         per_epoch = batches.updates_per_epoch
         lines = [
             f"training pairs       {_count(self.corpus.pairs)}"
-            + ("" if per_epoch is None else f" ({self.corpus.encoder.too_long:,} more are too long)"),
+            + (f" ({self.corpus.too_long:,} more are too long)" if isinstance(self.corpus, StoredCorpus) else ""),
             f"validation pairs     {len(self.corpus.validation):,}",
             f"tokens per update    {settings.tokens_per_update:,} at most, padding included; "
             f"{batches.target_tokens:,.0f} target tokens on average",
@@ -176,10 +176,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         warnings.warn(f"Training would refuse the recipe: {error}", stacklevel=2)
     accelerator = make_accelerator(settings)
     set_seed(recipe.seed)
-    earlier = recipe.folder / "tokenizer"
-    with tempfile.TemporaryDirectory() as temporary:
-        is_there = recipe.resume and earlier.is_dir()
-        corpus = prepare_corpus(recipe, earlier if is_there else Path(temporary) / "tokenizer")
+    corpus = corpus_of(recipe, earlier_tokenizers(recipe))
     batches = plan_batches(corpus, settings.micro_batch_tokens, accelerator.num_processes)
     process = process_memory()
     model = make_model(recipe.model, corpus.tokenizers)
@@ -188,7 +185,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
     memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
     try:
-        rehearsal = Rehearsal(accelerator, model, recipe)
+        rehearsal = Rehearsal(accelerator, model, settings)
         speed = rehearsal.seconds_per_token(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
@@ -208,36 +205,34 @@ def dry_run(recipe: Recipe) -> DryRun:
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
     """Make the first epoch's updates and micro-batches of `token_budget` padded tokens, and describe them.
 
-    Of a stream only the beginning is read. Data without a pair raise a `ValueError`.
+    Of a stream only the beginning is read.
     """
-    plan = BatchPlan()
     costliest: dict[str, tuple[int, list[Row]]] = {}
-    real_tokens = padded_tokens = 0
-    updates = corpus.updates(0)
-    is_stream = isinstance(corpus, StreamedCorpus)
+    first: list[Parts] = []
+    sums: Counter[str] = Counter()
+    micro_batches, updates, is_stream = 0, corpus.updates(0), isinstance(corpus, StreamedCorpus)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
         parts = split_update(update, token_budget, world_size)
         for rows in (rows for part in parts for rows in part if rows):
-            real_tokens += sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
-            padded_tokens += _padded_tokens(rows)
+            real = sum(len(row["input_ids"]) + len(row["labels"]) for row in rows)
+            sums.update(real=real, padded=_padded_tokens(rows))
             for kind, cost in _costs(rows).items():
                 if cost > costliest.get(kind, (0, []))[0]:
                     costliest[kind] = (cost, rows)
-        if len(plan.first) < TIMED_UPDATES:
-            plan.first.append(parts)
-        plan.looked_at += 1
-        plan.micro_batches = max(plan.micro_batches, len(parts[0]))
-        plan.padded_tokens += _busiest(parts)
-        plan.target_tokens += _target_tokens(parts)
-    if not plan.looked_at:
-        raise ValueError("The training data hold no pair.")
-    plan.padding = 1 - real_tokens / padded_tokens
-    plan.padded_tokens /= plan.looked_at
-    plan.target_tokens /= plan.looked_at
-    plan.costliest = list({id(rows): rows for _, rows in costliest.values()}.values())
-    if not is_stream:
-        plan.updates_per_epoch = plan.looked_at + sum(1 for _ in updates)
-    return plan
+        if len(first) < TIMED_UPDATES:
+            first.append(parts)
+        sums.update(updates=1, busiest=_busiest(parts), target=_target_tokens(parts))
+        micro_batches = max(micro_batches, len(parts[0]))
+    return BatchPlan(
+        updates_per_epoch=None if is_stream else sums["updates"] + sum(1 for _ in updates),
+        looked_at=sums["updates"],
+        padding=1 - sums["real"] / sums["padded"],
+        padded_tokens=sums["busiest"] / sums["updates"],
+        target_tokens=sums["target"] / sums["updates"],
+        micro_batches=micro_batches,
+        costliest=list({id(rows): rows for _, rows in costliest.values()}.values()),
+        first=first,
+    )
 
 
 def _costs(rows: list[Row]) -> dict[str, int]:
@@ -267,8 +262,8 @@ class Rehearsal:
     All ranks must call the same methods with the same arguments.
     """
 
-    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", recipe: Recipe):
-        self.accelerator, self.settings = accelerator, recipe.optimization
+    def __init__(self, accelerator: Accelerator, model: "PreTrainedModel", settings: OptimizationRecipe):
+        self.accelerator, self.settings = accelerator, settings
         self.engine = make_engine(accelerator, model, self.settings)
         self.engine.model.train()
         decay = self.settings.ema_decay

@@ -10,25 +10,30 @@ from heedful.inference.loading import first_line
 Settings = ParamSpec("Settings")
 # What a check of a model measures: the worst figure seen, the largest that passes, and what was compared.
 Measured = tuple[float, float, str]
-Level = Literal["error", "warning", "note", "pass", "FAIL", "skipped"]
+Level = Literal["error", "warning", "note"]
 EXAMPLES = 3  # shown for each finding
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one check found.
-
-    In a recipe, an `error` ruins the run or its scores, a `warning` probably costs quality or time, a `note` is good
-    to know. Of a model, a check is a `pass` or a `FAIL`, or `skipped` where it cannot be made.
-    """
+class RecipeFinding:
+    """What one check found in a recipe."""
 
     check: str  # its name
-    level: Level
-    told: str  # what was found or compared, in a sentence with its numbers
-    where: str = ""  # the recipe's key that it concerns
+    level: Level  # an error ruins the run or its scores, a warning probably costs quality or time
+    message: str  # what was found, in a sentence with its numbers
+    where: str  # the recipe's key that it concerns
     advice: str = ""  # what to do about it
     examples: tuple[str, ...] = ()  # pairs that it concerns, each with its split and row
-    figure: float | None = None  # the worst case measured in a model: a relative difference or a number of faults
+
+
+@dataclass(frozen=True)
+class ModelFinding:
+    """What one check found in a model."""
+
+    check: str  # its name
+    level: Literal["pass", "FAIL", "skipped"]
+    message: str  # what was compared, in a sentence with its numbers
+    figure: float | None = None  # the worst case measured: a relative difference or a number of faults
     limit: float | None = None  # the largest figure that passes
 
     @property
@@ -39,7 +44,7 @@ class Finding:
     def assert_passed(self) -> Self:
         """Return the finding itself; one that failed or was skipped raises an `AssertionError` with its figure."""
         if not self.passed:
-            raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.told}")
+            raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.message}")
         return self
 
 
@@ -47,26 +52,26 @@ class SkippedError(Exception):
     """Raised by a check that cannot be made here; its text is the reason."""
 
 
-def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, Finding]]:
-    """Make a check of a function that measures a model: one that returns a `Finding`.
+def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
+    """Make a check of a function that measures a model: one that returns a `ModelFinding`.
 
     It fails above the limit, and where the model raises an error; it is skipped on a `SkippedError`.
     """
 
-    def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, Finding]:
+    def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)
-        def judge(*args: Settings.args, **kwargs: Settings.kwargs) -> Finding:
+        def judge(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFinding:
             try:
-                figure, limit, told = measure(*args, **kwargs)
+                figure, limit, message = measure(*args, **kwargs)
             except SkippedError as reason:
-                return Finding(name, "skipped", str(reason))
+                return ModelFinding(name, "skipped", str(reason))
             # The models of others raise whatever they like, and that they raise is what the check has found.
             except Exception as error:
-                return Finding(name, "FAIL", first_line(error))
+                return ModelFinding(name, "FAIL", first_line(error))
             # Not `figure > limit`: what is not a number fails.
-            return Finding(name, "pass" if figure <= limit else "FAIL", told, figure=figure, limit=limit)
+            return ModelFinding(name, "pass" if figure <= limit else "FAIL", message, figure, limit)
 
-        judge.__annotations__["return"] = Finding
+        judge.__annotations__["return"] = ModelFinding
         return judge
 
     return decorate
@@ -76,36 +81,29 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
 class RowCheck:
     """A check that looks for rows: what it says of those it finds, and from which share of all on they are grave.
 
-    `{count}` rows of `{total}` were found, a `{share}` of the `{split}`; other fields are given by whoever looks.
+    `{count}` rows of `{total}` were found, a `{share}` of the `{split}`; other fields are given by who looks.
     """
 
     name: str
-    told: str
+    message: str
     advice: str = ""
     warning: float = 0.0  # fewer are a note
     error: float | None = None
 
     def findings(
-        self,
-        rows: Any,
-        found: Sequence[int],
-        where: str,
-        share: float | None = None,
-        can_be_error: bool = True,
-        **fields: Any,
-    ) -> Iterator[Finding]:
-        """Yield the finding about the rows that were found, if there are any; the first few become examples.
+        self, pairs: Any, found: Sequence[int], where: str, can_be_error: bool = True, **fields: Any
+    ) -> Iterator[RecipeFinding]:
+        """Yield the finding about the rows of `Pairs` that were found, if any; the first few become examples.
 
-        `rows` are all that were looked at: the `Pairs` or the `Encoded` of one split. The level goes by `share`, which
-        is that of the rows found unless it is given.
+        The level follows from `share`, which is that of the rows found unless it is among the fields.
         """
         if not len(found):
             return
-        share = len(found) / len(rows) if share is None else share
-        counts = {"count": f"{len(found):,}", "total": f"{len(rows):,}", "share": percent(share), "split": rows.name}
+        share = fields.pop("share", len(found) / max(1, len(pairs)))
+        fields |= {"count": f"{len(found):,}", "total": f"{len(pairs):,}", "share": percent(share)}
         level = graded(share, self.warning, self.error if can_be_error else None)
-        told, advice = (text.format(**counts, **fields) for text in (self.told, self.advice))
-        yield Finding(self.name, level, told, where, advice, rows.examples(found))
+        message, advice = (text.format(split=pairs.name, **fields) for text in (self.message, self.advice))
+        yield RecipeFinding(self.name, level, message, where, advice, pairs.examples(found))
 
 
 def graded(share: float, warning: float, error: float | None = None) -> Level:

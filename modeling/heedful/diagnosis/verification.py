@@ -1,6 +1,6 @@
 """Does a saved model keep the promises that Heed makes? Checks for any encoder-decoder of transformers.
 
-`verify` runs every check on a folder. Each check is a function that returns a `Finding`, so that tests can say
+`verify` runs every check on a folder. Each check is a function that returns a `ModelFinding`, so that tests can say
 `check_cache(model).assert_passed()`. Most give sentences to `model` in two ways that must come to the same; `sample`
 holds the sentences, random ones by default.
 """
@@ -27,7 +27,7 @@ from heedful.checksums_heed import CHECKSUMS_FILE, Part, changed_files
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.data.tokenization import TokenizerPair
 from heedful.diagnosis import samples
-from heedful.diagnosis.findings import Finding, Measured, SkippedError, check, shown
+from heedful.diagnosis.findings import Measured, ModelFinding, SkippedError, check, shown
 from heedful.diagnosis.samples import Sample, Way, difference, labels_of, logits_of, loss_of, make_sample, tolerance_of
 from heedful.files import check_inside, listed, read_object
 from heedful.inference.engines import evaluation_mode
@@ -486,7 +486,7 @@ def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], li
 class Verification:
     """What all checks found in one folder, and under which conditions."""
 
-    findings: list[Finding]  # one for each check
+    findings: list[ModelFinding]  # one for each check
     folder: str
     model: str  # name of its class
     parameters: int  # shared ones counted once
@@ -506,7 +506,7 @@ class Verification:
         for finding in self.findings:
             is_number = finding.figure is None or math.isfinite(finding.figure)
             numbers = {"figure": finding.figure if is_number else str(finding.figure), "limit": finding.limit}
-            verdicts.append({"check": finding.check, "result": finding.level, **numbers, "told": finding.told})
+            verdicts.append({"check": finding.check, "result": finding.level, **numbers, "message": finding.message})
         return {**conditions, "verdicts": verdicts, "passed": not self.failed}
 
     def table(self) -> str:
@@ -514,7 +514,7 @@ class Verification:
         saved = f" (saved in {self.saved_dtype})" if self.saved_dtype not in (None, self.dtype) else ""
         head = f"{self.folder}: {self.model}, {self.parameters:,} parameters, in {self.dtype}{saved} on {self.device}"
         rows = [("check", "result", "worst", "limit", "compared")]
-        rows += [(f.check, f.level, shown(f.figure), shown(f.limit), f.told) for f in self.findings]
+        rows += [(f.check, f.level, shown(f.figure), shown(f.limit), f.message) for f in self.findings]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
         counts = Counter(finding.level for finding in self.findings)
@@ -557,10 +557,10 @@ def verify(
         check_remote_code(folder, model, sample, trust_remote_code),
     ]
     findings += [check_model(model, sample) for check_model in MODEL_CHECKS]
-    findings.append(Finding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers))
+    findings.append(ModelFinding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers))
     if tokenizers is None:
         names = ("tokenizer round trip", "special tokens in a text")
-        findings += [Finding(name, "skipped", reason) for name in names]
+        findings += [ModelFinding(name, "skipped", reason) for name in names]
     else:
         findings += [check_round_trip(tokenizers, texts or ()), check_special_text(tokenizers)]
     return Verification(

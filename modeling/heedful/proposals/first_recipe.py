@@ -1,14 +1,16 @@
-"""A first recipe for pairs of one's own: what they are, and settings that fit them and this machine, with reasons."""
+"""A first recipe for a user's pairs: what they are, and settings that fit them and this machine, with reasons."""
 
 import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heedful.data.sources import first_rows, read_pairs
+from heedful.data.cleaning import CleaningRules
+from heedful.data.sources import first_rows
 from heedful.diagnosis.findings import percent
 from heedful.diagnosis.recipe_checks.pairs import (
     KINDS,
@@ -21,69 +23,32 @@ from heedful.diagnosis.recipe_checks.pairs import (
     roles_of,
 )
 from heedful.files import check_is_new, quoted, shortened, write_text
-from heedful.proposals.proposal import LOOKED_AT, look_at, propose, this_machine
-from heedful.training.recipe_file import yaml_text
+from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
+from heedful.training.preparation import clean, read_splits
+from heedful.training.recipe import DataRecipe
+from heedful.training.recipe_file import find_recipe, yaml_text
 
 JUDGED = 1000  # rows by which columns are chosen
-TEMPLATE = """# {title}
+FULL = "multi30k-de-en"  # the recipe with every key and its comment
+HEAD = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
-# `heedful recipes multi30k-de-en` are all there are, each with its meaning.
-
-name: {name}
-
-data:
-  train: {train}  # relative to this file
-  validation: null  # empty holds out a twentieth of the pairs, at most 500, the same ones in every run
-  source: {source}  # {column_note}
-  target: {target}
-  max_source_tokens: {max_source_tokens}  # longer pairs are dropped
-  max_target_tokens: {max_target_tokens}
-  cleaning:
-    drop_duplicates: {drop_duplicates}  # {duplicate_note}
-    drop_identical: {drop_identical}  # {identical_note}
-    max_ratio: {max_ratio}  # one side more than so many times as long as the other; {ratio_note}
-
-tokenizer:
-{tokenizer}
-model:
-  options:  # changes to the paper's base model: the fewer pairs, the smaller, and the more dropout
-{options}
-optimization:
-  schedule: linear  # rises over the warm-up, then falls to 0 at max_updates
-  learning_rate: {learning_rate}
-  warmup_updates: {warmup_updates}
-  max_updates: {max_updates}  # about {minutes} on this machine ({machine}), as estimated
-  max_minutes: {max_minutes}  # whichever comes first
-  tokens_per_update: {tokens_per_update}  # padded source and target tokens of one optimizer step
-  mixed_precision: {mixed_precision}
-
-validation:
-  every_updates: {every_updates}  # how often loss and scores are measured
-  sentences: {sentences}  # validation pairs whose targets are generated
-  max_new_tokens: {max_new_tokens}
-
-checkpoints:
-  every_updates: {checkpoint_updates}
-  keep_last: {keep_last}
-  publish: {publish}  # the weights with the lowest validation loss
-
-decoding:
-  num_beams: {num_beams}
-  max_length: {max_length}  # of what is generated, in tokens
-
-card:  # what the model card says that no program can know
-  license: null  # yours, as the Hub names it, such as apache-2.0; empty: unknown
-  source_language: {source_language}  # its code, such as de
-  target_language: {target_language}
-  dataset: {dataset}  # what the card calls the data
-"""
-
-
-# Of an algorithm that `look_at` finds: what it is, and why.
+# `heedful recipes multi30k-de-en` are all there are, each with its meaning."""
+# What fits better than the comments of the full recipe.
+NOTES = {
+    "data.train": "relative to this file",
+    "data.validation": "empty holds out a twentieth of the pairs, at most 500, the same ones in every run",
+    "data.max_source_tokens": "longer pairs are dropped",
+    "model.options": "changes to the paper's base model: the fewer pairs, the smaller, and the more dropout",
+    "optimization.schedule": "rises over the warm-up, then falls to 0 at max_updates",
+    "optimization.max_minutes": "whichever comes first",
+    "checkpoints.publish": "the weights with the lowest validation loss",
+    "card.license": "yours, as the Hub names it, such as apache-2.0; empty: unknown",
+}
+# Of an algorithm that `survey` finds: what it is, and why.
 REASONS = {
     "bpe": "byte pairs suit sentences",
-    "word": "between spaces stand few different symbols; another one will be an error",
+    "word": "few different symbols between spaces; another one will be an error",
     "character": "single words, or texts in which only spaces change",
 }
 
@@ -105,65 +70,101 @@ def write_first_recipe(
         raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
     location = str(files[0]) if len(files) == 1 else [*map(str, files)]
     source, target, why = find_columns(location, None if source is None or target is None else (source, target))
-    corpus = read_pairs(location, source, target)
-    pairs = Pairs.first(corpus, LOOKED_AT, "train", "data.train")
-    if len(corpus) < 20:
-        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {len(corpus)}.")
-    facts, machine = look_at(pairs, len(corpus)), this_machine()
-    proposal = propose(facts, machine)
-    values = {key.rpartition(".")[2]: value for key, value in proposal.settings.items()}
-    values["checkpoint_updates"] = values["every_updates"]
-    values["options"] = "".join(f"    {key}: {value}\n" for key, value in values["options"].items())
-    values["tokenizer"] = _tokenizer_lines(proposal.settings, facts.algorithms)
-    values |= cleaning_for(pairs)
+    recipe = DataRecipe(location, source, target)
+    splits = read_splits(recipe, LOOKED_AT)
+    count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
+    if count < 20:
+        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
+    facts = survey(pairs, count)
+    proposal = propose(facts, this_machine())
+    minutes = max(1, round(proposal.minutes))
+    about = f"about {minutes} minute{'s' * (minutes > 1)}"
+    alike = sum(one == other for one, other in zip(pairs.sources, pairs.targets, strict=True)) / len(pairs)
+    rules = _cleaning_for(pairs, alike)
+    dropped = clean(splits, replace(recipe, cleaning=rules)).report.dropped
     languages = [language_of(*side) for side in ((source, pairs.sources), (target, pairs.targets))]
-    name, rounded = files[0].name, max(1, round(proposal.minutes))
-    minutes = f"{rounded} minute{'s' * (rounded > 1)}"
-    paths = [yaml_text(os.path.relpath(file, output.parent)) for file in files]
-    text = TEMPLATE.format(
-        **values,
-        title=f"{yaml_text(name)}: {len(corpus):,} pairs, "
-        f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}.",
-        file=shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name),
-        name=yaml_text(re.sub(r"\W+", "-", name.split(".")[0]).strip("-") or "model"),
-        train=paths[0] if len(paths) == 1 else f"[{', '.join(paths)}]",
-        source=yaml_text(source),
-        target=yaml_text(target),
-        column_note=why,
-        minutes=minutes,
-        machine="a GPU" if machine.has_gpu else f"{machine.cores} CPU cores",
-        source_language=yaml_text(languages[0]),
-        target_language=yaml_text(languages[1]),
-        dataset=yaml_text(name),
-    )
-    write_text(output, text)
-    vocabulary, width = values["vocab_size"] or "of all symbols", proposal.settings["model.options"]["d_model"]
+    paths, title = [os.path.relpath(file, output.parent) for file in files], files[0].name
+    names = {"train": paths[0] if len(paths) == 1 else paths, "validation": None, "source": source, "target": target}
+    cleaning = {name: getattr(rules, name) for name in ("drop_duplicates", "drop_identical", "max_ratio")}
+    tree = {
+        "name": re.sub(r"\W+", "-", title.split(".")[0]).strip("-") or "model",
+        "data": {**names, "cleaning": cleaning},
+    }
+    tree, chosen = with_settings(tree, proposal.settings)[0], proposal.settings
+    tree["card"] = {
+        "license": None,
+        "source_language": languages[0],
+        "target_language": languages[1],
+        "dataset": title,
+    }
+    notes = comments_of(find_recipe(FULL)) | NOTES | _tokenizer_notes(proposal.settings, facts.algorithms)
+    notes |= {
+        "data.source": why,
+        "data.cleaning.drop_duplicates": f"{percent(dropped['duplicate'] / len(pairs))} of the pairs came before",
+        "data.cleaning.drop_identical": f"{percent(alike)} of the pairs",
+        "data.cleaning.max_ratio": "one side more than so many times as long as the other; "
+        f"{percent(dropped['ratio'] / len(pairs))} of the pairs",
+        "optimization.max_updates": f"{about} on this machine, as estimated",
+    }
+    title = f"{yaml_text(title)}: {count:,} pairs, "
+    title += f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}."
+    written = shlex.quote(output.name) if output.name.isprintable() else yaml_text(output.name)
+    write_text(output, "\n".join([HEAD.format(title=title, file=written), *_lines(tree, notes)]) + "\n")
     return [
-        f"{len(corpus):,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
+        f"{count:,} pairs in {' and '.join(map(str, files))}, source {source!r}, target {target!r} ({why})",
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
-        f"limits: {values['max_source_tokens']} source tokens, {values['max_target_tokens']} target tokens",
-        f"duplicates: {values['duplicate_note']}; source and target alike: {values['identical_note']}",
-        f"vocabulary {vocabulary}, d_model {width}, {values['max_updates']:,} updates: about {minutes} here",
+        f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
+        f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
     ]
 
 
-def _tokenizer_lines(settings: dict[str, Any], algorithms: tuple[str, str]) -> str:
-    """Write the section of the tokenizer, each key with its reason."""
+def comments_of(path: Path) -> dict[str, str]:
+    """Map every key of a recipe's file, as `section.key`, to the comment beside it, or else to the one above it."""
+    sections: list[str] = []
+    found, above = {}, ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"( *)([a-z_0-9]+):(.*)", line):
+            sections[len(match[1]) // 2 :] = [match[2]]
+            found[".".join(sections)] = match[3].partition(" #")[2].strip() or above
+        above = f"{above}{line.strip(' #')} " if line.strip().startswith("#") else ""
+    return found
+
+
+def _lines(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
+    """Write settings as lines of YAML, each with its note where that fits beside it."""
+    lines = []
+    for name, value in tree.items():
+        key, note = f"{prefix}{name}", notes.get(f"{prefix}{name}", "")
+        is_section, begin = isinstance(value, dict), "\n" * (not prefix) + "  " * prefix.count(".")
+        text = f"{begin}{name}:" + ("" if is_section else f" {_yaml_value(value)}")
+        lines.append(f"{text}  # {note}" if 0 < len(note) <= 100 else text)
+        lines += _lines(value, notes, f"{key}.") if is_section else []
+    return lines
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if re.fullmatch("[a-z]{3,}", value) and value not in ("null", "true", "false") else yaml_text(value)
+
+
+def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -> dict[str, str]:
+    """Return the reasons of the tokenizers' settings."""
     if algorithms == ("bpe", "bpe"):
-        note = "byte pairs of both sides, which `heedful page` and every export take"
-        return f"  vocab_size: {settings['tokenizer.vocab_size']}  # {note}\n"
+        return {"tokenizer.vocab_size": "byte pairs of both sides, which `heedful page` and every export take"}
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
-    notes = {
-        "algorithm": f"of the {sides}: {source}",
-        "target_algorithm": f"of the target: {target}",
-        "joint": "one vocabulary, which all exports but web take; pages need byte pairs"
+    return {
+        "tokenizer.algorithm": f"of the {sides}: {source}",
+        "tokenizer.target_algorithm": f"of the target: {target}",
+        "tokenizer.vocab_size": "null: all of the texts",
+        "tokenizer.target_vocab_size": "null: all of the texts",
+        "tokenizer.joint": "one vocabulary, which all exports but web take; pages need byte pairs"
         if settings["tokenizer.joint"]
         else "a vocabulary for each side, which of the exports onnx and ctranslate2 take",
     }
-    own = {key.removeprefix("tokenizer."): value for key, value in settings.items() if key.startswith("tokenizer.")}
-    values = ((key, json.dumps(value).strip('"')) for key, value in own.items())
-    return "".join(f"  {key}: {value}  # {notes.get(key, 'null: all of the texts')}\n" for key, value in values)
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
@@ -183,15 +184,17 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
             return names[wanted[0]], names[wanted[1]], f"columns {' and '.join(wanted)}: {line}"
         return *wanted, "as asked for"
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
-    told = [f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())]
-    listed = ", ".join(told[:8]) + " and more" * (len(told) > 8)
+    others = [
+        f"{shortened(names[key])}: {kind or 'texts'}" for key, kind in kinds.items() if key not in (chosen or ())
+    ]
+    listed = ", ".join(others[:8]) + " and more" * (len(others) > 8)
     if chosen is None or has_names is None:
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
             advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
         raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
-    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(told)
+    why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     return names[chosen[0]], names[chosen[1]], "; ".join([line] * is_table + why) or "the only columns"
 
 
@@ -240,22 +243,13 @@ def _is_like_a_name(text: str) -> bool:
     return len(text) <= 30 and 0 < len(text.split()) <= 3 and re.search(r"[\d.?!,;:。？！…]", text) is None
 
 
-def cleaning_for(pairs: Pairs) -> dict[str, str]:
-    """Choose cleaning rules by how many pairs they would drop, and say it."""
-    sides = list(zip(pairs.sources, pairs.targets, strict=True))
-    repeated, alike = 1 - len({*sides}) / len(sides), sum(one == other for one, other in sides) / len(sides)
-    ratios = sorted(max(map(len, side)) / max(1, min(map(len, side))) for side in sides)
+def _cleaning_for(pairs: Pairs, alike: float) -> CleaningRules:
+    """Choose cleaning rules by how many pairs they would drop; a share of them has the same text on both sides."""
+    sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True))
+    ratios = sorted(longer / max(1, shorter) for shorter, longer in sizes)
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
-    longer = sum(ratio > limit for ratio in ratios) / len(ratios)
-    return {
-        "drop_duplicates": "true",
-        "duplicate_note": f"{percent(repeated)} of the pairs came before",
-        # Where many are alike, that is what there is to learn.
-        "drop_identical": "true" if alike < 0.1 else "false",
-        "identical_note": f"{percent(alike)} of the pairs",
-        "max_ratio": str(limit),
-        "ratio_note": f"{percent(longer)} of the pairs",
-    }
+    # Where many are alike, that is what there is to learn.
+    return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=alike < 0.1)
 
 
 def language_of(column: str, texts: list[str]) -> str | None:

@@ -1,18 +1,21 @@
 """Settings that fit the data and the machine, for recipes that leave them open: one place chooses them all."""
 
+import logging
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
-
+from heedful.data.mixture import read_parts
 from heedful.data.tokenizer_training import Algorithm
-from heedful.inference.attention.labels import UNSPACED
+from heedful.training.recipe import DataRecipe
+from heedful.training.recipe_file import make_section, section_of
+
+logger = logging.getLogger(__name__)
 
 LOOKED_AT = 100_000  # pairs whose lengths are measured
 # Floating-point operations in a second that training reaches on one core, and on a GPU, with such small models.
@@ -44,7 +47,7 @@ class Machine:
     has_gpu: bool
 
 
-def look_at(
+def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
     """Measure the first pairs of a corpus, of which there are `count` in all; `None` where these are all.
@@ -100,6 +103,8 @@ def _are_symbols(words: Sequence[str]) -> bool:
 
 
 def _is_unspaced(text: str) -> bool:
+    from heedful.inference.attention.labels import UNSPACED
+
     return re.search(f"[{UNSPACED}]", text) is not None
 
 
@@ -109,6 +114,8 @@ def _joined(text: str) -> str:
 
 def this_machine(device: str = "auto") -> Machine:
     """Return the machine that this process runs on, with no GPU where the recipe wants none."""
+    import torch
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Machine(cores, device != "cpu" and torch.cuda.is_available())
 
@@ -190,3 +197,31 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
         return settings | {"tokenizer.joint": True}
     own = {"tokenizer.target_algorithm": target, "tokenizer.target_vocab_size": sizes[1]}
     return settings | {"tokenizer.joint": False} | own
+
+
+def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """Fill in what a recipe of data alone leaves open, by a look at its data and this machine, and log it."""
+    data: DataRecipe = make_section(DataRecipe, tree.get("data"), "data.")
+    pairs = read_parts(data.parts, data.streaming)
+    # Who says something of the tokenizer gets what fits the default, byte pairs of both sides together.
+    is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
+    count = len(pairs) if isinstance(pairs, Sized) else None
+    device = section_of(tree, "optimization").get("device", "auto")
+    proposal = propose(survey(pairs, count, ("bpe", "bpe") if is_settled else None), this_machine(device))
+    completed, chosen = with_settings({"name": name} | tree, proposal.settings)
+    message = "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s"
+    logger.info(message, proposal.minutes, "\n  ".join(chosen))
+    return completed
+
+
+def with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a recipe's tree with settings for what it leaves open, and these as lines `key: value`."""
+    completed, chosen = dict(tree), []
+    for key, value in settings.items():
+        section, _, last = key.partition(".")
+        given = section_of(tree, section)
+        is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
+        if last not in given and not is_decided:
+            completed[section] = section_of(completed, section) | {last: value}
+            chosen.append(f"{key}: {value}")
+    return completed, chosen

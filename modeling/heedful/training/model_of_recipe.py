@@ -170,12 +170,14 @@ def _made(kind: type["HeedBaseConfig"], options: dict[str, Any]) -> "HeedBaseCon
     try:
         return kind(**options)
     except StrictDataclassFieldValidationError as error:
-        told = re.search(r"field '(\w+)'", str(error))
-        if told is None or told[1] not in options:
+        named = re.search(r"field '(\w+)'", str(error))
+        if named is None or named[1] not in options:
             raise
-        hint = kind.__dataclass_fields__[told[1]].type
+        hint = kind.__dataclass_fields__[named[1]].type
         types = hint.__name__ if isinstance(hint, type) else str(hint).replace(" | ", " or ")
-        raise ValueError(f"`model.options.{told[1]}` must be {types}, but is {options[told[1]]!r} instead.") from error
+        raise ValueError(
+            f"`model.options.{named[1]}` must be {types}, but is {options[named[1]]!r} instead."
+        ) from error
 
 
 def _class_of(config: "HeedBaseConfig") -> type["PreTrainedModel"]:

@@ -1,12 +1,16 @@
-"""From a recipe to its corpus: tokenizers, training rows planned as updates, and validation pairs."""
+"""From a recipe to its corpus in five steps: read, clean, tokenizers, symbols, rows of token ids.
+
+Training and a dry run compose them; `heedful doctor` makes its checks between them, and `heedful init` calls the first
+two. Each mistake of a user is raised by one of them, and so is the same everywhere.
+"""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 
@@ -20,164 +24,243 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import references_left
 from heedful.training.model_of_recipe import check_model
 from heedful.training.processes.collectives import Pairs, encode_in_shares
-from heedful.training.recipe import Recipe
-from heedful.training.tokenizers import given_tokenizers, load_or_train_tokenizers
+from heedful.training.recipe import DataRecipe, Recipe
+from heedful.training.tokenizers import given_tokenizers, save_tokenizers, tokenizers_of
 
 if TYPE_CHECKING:
-    from heedful.data.epochs.augmentation import Augmentation
-    from heedful.data.epochs.sampling import Sampling
+    from datasets import Dataset, IterableDataset
 
 logger = logging.getLogger(__name__)
 
 Update = list[list[Row]]  # buckets of rows
 
 
-@dataclass(kw_only=True)
-class Corpus:
-    """Training rows and validation pairs of one run: a `StoredCorpus` or a `StreamedCorpus`."""
+@dataclass(frozen=True)
+class Splits:
+    """The pairs of a recipe, as rows with `source` and `target`, perhaps `references`, `part` and `row`."""
+
+    train: "Dataset | IterableDataset"
+    validation: "Dataset | None"  # `None` if they are to be held out of the training pairs
+    tests: "dict[str, Dataset]"  # by their keys in the recipe
+    total: int | None  # training pairs in all; `None` for a stream whose end was not reached
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """The pairs that a model is trained on, validated and tested with."""
+
+    train: "Dataset | IterableDataset"
+    validation: "Dataset"
+    tests: "dict[str, Dataset]"  # by their keys in the recipe
+    report: CleaningReport  # of a stream it fills while the stream is read
+    is_held_out: bool  # whether the validation pairs come from those of training
+
+
+def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
+    """Read all pairs, or only the first `limit` of training, which then have their numbers from 1 as `row`."""
+    from datasets import Dataset
+
+    where = data.locations
+    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
+    validation = None if where.validation is None else read(where.validation, split="validation")
+    tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
+    train = mixture.read_parts(data.parts, data.streaming)
+    total = len(train) if isinstance(train, Sized) else None
+    if limit is not None:
+        first = list(islice(train, limit)) if total is None else train.select(range(min(limit, total))).to_list()
+        total = len(first) if total is None and len(first) < limit else total
+        columns = {side: [pair[side] for pair in first] for side in ("source", "target")}
+        numbers = {"part": [pair.get("part", 0) for pair in first], "row": [*range(1, len(first) + 1)]}
+        train = Dataset.from_dict(columns | numbers)
+    return Splits(train, validation, tests, total)
+
+
+def check_references(splits: Splits, ignore: str | None) -> None:
+    """Raise a `ValueError` if what scores ignore is all of the references of a held-out split."""
+    for split in (splits.validation or (), *splits.tests.values()):
+        references_left(ignore, references_of(split), "decoding.")
+
+
+def clean(splits: Splits, data: DataRecipe) -> Cleaned:
+    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none.
+
+    If no pair is left, or one source alone cannot be split, that is a `ValueError`.
+    """
+    held_out = chain(splits.validation or (), *splits.tests.values())
+    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
+    if splits.validation is not None:
+        return Cleaned(train, splits.validation, splits.tests, report, is_held_out=False)
+    rest, numbers = split_for_validation(train["source"][:], train["target"][:] if data.both_directions else ())
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers))
+    train, validation = (train.select(rows, keep_in_memory=True) for rows in (rest, numbers))
+    return Cleaned(train, validation, splits.tests, report, is_held_out=True)
+
+
+def check_symbols(tokenizers: TokenizerPair, kept: Cleaned, ignore: str | None) -> None:
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later.
+
+    `ignore` takes something out of the targets of tests before they are scored, so these may have other symbols.
+    """
+    tokenizers.check_symbols(kept.validation, "`data.validation`")
+    for key, test in kept.tests.items():
+        tokenizers.check_symbols(test, f"`{key}`", ignore)
+    if isinstance(kept.train, Sized):
+        tokenizers.check_symbols(cast("Dataset", kept.train), "`data.train` after cleaning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HeldOut:
+    """What both kinds of corpus have."""
 
     tokenizers: TokenizerPair
     batching: BatchingSettings
+    encoder: PairEncoder  # of training pairs
     validation: EncodedPairs
     validation_pairs: list[dict[str, Any]]  # the same pairs as text, perhaps with `references`
+    tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
     report: CleaningReport
     target_language: str | None  # which validation and test pairs are translated into, if the model knows several
-    encoder: PairEncoder  # of training pairs; it counts those that are too long
-    tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
     fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
     parts: dict[str, int] = field(default_factory=dict)  # rows of each part of a mixture, by its key in the recipe
-    pairs: int | None = None  # number of training rows; `None` for a stream whose end has not been reached yet
-
-    @property
-    def longest_source(self) -> int | None:
-        """The tokens of the longest source that is trained on, as far as it is known; `None` is any number."""
-        return self.encoder.max_source_tokens
-
-    def updates(self, epoch: int) -> Iterator[Update]:
-        """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        raise NotImplementedError
-
-    def _note_pairs(self, count: int) -> None:
-        if not count:
-            limits = (self.encoder.max_source_tokens, self.encoder.max_target_tokens)
-            raise ValueError(
-                f"No training pair is left: {self.encoder.too_long} are longer than `data.max_source_tokens` "
-                f"({limits[0]}) or `data.max_target_tokens` ({limits[1]})."
-            )
-        self.pairs = count
 
 
-@dataclass(kw_only=True)
-class StoredCorpus(Corpus):
+@dataclass(frozen=True, kw_only=True)
+class StoredCorpus(_HeldOut):
     """A corpus whose training rows are in memory."""
 
     rows: EncodedPairs
-    sampling: "Sampling | None" = None  # chooses them anew in every epoch
-    augmentation: "Augmentation | None" = None  # changes them anew in every epoch
-    teacher: TeacherTokens | None = None  # what it says goes along with each row
-
-    def __post_init__(self):
-        self._note_pairs(len(self.rows))
+    too_long: int  # training rows that the limits of the recipe leave out
+    drawn: Sequence[Callable[[EncodedPairs, int], EncodedPairs]]  # choose or change them anew in every epoch
+    teacher: TeacherTokens | None  # what it says goes along with each row
 
     @property
-    def longest_source(self) -> int | None:
-        """The tokens of the longest source that is trained on, in the first epoch where they change."""
-        return int(max(rows.source_lengths.max() for rows in (self.rows, self._texts(0))))
+    def pairs(self) -> int:
+        """Number of training rows."""
+        return len(self.rows)
 
-    def _texts(self, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch."""
+    @property
+    def longest_source(self) -> int:
+        """Length in tokens of the longest training source, in the first epoch where rows change."""
+        return int(max(rows.source_lengths.max() for rows in (self.rows, self._rows_of(0))))
+
+    def _rows_of(self, epoch: int) -> EncodedPairs:
         rows = self.rows
-        for drawn in (self.sampling, self.augmentation):
-            rows = rows if drawn is None else drawn.rows(rows, epoch)
+        for draw in self.drawn:
+            rows = draw(rows, epoch)
         return rows
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, teacher = self._texts(epoch), self.teacher
+        rows, teacher = self._rows_of(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             buckets = [[rows[index] for index in bucket] for bucket in update]
             yield buckets if teacher is None else [list(map(teacher.with_tokens, bucket)) for bucket in buckets]
 
 
-@dataclass(kw_only=True)
-class StreamedCorpus(Corpus):
+@dataclass(frozen=True, kw_only=True)
+class StreamedCorpus(_HeldOut):
     """A corpus whose training pairs are read and encoded anew in every epoch, by all ranks together."""
 
     stream: Pairs  # cleaned ones
     pool_size: int  # rows that are read, sorted and shuffled at a time
     accelerator: Accelerator | None  # `None` for one process
+    pairs: None = None  # only who reads the stream can count them
+
+    @property
+    def longest_source(self) -> int | None:
+        """Length in tokens of the longest training source, at most; `None` if there is no limit."""
+        return self.encoder.max_source_tokens
 
     def updates(self, epoch: int) -> Iterator[Update]:
         """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
-        rows, count = filter(None, encode_in_shares(self.encoder, self.stream, self.accelerator)), 0
+        encoder, is_empty = replace(self.encoder, too_long=0), True
+        rows = filter(None, encode_in_shares(encoder, self.stream, self.accelerator))
         for update in stream_updates(rows, self.batching, pool_size=self.pool_size, epoch=epoch):
-            count += sum(map(len, update))
+            is_empty = False
             yield update
-        self._note_pairs(count)
+        if is_empty:
+            raise _nothing_left(encoder)
+
+
+Corpus = StoredCorpus | StreamedCorpus  # the training rows and validation pairs of one run
+
+
+def _nothing_left(encoder: PairEncoder) -> ValueError:
+    return ValueError(
+        f"No training pair is left: {encoder.too_long} are longer than `data.max_source_tokens` "
+        f"({encoder.max_source_tokens}) or `data.max_target_tokens` ({encoder.max_target_tokens})."
+    )
+
+
+def encode(recipe: Recipe, kept: Cleaned, tokenizers: TokenizerPair, accelerator: Accelerator | None = None) -> Corpus:
+    """Turn pairs into rows of token ids, and prepare what every epoch draws from them; `None` is one process."""
+    data = recipe.data
+    heads = mixture.source_prefixes(data.parts, tokenizers)
+    language = data.target if mixture.languages_of(data.parts) else None
+    ways = mixture.both_ways if data.both_directions else iter
+    validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(kept.validation)))
+    tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
+    encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
+    held_out = _HeldOut(
+        tokenizers=tokenizers,
+        batching=recipe.batching,
+        encoder=encoder,
+        validation=validation,
+        validation_pairs=list(kept.validation),
+        tests={key: EncodedPairs({"input_ids": ids, "labels": []} for ids in rows) for key, rows in tests.items()},
+        report=kept.report,
+        target_language=language,
+        fingerprint=validation.fingerprint(),
+    )
+    pairs = mixture.with_other_direction(kept.train) if data.both_directions else kept.train
+    if isinstance(pairs, Sized):
+        return _stored(recipe, pairs, held_out)
+    return StreamedCorpus(**vars(held_out), stream=pairs, pool_size=data.pool_size, accelerator=accelerator)
+
+
+def _stored(recipe: Recipe, pairs: Any, held_out: _HeldOut) -> StoredCorpus:
+    data, encoder, teacher = recipe.data, held_out.encoder, recipe.optimization.distillation
+    rows = EncodedPairs(encoder.rows(pairs))
+    if not len(rows):
+        raise _nothing_left(encoder)
+    numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
+    fingerprint, drawn = held_out.fingerprint + rows.fingerprint(), []
+    parts = mixture.rows_of_parts(data.parts, numbers) if data.mixture else {}
+    if data.temperature != 1:
+        from heedful.data.epochs.sampling import Sampling
+
+        drawn.append(Sampling(numbers, data.temperature, recipe.seed).rows)
+    if any(asdict(data.augmentation).values()):
+        from heedful.data.epochs.augmentation import Augmentation
+
+        drawn.append(Augmentation(data.augmentation, pairs, encoder, recipe.seed).rows)
+    tokens = None if teacher is None else TeacherTokens(teacher)
+    if tokens is not None:
+        fingerprint += tokens.check(encoder.tokenizers, rows)
+    own = {"rows": rows, "too_long": encoder.too_long, "drawn": drawn, "teacher": tokens}
+    return StoredCorpus(**vars(replace(held_out, fingerprint=fingerprint, parts=parts)) | own)
+
+
+def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:
+    """Read, clean, tokenize and encode what the recipe names; tokenizers are trained unless they are `given`."""
+    check_model(recipe, given)
+    splits = read_splits(recipe.data)
+    check_references(splits, recipe.decoding.ignore)
+    kept = clean(splits, recipe.data)
+    tokenizers = given or tokenizers_of(recipe, kept.train, kept.validation if kept.is_held_out else ())
+    check_symbols(tokenizers, kept, recipe.decoding.ignore)
+    check_model(recipe, tokenizers)
+    return encode(recipe, kept, tokenizers, accelerator)
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Read, clean, tokenize and encode what the recipe names, the same on every rank; `None` is one process.
+    """Return the corpus of a run, the same on every rank; `None` is one process.
 
     The run's tokenizers are in `folder`, where the main process saves them unless they exist.
     """
     is_main = accelerator is None or accelerator.is_main_process
-    check_model(recipe, given_tokenizers(recipe, folder, is_main))
-    data, where = recipe.data, recipe.data.locations
-    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
-    validation = list(read(where.validation, split="validation")) if where.validation else []
-    tests = [read(location, split=name) for name, location in where.test.items()]
-    for held_out_pairs in (validation, *tests):
-        references_left(recipe.decoding.ignore, references_of(held_out_pairs), "decoding.")
-    pairs: Any = mixture.read_parts(data.parts, data.streaming)
-    pairs, report = clean_pairs(pairs, data.cleaning, chain(validation, *tests), data.both_directions)
-    if where.validation is None:
-        rest, numbers = split_for_validation(pairs["source"][:], pairs["target"][:] if data.both_directions else ())
-        pairs, validation = pairs.select(rest, keep_in_memory=True), list(pairs.select(numbers, keep_in_memory=True))
-        logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(validation))
-    split_off = validation if where.validation is None else ()
-    tokenizers = load_or_train_tokenizers(recipe, pairs, folder, is_main, split_off)
-    tokenizers.check_symbols(validation, "`data.validation`")
-    for name, test in zip(where.test, tests, strict=True):
-        tokenizers.check_symbols(test, f"`data.test.{name}`", recipe.decoding.ignore)
-    if not data.streaming:
-        tokenizers.check_symbols(pairs, "`data.train` after cleaning")
-    check_model(recipe, tokenizers)
-    heads = mixture.source_prefixes(data.parts, tokenizers)
-    encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    ways = mixture.both_ways if data.both_directions else iter
-    held_out = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(ways(validation)))
-    language = data.target if mixture.languages_of(data.parts) else None
-    shared: dict[str, Any] = {"tokenizers": tokenizers, "target_language": language, "encoder": encoder}
-    shared |= {"validation": held_out, "validation_pairs": validation, "fingerprint": held_out.fingerprint()}
-    shared |= {"batching": recipe.batching, "report": report, "tests": {}}
-    for name, test in zip(where.test, tests, strict=True):
-        sources = tokenizers.encode_source(test["source"][:], language)
-        shared["tests"][f"data.test.{name}"] = EncodedPairs({"input_ids": ids, "labels": []} for ids in sources)
-    if data.both_directions:
-        pairs = mixture.with_other_direction(pairs)
-    if data.streaming:
-        return StreamedCorpus(**shared, stream=pairs, pool_size=data.pool_size, accelerator=accelerator)
-    return _stored(recipe, pairs, shared)
-
-
-def _stored(recipe: Recipe, pairs: Any, shared: dict[str, Any]) -> StoredCorpus:
-    """Encode all training pairs, and prepare what every epoch draws from them."""
-    data, encoder = recipe.data, shared["encoder"]
-    rows = EncodedPairs(encoder.rows(pairs))
-    numbers = mixture.numbers_of_parts(pairs)[rows.numbers]
-    if data.mixture:
-        shared["parts"] = mixture.rows_of_parts(data.parts, numbers)
-    if data.temperature != 1:
-        from heedful.data.epochs.sampling import Sampling
-
-        shared["sampling"] = Sampling(numbers, data.temperature, recipe.seed)
-    if any(asdict(data.augmentation).values()):
-        from heedful.data.epochs.augmentation import Augmentation
-
-        shared["augmentation"] = Augmentation(data.augmentation, pairs, encoder, recipe.seed)
-    shared["fingerprint"] += rows.fingerprint()
-    if recipe.optimization.distillation is not None:
-        shared["teacher"] = TeacherTokens(recipe.optimization.distillation)
-        shared["fingerprint"] += shared["teacher"].check(encoder.tokenizers, rows)
-    return StoredCorpus(**shared, rows=rows)
+    given = given_tokenizers(recipe, folder, is_main)
+    corpus = corpus_of(recipe, given, accelerator)
+    if given is None and is_main:
+        save_tokenizers(corpus.tokenizers, folder, recipe)
+    return corpus

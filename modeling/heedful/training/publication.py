@@ -14,7 +14,6 @@ from heedful.data.sources import read_pairs
 from heedful.inference.loading import load_model
 from heedful.inference.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.inference.translation import Translator
-from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.training.loop.averaging import average_weights
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.preparation import Corpus
@@ -32,14 +31,15 @@ logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
-UNDETERMINED = "und"  # ISO 639-2's code for a language that nobody named
+UNDETERMINED = "und"  # ISO 639-2's code for a language that is not named
 NO_LANGUAGE = "zxx"  # its code for what is no language at all
 
 
 def language_codes(recipe: Recipe) -> tuple[str, str]:
     """Return the codes of source and target: what `card` says, else the data's columns where those are codes."""
-    told = (recipe.card.source_language or recipe.data.source, recipe.card.target_language or recipe.data.target)
-    source, target = (code if LANGUAGE_CODE.fullmatch(code) else UNDETERMINED for code in told)
+    card, data = recipe.card, recipe.data
+    named = card.source_language or data.source, card.target_language or data.target
+    source, target = (code if LANGUAGE_CODE.fullmatch(code) else UNDETERMINED for code in named)
     return source, target
 
 
@@ -54,6 +54,8 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
 
     The main process writes it, and every rank gets the model with the published weights.
     """
+    from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
+
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = load_model(checkpoints[-1])
     if recipe.checkpoints.publish == "ema":

@@ -1,7 +1,7 @@
 """The recipe: everything that defines one training run, checked before anything is spent.
 
-Each dataclass is a section of the file, each field a key; what a key means stands beside it in
-`configuration/recipes/multi30k-de-en.yaml`, where every key is commented. `recipe_file.py` reads and writes the files.
+Each dataclass is a section of the file, each field a key; `configuration/recipes/multi30k-de-en.yaml` has a comment on
+every key. `recipe_file.py` reads and writes the files.
 """
 
 import math
@@ -147,8 +147,8 @@ class OptimizationRecipe:
             must = "0.5 where `optimization.distillation` is empty and there is no teacher"
             raise _mistake("optimization.distillation_weight", must, self.distillation_weight)
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
-            told = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given, but none is."
-            raise ValueError(told)
+            must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
+            raise ValueError(f"{must}, but none is.")
         if self.schedule in ("cosine", "linear") and self.max_updates is None:
             must = f"given for the {self.schedule} schedule, which ends there"
             raise _mistake("optimization.max_updates", must, "empty")

@@ -4,10 +4,9 @@ This is the one module that reads YAML. Recipes and sizes that come with the pac
 """
 
 import json
-import logging
 import math
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -18,11 +17,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from heedful.data.mixture import MixturePart, read_parts
+from heedful.data.mixture import MixturePart
 from heedful.files import shortened
-from heedful.training.recipe import DataRecipe, Recipe
-
-logger = logging.getLogger(__name__)
+from heedful.training.recipe import Recipe
 
 # `configuration/` is in the wheel; a checkout has it at its top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
@@ -82,8 +79,12 @@ def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     return known[node]
 
 
-def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe from a YAML file, with changes on top.
+def read_recipe(
+    path: str | Path,
+    overrides: list[str] | None = None,
+    complete: Callable[[dict[str, Any], str], dict[str, Any]] | None = None,
+) -> Recipe:
+    """Read a recipe from a YAML file, with changes on top; nothing else is read.
 
     Paths in the file are relative to the file; what is not there is looked for in the working directory, to which
     `output`, paths in `overrides`, and those of recipes that come with the package are always relative.
@@ -91,10 +92,11 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     Args:
         path: The file, or the name of a recipe that comes with the package, such as "quickstart"; a file wins.
         overrides: Changes such as "data.folder=corpora", whose values are YAML too.
+        complete: What fills in the keys of a file without the section `optimization`, of which it gets the tree and
+            the name; `proposals.proposal.complete` looks at the data and at this machine.
 
     Returns:
-        The recipe, with defaults in place of keys that are not given. Of a file without the section `optimization`
-        they fit its data and this machine, and are logged.
+        The recipe, with defaults in place of keys that are not given.
 
     Raises:
         FileNotFoundError: If there is no such file or name.
@@ -107,19 +109,17 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise ValueError(f"The recipe {path} must be YAML, but is not: {error}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"The recipe {path} must be a mapping of keys to values, but is {shortened(tree)} instead.")
-    is_open = tree.get("optimization") is None and not _keys(tree.get("model")).get("start_from")
+    is_open = tree.get("optimization") is None and not section_of(tree, "model").get("start_from")
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(key in ("data", "data.train") or key.startswith("data.mixture") for key in overridden)
-    if is_other and _keys(tree.get("card")):
-        # What the file says of its data is not so of others: nobody publishes under someone else's licence.
-        tree["card"] = {key: value for key, value in tree["card"].items() if key.endswith("_language")}
+    if is_other and (card := section_of(tree, "card")):
+        # What the file says of its data is not so of others: a model is not published under someone else's licence.
+        tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
     if path.parent not in (RECIPES, Path()):
-        _look_beside(path.parent, tree, overridden)
-    if is_open:
-        tree = _completed(tree, path.stem)
-    return make_recipe(tree)
+        _resolve_paths(path.parent, tree, overridden)
+    return make_recipe(complete(tree, path.stem) if is_open and complete is not None else tree)
 
 
 def read_values(text: str) -> list[Any]:
@@ -150,8 +150,8 @@ def find_known(name: str) -> Path:
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
     files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
     if name.removesuffix(".yaml") not in files:
-        told = _near(Path(name), files)
-        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {name!r} instead{told}.")
+        suggestion = _suggestion(Path(name), files)
+        raise ValueError(f"`NAME` must be one that `heedful recipes` lists, but is {name!r} instead{suggestion}.")
     return files[name.removesuffix(".yaml")]
 
 
@@ -165,8 +165,10 @@ def find_recipe(path: str | Path) -> Path:
         return named
     if path.is_dir():
         raise FileNotFoundError(f"The recipe must be a YAML file, but {path} is a folder.")
-    told = _near(path, recipes())
-    raise FileNotFoundError(f"The recipe {path} does not exist{told}: `heedful recipes` lists those that come along.")
+    suggestion = _suggestion(path, recipes())
+    raise FileNotFoundError(
+        f"The recipe {path} does not exist{suggestion}: `heedful recipes` lists those that come along."
+    )
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
@@ -181,7 +183,7 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
     """
-    return _section(Recipe, tree, "")
+    return make_section(Recipe, tree, "")
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -220,74 +222,48 @@ def find_config(path: str | Path) -> Path:
     for file in files:
         if file.is_file():
             return file
-    told = _near(path, sizes())
+    suggestion = _suggestion(path, sizes())
     raise FileNotFoundError(
-        f"The model config {path} (`model.config`) does not exist{told}: `heedful recipes` lists the sizes that come "
-        "along."
+        f"The model config {path} (`model.config`) does not exist{suggestion}: `heedful recipes` lists the sizes that "
+        "come along."
     )
 
 
-def _near(path: Path, names: Iterable[str]) -> str:
+def _suggestion(path: Path, names: Iterable[str]) -> str:
     nearest = get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _completed(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Fill in what a recipe leaves open whose file has no `optimization`, by a look at its data and this machine."""
-    from heedful.proposals.proposal import look_at, propose, this_machine
-
-    data = _section(DataRecipe, tree.get("data"), "data.")
-    pairs = read_parts(data.parts, data.streaming)
-    device = _keys(tree.get("optimization")).get("device", "auto")
-    # Who says something of the tokenizer gets what fits the default, byte pairs of both sides together.
-    is_settled = bool(_keys(tree.get("tokenizer"))) or data.both_directions
-    count = len(pairs) if isinstance(pairs, Sized) else None
-    facts = look_at(pairs, count, ("bpe", "bpe") if is_settled else None)
-    proposal = propose(facts, this_machine(device))
-    completed, told = {"name": name} | tree, []
-    for key, value in proposal.settings.items():
-        section, _, last = key.partition(".")
-        given = _keys(tree.get(section))
-        is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
-        if last not in given and not is_decided:
-            completed[section] = _keys(completed.get(section)) | {last: value}
-            told.append(f"{key}: {value}")
-    logger.info(
-        "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s",
-        proposal.minutes,
-        "\n  ".join(told),
-    )
-    return completed
-
-
-def _look_beside(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
+def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str]) -> None:
     """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
-    names = "data", "model", "tokenizer", "optimization"
-    data, model, tokenizer, optimization = (_keys(tree.get(name)) for name in names)
-    places = [(model, "model.config"), (model, "model.start_from"), (tokenizer, "tokenizer.path")]
-    places.append((optimization, "optimization.distillation"))
+    data = section_of(tree, "data")
+    places = [(section_of(tree, "model"), "model.config"), (section_of(tree, "model"), "model.start_from")]
+    places += [(section_of(tree, "tokenizer"), "tokenizer.path")]
+    places += [(section_of(tree, "optimization"), "optimization.distillation")]
     if data.get("folder"):
         places.append((data, "data.folder"))
     else:
-        tests, mixture = _keys(data.get("test")), _keys(data.get("mixture"))
-        places += [(_keys(part), f"data.mixture.{name}.train") for name, part in mixture.items()]
+        tests, mixture = section_of(data, "test"), section_of(data, "mixture")
+        places += [(section_of(mixture, name), f"data.mixture.{name}.train") for name in mixture]
         places += [(data, "data.train"), (data, "data.validation"), *((tests, f"data.test.{name}") for name in tests)]
     for section, key in places:
         name = key.rpartition(".")[2]
         if name in section and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
-            section[name] = _beside(folder, section.get(name))
+            section[name] = _relative_to(folder, section.get(name))
 
 
-def _beside(folder: Path, value: Any) -> Any:
+def _relative_to(folder: Path, value: Any) -> Any:
     if isinstance(value, list):
-        return [_beside(folder, entry) for entry in value]
+        return [_relative_to(folder, entry) for entry in value]
     if not isinstance(value, str) or not value or value.startswith("~") or Path(value).is_absolute():
         return value
     is_there = (folder / value).exists() or any(folder.glob(value))
     return str(folder / value) if is_there else value
 
 
-def _keys(section: Any) -> dict[str, Any]:
+def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of a tree, empty if it is none or has no keys."""
+    section = tree.get(name)
     return section if isinstance(section, dict) else {}
 
 
@@ -326,7 +302,7 @@ def _hint_of(key: str) -> Any:
     return hint
 
 
-def _section(kind: type, tree: Any, prefix: str) -> Any:
+def make_section(kind: type, tree: Any, prefix: str) -> Any:
     """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
     if not isinstance(tree, dict):
         raise ValueError(f"`{prefix.rstrip('.')}` must be a section with keys, but is {shortened(tree)} instead.")
@@ -335,16 +311,17 @@ def _section(kind: type, tree: Any, prefix: str) -> Any:
     for key in tree:
         if key not in hints:
             nearest = get_close_matches(str(key), hints, n=1, cutoff=0)
-            told = shortened(f"{prefix}{key}").strip("'")
-            raise ValueError(f"`{told}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
+            unknown = shortened(f"{prefix}{key}").strip("'")
+            raise ValueError(f"`{unknown}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
     values = {}
     for name, value in tree.items():
         hint = hints[name]
         if isinstance(hint, type) and is_dataclass(hint):
-            values[name] = _section(hint, {} if value is None else value, f"{prefix}{name}.")
+            values[name] = make_section(hint, {} if value is None else value, f"{prefix}{name}.")
         elif hint == dict[str, MixturePart]:
-            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}").items()
-            values[name] = {str(part): _section(MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts}
+            parts = _typed(dict, {} if value is None else value, f"{prefix}{name}")
+            sections = {str(part): (MixturePart, tree, f"{prefix}{name}.{part}.") for part, tree in parts.items()}
+            values[name] = {part: make_section(*section) for part, section in sections.items()}
         else:
             values[name] = _typed(hint, value, f"{prefix}{name}")
     for entry in fields(kind):
@@ -376,8 +353,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     if not _fits(hint, value):
         advice = ": text that YAML takes for something else needs quotes" * (str in choices and value is not None)
-        told = f"`{name}` must be {' or '.join(map(_in_words, choices))}"
-        raise ValueError(f"{told}, but is {shortened(value)} instead{advice}.")
+        must = f"`{name}` must be {' or '.join(map(_in_words, choices))}"
+        raise ValueError(f"{must}, but is {shortened(value)} instead{advice}.")
     return value
 
 

@@ -9,17 +9,17 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from heedful.evaluation.metrics import score_translations
 from heedful.files import write_text
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.preparation import Corpus, prepare_corpus
+from heedful.training.preparation import Corpus, StoredCorpus, prepare_corpus
 from heedful.training.processes.collectives import lost_processes_reported
-from heedful.training.processes.devices import check_trackers, float32_products, hardware_in_words, make_accelerator
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder, earlier_run_backed_up, folder_of_run
 from heedful.training.run_folder.progress import Progress
+from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +55,10 @@ def train(recipe: Recipe) -> RunResult:
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     check_output_folder(recipe)
-    # A BLEU tokenizer that is unknown or not installed must be reported now, and not after hours of training.
-    score_translations([""], [""], tokenize=recipe.decoding.bleu_tokenizer, metrics=("bleu",))
-    check_trackers(recipe.logging.trackers)
+    check_installed(recipe)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
-        accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+        accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder) if accelerator.is_main_process else nullcontext():
             return _train(recipe, accelerator)
 
@@ -71,8 +69,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     with earlier_run_backed_up(recipe.folder) if is_overwriting else nullcontext():
         with accelerator.main_process_first():
             corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
-        if corpus.pairs is not None:
-            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.encoder.too_long, corpus.report)
+        if isinstance(corpus, StoredCorpus):
+            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
         loop = TrainingLoop(recipe, corpus, accelerator)
         if accelerator.is_main_process:
             write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))

@@ -1,9 +1,10 @@
 """The tokenizers of a run: given by its recipe, trained, or restored from a checkpoint."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from heedful.data.mixture import languages_of
 from heedful.data.tokenization import TokenizerPair
@@ -15,14 +16,14 @@ from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, wri
 logger = logging.getLogger(__name__)
 
 
-def given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
-    """Load the tokenizers that the recipe names or the run has in `folder`; `None` where they are to be trained.
+def given_tokenizers(recipe: Recipe, folder: Path | None, is_main: bool) -> TokenizerPair | None:
+    """Load the tokenizers that the recipe names or the run has in `folder`; `None` if they are to be trained.
 
     Two that must be one are a `ValueError`.
     """
     where = recipe.tokenizer.path or recipe.model.start_from
     if where is None:
-        return _load_tokenizers_of_run(recipe, folder, is_main)
+        return None if folder is None else _load_tokenizers_of_run(recipe, folder, is_main)
     given = TokenizerPair.from_pretrained(where)
     if recipe.data.both_directions and not given.is_joint:
         must = "hold one tokenizer of both sides where `data.both_directions` is true"
@@ -30,26 +31,21 @@ def given_tokenizers(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPa
     return given
 
 
-def load_or_train_tokenizers(
-    recipe: Recipe,
-    pairs: Iterable[Mapping[str, str]],
-    folder: Path,
-    is_main: bool,
-    held_out: Iterable[Mapping[str, str]] = (),
-) -> TokenizerPair:
-    """Load the tokenizers that the recipe names or the run has in `folder`; otherwise train them on cleaned pairs.
+def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
+    """Load the tokenizers that a run would begin with, as `given_tokenizers` does, and write nothing."""
+    return given_tokenizers(recipe, recipe.folder / "tokenizer" if recipe.resume else None, is_main=False)
 
-    Trained ones are saved in `folder`, by the main process. `held_out` are training pairs that were held out of the
-    others: a vocabulary of all words has theirs, too.
+
+def tokenizers_of(recipe: Recipe, pairs: Iterable[Any], held_out: Iterable[Any] = ()) -> TokenizerPair:
+    """Train the recipe's tokenizers on cleaned pairs.
+
+    `held_out` were held out of them: a vocabulary of all words has theirs, too.
     """
-    settings = recipe.tokenizer
-    given = given_tokenizers(recipe, folder, is_main)
-    if given is not None:
-        return given
-    parts = recipe.data.parts
+    settings, parts = recipe.tokenizer, recipe.data.parts
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
-    own, rest = settings.target_algorithm, held_out if ("word", None) in settings.sides else ()
-    tokenizers = train_tokenizers(
+    rest = held_out if ("word", None) in settings.sides else ()
+    own = settings.target_algorithm
+    return train_tokenizers(
         (pair["source"] for pair in chain(islice(pairs, settings.sentences), rest)),
         (pair["target"] for pair in chain(islice(pairs, settings.sentences), rest)),
         algorithm=settings.algorithm if own is None else (settings.algorithm, own),
@@ -58,9 +54,6 @@ def load_or_train_tokenizers(
         target_vocab_size=settings.target_vocab_size,
         languages=(*languages_of(parts), *dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)),
     )
-    if is_main:
-        _save_tokenizers(tokenizers, folder, recipe)
-    return tokenizers
 
 
 def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> TokenizerPair | None:
@@ -75,7 +68,7 @@ def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> Toke
     if checkpoint is not None:
         if is_main:
             logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
-            _save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
+            save_tokenizers(TokenizerPair.from_pretrained(checkpoint), folder, recipe)
         return TokenizerPair.from_pretrained(checkpoint)
     if failure is not None:
         raise ValueError(
@@ -85,8 +78,8 @@ def _load_tokenizers_of_run(recipe: Recipe, folder: Path, is_main: bool) -> Toke
     return None
 
 
-def _save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
-    # A run that dies here leaves no half-written tokenizer to resume with.
+def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: Recipe) -> None:
+    """Save a run's tokenizers, as a whole or not at all, with its recipe, by which it knows them as its own."""
     with written_folder(folder) as partial:
         tokenizers.save_pretrained(partial)
-        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # by it a run knows its own
+        (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")

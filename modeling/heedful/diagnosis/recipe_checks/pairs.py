@@ -3,16 +3,18 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from heedful.data.cleaning import CleaningRules, clean_pairs
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, percent
+from heedful.diagnosis.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
 from heedful.files import shortened
+from heedful.training.preparation import Cleaned
 
 NO_RULES = CleaningRules(drop_empty=False, drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless ratios spread so widely that it is ordinary here.
@@ -21,7 +23,7 @@ OUTLIER_SPREADS = 6.0
 SHORT_TEXT = 8  # characters added to both sides, so that short texts, whose ratios say little, stay ordinary
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pairs:
     """The texts of one split, or of its beginning."""
 
@@ -30,8 +32,6 @@ class Pairs:
     sources: list[str]
     targets: list[str]
     rows: list[int]  # the number of each pair in the split, from 1
-    total: int | None  # pairs of the whole split; None where the end was not reached
-    looked_at: int  # pairs that were read, including those that have been taken out since
     parts: list[int]  # of which part of the training data each pair is, from 0
 
     def __len__(self) -> int:
@@ -42,25 +42,17 @@ class Pairs:
             yield {"source": source, "target": target, "part": part}
 
     @classmethod
-    def first(cls, pairs: Iterable[Mapping[str, Any]], limit: int, name: str, key: str) -> "Pairs":
-        """Take the first `limit` pairs of a corpus, in memory or streamed."""
-        read = list(islice(pairs, limit))
-        sources, targets = ([pair[side] for pair in read] for side in ("source", "target"))
-        parts = [pair.get("part", 0) for pair in read]
-        # Only a corpus in memory knows its length; of a stream it is known where it ended early.
-        total = len(pairs) if isinstance(pairs, Sized) else len(read) if len(read) < limit else None
-        return cls(name, key, sources, targets, list(range(1, len(read) + 1)), total, len(read), parts)
+    def of(cls, name: str, key: str, pairs: Any) -> "Pairs":
+        """Take all pairs of a split in memory."""
+        columns: Any = pairs[:]
+        rows, parts = columns.get("row", range(1, len(pairs) + 1)), columns.get("part", [0] * len(pairs))
+        return cls(name, key, columns["source"], columns["target"], [*rows], parts)
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
         """Return some of these pairs, counted from 0, with the row numbers that they have in the split."""
         names = ("sources", "targets", "rows", "parts")
         columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in numbers] for name in names}
         return replace(self, **columns)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every pair of the split was looked at."""
-        return self.total == self.looked_at
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Show the first few of some of these pairs, counted from 0."""
@@ -69,43 +61,30 @@ class Pairs:
             for n in islice(numbers, EXAMPLES)
         )
 
-
-def cleaned(
-    pairs: Pairs,
-    rules: CleaningRules,
-    held_out: Iterable[Mapping[str, str]] = (),
-    both_directions: bool = False,
-) -> tuple[Pairs, list[int], Counter[str]]:
-    """Apply cleaning rules as training does, beside the pairs of validation and test data.
-
-    Returns the pairs that are kept, the numbers from 0 of those that are dropped, and how many are dropped for each
-    reason (no reasons are known where nothing is kept).
-    """
-    from datasets import Dataset
-
-    numbers = list(range(len(pairs)))
-    columns = {"source": pairs.sources, "target": pairs.targets, "part": pairs.parts, "number": numbers}
-    rows = Dataset.from_dict(columns)
-    try:
-        left, report = clean_pairs(rows, rules, held_out, both_directions)
-    except ValueError:  # no pair is left
-        return pairs.chosen([]), numbers, Counter()
-    kept = left["number"][:]
-    return pairs.chosen(kept), sorted(set(numbers) - set(kept)), report.dropped
+    def broken_by(self, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
+        """Return the pairs, counted from 0, that some rules would drop."""
+        numbers = range(len(self))
+        try:
+            columns = {"source": self.sources, "target": self.targets, "part": self.parts, "number": numbers}
+            left = {*clean_pairs(Dataset.from_dict(columns), rules, held_out)[0]["number"][:]}
+        except ValueError:  # none is left
+            left = set()
+        return [number for number in numbers if number not in left]
 
 
-def check_cleaning(train: Pairs, dropped: Sequence[int], reasons: Counter[str]) -> Iterator[Finding]:
-    """Tell which training pairs the recipe's rules drop, and why; arguments as `cleaned` returns them."""
-    why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
-    check = RowCheck(
-        "cleaning",
-        "The rules drop {count} of {total} training pairs ({share}){why}.",
-        "Look whether these pairs deserve it." if len(dropped) >= 0.3 * len(train) else "",
-        warning=0.3,
-        error=1.0,
-    )
-    why = f": {why}" if why else "; nothing is left to train on"
-    return check.findings(train, dropped, "data.cleaning", why=why)
+def check_cleaning(train: Pairs, kept: Cleaned) -> Iterator[RecipeFinding]:
+    """Say which training pairs the recipe's rules drop, and why."""
+    count = kept.report.dropped.total()
+    if not count:
+        return
+    left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
+    dropped, share = [number for number, row in enumerate(train.rows) if row not in left], count / len(train)
+    why = ", ".join(f"{reason} {count:,}" for reason, count in kept.report.dropped.items() if count)
+    message = f"The rules drop {count:,} of {len(train):,} training pairs ({percent(share)}): {why}."
+    advice = "Look whether these pairs deserve it." if share >= 0.3 else ""
+    # Pairs that share a text with held-out ones are left out by no rule.
+    examples = train.examples(dropped) if len(dropped) == count else ()
+    yield RecipeFinding("cleaning", graded(share, 0.3), message, "data.cleaning", advice, examples)
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
@@ -123,7 +102,7 @@ POINTLESS_PAIRS = {
 }
 
 
-def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[Finding]:
+def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator[RecipeFinding]:
     """Find empty sides, copies of the source as target, and repeated pairs that nothing drops.
 
     `rules` are the recipe's for training pairs; None for a held-out split, which nothing cleans.
@@ -134,21 +113,21 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
         key, advice = pairs.key, "Scores measure them too: remove them."
         if rules is not None:
             key, advice = f"data.cleaning.{rule}", f"`data.cleaning.{rule}: true` drops them."
-        _, found, _ = cleaned(pairs, replace(NO_RULES, **{rule: True}))
-        yield from check.findings(pairs, found, key, can_be_error=rules is not None, advice=advice)
+        found = pairs.broken_by(replace(NO_RULES, **{rule: True}))
+        yield from check.findings(pairs, found, key, rules is not None, advice=advice)
 
 
 OVERLAP = RowCheck(
     "overlap",
     "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the same target: "
-    "scores on them tell what was learnt by heart.",
+    "scores on them measure what was learnt by heart.",
     "`data.cleaning.drop_overlap: true` drops {dropped:,} training pairs ({lost}).",
     warning=0.001,
     error=0.1,
 )
 
 
-def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[Finding]:
+def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs]) -> Iterator[RecipeFinding]:
     """Find held-out sentences in the training data, unless the recipe drops them (`drop_overlap`)."""
     if rules.drop_overlap:
         return
@@ -159,10 +138,9 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
         if not seen:
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in both for pair in split)
-        _, dropped, _ = cleaned(train, replace(NO_RULES, drop_overlap=True), split)
-        is_test, lost = split.key.startswith("data.test"), percent(len(dropped) / len(train))
-        fields: dict[str, Any] = {"same": same, "dropped": len(dropped), "lost": lost}
-        yield from OVERLAP.findings(split, seen, split.key, can_be_error=is_test, **fields)
+        dropped = len(train.broken_by(replace(NO_RULES, drop_overlap=True), split))
+        lost, is_test = percent(dropped / len(train)), split.key.startswith("data.test")
+        yield from OVERLAP.findings(split, seen, split.key, is_test, same=same, dropped=dropped, lost=lost)
 
 
 LENGTH_RATIO = RowCheck(
@@ -174,7 +152,7 @@ LENGTH_RATIO = RowCheck(
 )
 
 
-def check_length_ratios(pairs: Pairs) -> Iterator[Finding]:
+def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find pairs one side of which is far too long for the other: rows that have slipped, or half translations.
 
     What is far follows from the corpus: from the median of the logarithm of target length by source length (in
@@ -240,17 +218,17 @@ def roles_of(name: str) -> set[str]:
     return roles | {"language"} if is_language else roles
 
 
-def check_sides(pairs: Pairs) -> Iterator[Finding]:
+def check_sides(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find sides that are no sentences, and a first pair that is the names of columns."""
     for side, texts in (("source", pairs.sources), ("target", pairs.targets)):
         kind = kind_of(texts)
         if kind in ("numbers", "ids", "one value"):
-            told = f"The {side}s are no sentences, but {kind}, such as {shortened(texts[0])}."
-            yield Finding("sides", "warning", told, f"data.{side}", "Look whether it is the column.")
+            message = f"The {side}s are no sentences, but {kind}, such as {shortened(texts[0])}."
+            yield RecipeFinding("sides", "warning", message, f"data.{side}", "Look whether it is the column.")
     if len(pairs) > 1 and roles_of(pairs.sources[0]) and roles_of(pairs.targets[0]):
-        told = "The first pair seems to be the names of columns."
+        message = "The first pair seems to be the names of columns."
         advice = "Give `data.source` and `data.target` these names in place of numbers."
-        yield Finding("sides", "warning", told, "data.source", advice, pairs.examples([0]))
+        yield RecipeFinding("sides", "warning", message, "data.source", advice, pairs.examples([0]))
 
 
 # Two to four bytes of UTF-8 that were read as Windows-1252 or Latin-1: a lead byte and its continuations.
@@ -276,51 +254,38 @@ WITH = "{sources:,} sources and {targets:,} targets of {total} {split} pairs hav
 # Defects of a text, and what tells whether a text has one.
 DEFECTS: dict[RowCheck, Callable[[str], object]] = {
     RowCheck(
-        "control_characters",
-        WITH + "control characters.",
-        "Remove them: the model learns to write them.",
-        0.001,
+        "control_characters", WITH + "control characters.", "Remove them: the model learns to write them.", 0.001
     ): re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]").search,
     RowCheck(
         "replacement_characters",
-        WITH + "the character U+FFFD, which stands where a letter was lost.",
+        WITH + "the character U+FFFD, the mark of a lost letter.",
         "Decode the original files again, with the encoding they are in.",
-        0.001,
-        0.1,
+        *(0.001, 0.1),
     ): re.compile("\ufffd").search,
     RowCheck(
         "mojibake",
         WITH + "letters that were UTF-8 and read as Latin-1 or Windows-1252.",
         "Decode the original files as UTF-8.",
-        0.001,
-        0.1,
+        *(0.001, 0.1),
     ): has_mojibake,
-    RowCheck(
-        "html",
-        WITH + "HTML entities.",
-        "`html.unescape` in Python turns them into text.",
-        0.01,
-    ): re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});").search,
+    RowCheck("html", WITH + "HTML entities.", "`html.unescape` in Python turns them into text.", 0.01): re.compile(
+        r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,6});"
+    ).search,
+    # Reading composes what can be composed, so jamo that are left have lost their syllable.
     RowCheck(
         "decomposed",
         WITH
         + "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
         "Normalize the files to NFC.",
         0.001,
-    ): (
-        # Reading composes what can be composed, so jamo that are left have lost their syllable.
-        lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text)
-    ),
+    ): lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
     RowCheck(
-        "tabs",
-        WITH + "tabs or line breaks inside.",
-        "Look whether columns or lines have run together.",
-        0.01,
+        "tabs", WITH + "tabs or line breaks inside.", "Look whether columns or lines have run together.", 0.01
     ): lambda text: re.search(r"[\t\n\r]", text.strip()),
 }
 
 
-def check_text(pairs: Pairs) -> Iterator[Finding]:
+def check_text(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find characters that do not belong in sentences."""
     for check, is_in in DEFECTS.items():
         sides = (pairs.sources, pairs.targets)
@@ -391,11 +356,11 @@ def main_script(texts: Iterable[str]) -> str | None:
 
 def check_scripts(
     train: Pairs, held_out: Sequence[Pairs], languages: tuple[str | None, str | None]
-) -> Iterator[Finding]:
+) -> Iterator[RecipeFinding]:
     """Find swapped languages, and targets in a script that is not theirs.
 
-    Only scripts are looked at: German and French cannot be told apart here. `languages` are codes of the source's and
-    the target's; one that is unknown, or has a script that is not listed, says nothing.
+    Only scripts are looked at: German and French look alike here. `languages` are codes of the source's and the
+    target's; one that is unknown, or has a script that is not listed, says nothing.
     """
     train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # others: other languages
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
@@ -404,7 +369,7 @@ def check_scripts(
         if None not in (*ours, *theirs) and theirs != ours:
             is_swapped = theirs == ours[::-1]
             words: dict[str, Any] = {"ours": ours, "theirs": theirs, "end": SWAPPED if is_swapped else "."}
-            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, can_be_error=is_swapped, **words)
+            yield from OTHER_SCRIPTS.findings(split, range(len(split)), split.key, is_swapped, **words)
     ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
     usual = max(counts, key=lambda way: counts[way], default=(None, None))
@@ -419,7 +384,7 @@ def check_scripts(
 
 def _languages_against_scripts(
     scripts: tuple[str | None, str | None], languages: tuple[str | None, str | None]
-) -> Iterator[Finding]:
+) -> Iterator[RecipeFinding]:
     expected = tuple(SCRIPTS_OF_LANGUAGES.get(re.split("[-_]", language or "")[0]) for language in languages)
     wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
     is_swapped = all(wrong) and expected == scripts[::-1]
@@ -427,5 +392,5 @@ def _languages_against_scripts(
     advice = "Swap `data.source` and `data.target`, or the files." if is_swapped else "Look whether it is the column."
     for side, script, language, is_wrong in zip(("source", "target"), scripts, languages, wrong, strict=True):
         if is_wrong:
-            told = f"The {side} is called {language!r}, but its texts are in {script} script"
-            yield Finding("scripts", level, told + (SWAPPED if is_swapped else "."), f"data.{side}", advice)
+            message = f"The {side} is called {language!r}, but its texts are in {script} script"
+            yield RecipeFinding("scripts", level, message + (SWAPPED if is_swapped else "."), f"data.{side}", advice)

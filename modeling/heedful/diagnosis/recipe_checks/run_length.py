@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from heedful.diagnosis.findings import Finding, Level
+from heedful.diagnosis.findings import Level, RecipeFinding
 from heedful.training.loop.schedule import learning_rate
 from heedful.training.recipe import Recipe
 
@@ -51,71 +51,71 @@ class RunPlan:
         return min(ends, key=lambda end: end.updates, default=None)
 
 
-def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[Finding]:
+def check_run_length(recipe: Recipe, plan: RunPlan, d_model: int) -> Iterator[RecipeFinding]:
     """Run all checks of this file on a model of width `d_model`, which the paper's schedule depends on."""
     end = plan.end(recipe)
     if end is not None:
         yield from _check_schedule(recipe, end, d_model)
-    yield from _check_epochs(recipe, plan, end)
+    if plan.updates_per_epoch is not None:
+        yield from _check_epochs(recipe, plan.updates_per_epoch, end)
     if end is not None:
         yield from _check_intervals(recipe, end)
 
 
-def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[Finding]:
+def _check_schedule(recipe: Recipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
     """Find learning rates that never reach their peak, or never come down, before the run ends."""
     settings, warmup = recipe.optimization, recipe.optimization.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
-    rises = f"The learning rate rises over {warmup:,} updates"
+    key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
     tenth = f"Set it to a tenth of the run, about {max(1, end.last // 10):,}"
     last_rate = learning_rate(end.last, settings, d_model)
     if 1 < warmup >= end.last:
         peak = learning_rate(warmup, settings, d_model)
-        told = f"{rises}, but {ended}, at {100 * last_rate / peak if peak else 0.0:.0f} % of its peak."
-        yield Finding("schedule", end.error, told, "optimization.warmup_updates", f"{tenth}, or train longer.")
+        message = f"{rises}, but {ended}, at {100 * last_rate / peak if peak else 0.0:.0f} % of its peak."
+        yield RecipeFinding("schedule", end.error, message, key, f"{tenth}, or train longer.")
     elif warmup > 0.5 * end.last:
-        told = f"{rises}, more than half of the run: {ended}."
-        yield Finding("schedule", "warning", told, "optimization.warmup_updates", f"{tenth}.")
+        yield RecipeFinding("schedule", "warning", f"{rises}, more than half of the run: {ended}.", key, f"{tenth}.")
     elif settings.schedule in ("linear", "cosine") and end.last < 0.95 * (settings.max_updates or 0):
-        told = f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, with "
-        told += f"the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
+        message = f"The {settings.schedule} schedule reaches 0 after {settings.max_updates:,} updates, but {ended}, "
+        message += f"with the learning rate still at {100 * last_rate / settings.learning_rate:.0f} % of its peak."
         advice = f"Set `optimization.max_updates` to {end.last:,}, or raise `{end.key}`."
-        yield Finding("schedule", "warning", told, "optimization.max_updates", advice)
+        yield RecipeFinding("schedule", "warning", message, "optimization.max_updates", advice)
 
 
-def _check_epochs(recipe: Recipe, plan: RunPlan, end: RunEnd | None) -> Iterator[Finding]:
+def _check_epochs(recipe: Recipe, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
     """Find updates larger than the data, and runs that repeat the data hundreds of times."""
-    if plan.updates_per_epoch is None:
-        return
-    if plan.updates_per_epoch <= 1:
-        told = f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training "
-        told += "pairs at once: every update sees the same pairs."
+    if per_epoch <= 1:
+        message = f"One update takes {recipe.optimization.tokens_per_update:,} padded tokens, which is all training "
+        message += "pairs at once: every update sees the same pairs."
         advice = "Lower it so that an epoch has tens of updates at least."
-        yield Finding("epochs", "warning", told, "optimization.tokens_per_update", advice)
-    epochs = end.updates / plan.updates_per_epoch if end else 0.0
-    if end and epochs > MANY_EPOCHS:
-        told = f"The run passes {epochs:,.0f} times over the training pairs ({plan.updates_per_epoch:,.0f} updates "
-        told += f"each{end.source}): it will know them by heart."
+        yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
+    if end is not None and end.updates > MANY_EPOCHS * per_epoch:
+        message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
+        message += f"updates each{end.source}): it will know them by heart."
         advice = "Shorten it, set `validation.patience`, or find more pairs."
-        yield Finding("epochs", "warning", told, end.key, advice)
+        yield RecipeFinding("epochs", "warning", message, end.key, advice)
 
 
-def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[Finding]:
+def _check_intervals(recipe: Recipe, end: RunEnd) -> Iterator[RecipeFinding]:
     """Find validations, checkpoints and early stopping that never happen before the run ends."""
     validation, checkpoints = recipe.validation, recipe.checkpoints
     ended = f"the run ends after {end.last:,} ({end})"
     advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:
         needed = checkpoints.publish in ("best", "average_best") or validation.patience is not None
-        told = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
-        told += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
-        yield Finding("intervals", end.error if needed else "warning", told, "validation.every_updates", advice)
+        message = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
+        message += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
+        yield RecipeFinding(
+            "intervals", end.error if needed else "warning", message, "validation.every_updates", advice
+        )
     if checkpoints.every_updates > end.last:
         averages = checkpoints.publish == "average" and checkpoints.keep_last > 1
-        told = f"The run is first saved after {checkpoints.every_updates:,} updates, but {ended}: "
-        told += "there is one checkpoint, so nothing is averaged." if averages else "a crash loses all of it."
-        yield Finding("intervals", "warning", told, "checkpoints.every_updates", advice)
+        message = f"The run is first saved after {checkpoints.every_updates:,} updates, but {ended}: "
+        message += "there is one checkpoint, so nothing is averaged." if averages else "a crash loses all of it."
+        yield RecipeFinding("intervals", "warning", message, "checkpoints.every_updates", advice)
     validations = end.last // validation.every_updates
     if validation.patience is not None and 0 < validations <= validation.patience:
-        told = f"Training stops early after {validation.patience} validations without improvement, but there are only "
-        told += f"{validations} in all: {ended} updates."
-        yield Finding("intervals", "warning", told, "validation.patience", "Lower it, or validate more often.")
+        message = f"Training stops early after {validation.patience} validations without improvement, but there are "
+        message += f"only {validations} in all: {ended} updates."
+        advice = "Lower it, or validate more often."
+        yield RecipeFinding("intervals", "warning", message, "validation.patience", advice)

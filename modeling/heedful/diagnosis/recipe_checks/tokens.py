@@ -2,17 +2,14 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.data.batching import Row
-from heedful.data.encoding import EncodedPairs, PairEncoder
-from heedful.data.mixture import OTHER_DIRECTION, MixturePart, both_ways, source_prefixes
-from heedful.data.tokenization import TokenizerPair
-from heedful.diagnosis.findings import EXAMPLES, Finding, Level, RowCheck, graded, percent
+from heedful.data.encoding import EncodedPairs
+from heedful.data.tokenization import TokenizerPair, encode_texts
+from heedful.diagnosis.findings import EXAMPLES, RecipeFinding, RowCheck, graded, percent
 from heedful.diagnosis.recipe_checks.pairs import Pairs
 from heedful.diagnosis.samples import id_set
 from heedful.files import shortened
@@ -36,78 +33,33 @@ UNKNOWN = RowCheck(
 )
 
 
-class Encoded(EncodedPairs):
-    """The pairs of one split as token ids.
+def check_special_ids(config: "PreTrainedConfig", generation_config: Any, key: str) -> Iterator[RecipeFinding]:
+    """Compare the special ids of config and generation config of the model that `key` names."""
 
-    `numbers` tells of which of the pairs each row was made: with both directions each pair makes two rows.
-    """
+    def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
+        return RecipeFinding("special_ids", level, message, key, advice)
 
-    def __init__(self, pairs: Pairs, rows: Iterable[Row | None], numbers: Iterable[int]):
-        super().__init__(rows)
-        self.pairs, self.numbers, self.name = pairs, np.array([*numbers], np.int64), pairs.name
-
-    def examples(self, rows: Sequence[int]) -> tuple[str, ...]:
-        """Show the pairs of the first few of these rows."""
-        return self.pairs.examples(list(dict.fromkeys(self.numbers[row] for row in rows)))
-
-    def column(self, name: str) -> Iterator[list[int]]:
-        """Yield the `input_ids` or the `labels` of every row."""
-        return (self[row][name] for row in range(len(self)))
-
-    def within(self, limits: tuple[int | None, int | None]) -> "Encoded":
-        """Return the rows that training keeps: none longer than the limits of source and target."""
-        most = [np.inf if limit is None else limit for limit in limits]
-        fits = (self.source_lengths <= most[0]) & (self.target_lengths <= most[1])
-        rows = np.flatnonzero(fits)
-        return Encoded(self.pairs, (self[row] for row in rows.tolist()), self.numbers[rows])
-
-
-def encode(pairs: Pairs, tokenizers: TokenizerPair, parts: Mapping[str, MixturePart] | None = None) -> Encoded:
-    """Encode a split as training does, but without leaving out what is too long.
-
-    `parts` are those of the recipe's training data; a `ValueError` says that the tokenizers lack a tag of theirs.
-    """
-    parts = parts or {}
-    texts: list[Any] = [{**pair, "number": number} for number, pair in enumerate(pairs)]
-    if OTHER_DIRECTION in parts:
-        texts = [*both_ways(texts)]
-    rows = PairEncoder(tokenizers, heads=source_prefixes(parts, tokenizers)).rows(texts)
-    return Encoded(pairs, rows, (pair["number"] for pair in texts))
-
-
-def check_special_ids(
-    tokenizers: TokenizerPair, config: "PreTrainedConfig", generation_config: Any, key: str
-) -> Iterator[Finding]:
-    """Compare the special ids of tokenizer, config and generation config of the model that `key` names."""
-
-    def problem(level: Level, told: str, advice: str) -> Finding:
-        return Finding("special_ids", level, told, key, advice)
-
-    try:
-        tokenizers.check_config(config)
-    except ValueError as error:
-        yield problem("error", str(error), "Training refuses them: give the model the tokenizer it was made with.")
     ours, theirs = config.eos_token_id, generation_config.eos_token_id
     if id_set(ours) - id_set(theirs):
-        told = f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would "
-        yield problem("error", told + "never end.", f"Set `eos_token_id` to {ours} in generation_config.json.")
+        message = f"The generation config's `eos_token_id` is {theirs}, without the config's {ours}: sentences would "
+        yield problem(message + "never end.", f"Set `eos_token_id` to {ours} in generation_config.json.")
     for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
         ours, theirs = getattr(config, name, None), getattr(generation_config, name, None)
         if None not in (ours, theirs) and ours != theirs:
-            told = f"`{name}` is {ours} in the config and {theirs} in the generation config."
-            level: Level = "error" if name == "decoder_start_token_id" else "warning"
-            yield problem(level, told, f"Set it to {ours} in generation_config.json.")
+            message = f"`{name}` is {ours} in the config and {theirs} in the generation config."
+            level = "error" if name == "decoder_start_token_id" else "warning"
+            yield problem(message, f"Set it to {ours} in generation_config.json.", level)
     if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
-        yield problem("error", "The generation config has no `decoder_start_token_id`: it cannot start.", "Add it.")
+        yield problem("The generation config has no `decoder_start_token_id`: it cannot start.", "Add it.")
     size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         forced = getattr(generation_config, name, None)
         if any(not 0 <= id_ < size for id_ in id_set(forced)):
-            told = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
-            yield problem("error", told, "Set it to an id of the target vocabulary.")
+            message = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
+            yield problem(message, "Set it to an id of the target vocabulary.")
 
 
-def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
+def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
     """Find ids that collide inside a tokenizer: two tokens with one id, ids beyond its size, equal special ids."""
     for side, tokenizer in _sides(tokenizers):
         vocabulary = tokenizer.get_vocab()
@@ -115,41 +67,41 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[Finding
         doubled = np.flatnonzero(counts > 1)
         if len(doubled):
             names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
-            told = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to "
-            yield Finding("tokenizer_ids", "warning", f"{told}{names}.", key, "Train the tokenizer anew.")
+            message = (
+                f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} to "
+            )
+            yield RecipeFinding("tokenizer_ids", "warning", f"{message}{names}.", key, "Train the tokenizer anew.")
         if len(counts) > len(tokenizer):
-            told = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
-            told += "embedding of its size lacks the last ones."
-            yield Finding("tokenizer_ids", "error", told, key, "Fill the holes in its vocabulary.")
+            message = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
+            message += "embedding of its size lacks the last ones."
+            yield RecipeFinding("tokenizer_ids", "error", message, key, "Fill the holes in its vocabulary.")
         for name in ("pad_token_id", "unk_token_id"):
             if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
-                told = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
-                yield Finding("tokenizer_ids", "warning", told, key, "Give each a token of its own.")
+                message = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
+                yield RecipeFinding("tokenizer_ids", "warning", message, key, "Give each a token of its own.")
 
 
-def check_unknown_tokens(encoded: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
+def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
     """Measure how much of each side is unknown to the tokenizer, with the words and pairs."""
-    sides = {
-        "source": (tokenizers.source, encoded.column("input_ids"), encoded.source_lengths, encoded.pairs.sources),
-        "target": (tokenizers.target, encoded.column("labels"), encoded.target_lengths, encoded.pairs.targets),
-    }
-    for side, (tokenizer, rows, lengths, texts) in sides.items():
+    for side, name, texts in (("source", "text", pairs.sources), ("target", "text_target", pairs.targets)):
+        tokenizer = getattr(tokenizers, side)
         if tokenizer.unk_token_id is None:
             continue
+        rows = encode_texts(tokenizer, name, texts)
         counts = [ids.count(tokenizer.unk_token_id) for ids in rows]
-        found = [row for row, count in enumerate(counts) if count]
-        unknown, tokens = sum(counts), int(lengths.sum())
-        some = [texts[encoded.numbers[row]] for row in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
-        shown = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
-        words = f", such as {shown}" if shown else ""
-        fields: dict[str, Any] = {"side": side, "unknown": unknown, "tokens": tokens, "words": words}
-        yield from UNKNOWN.findings(encoded, found, key, unknown / max(1, tokens), **fields)
+        found, tokens = [number for number, count in enumerate(counts) if count], sum(map(len, rows))
+        some = [texts[number] for number in found[:LOOKED_AT_FOR_UNKNOWN_WORDS]]
+        words = ", ".join(map(shortened, unknown_words(tokenizer, some)[: 2 * EXAMPLES]))
+        share = sum(counts) / max(1, tokens)
+        fields: dict[str, Any] = {"side": side, "unknown": sum(counts), "tokens": tokens}
+        words = f", such as {words}" if words else ""
+        yield from UNKNOWN.findings(pairs, found, key, share=share, words=words, **fields)
 
 
 def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[str]:
     """List the words, or pieces of them, that a tokenizer does not know, the most frequent first.
 
-    A tokenizer that cannot tell where in the text its tokens stand (a slow one) gives an empty list.
+    A slow tokenizer, which does not know where in the text its tokens are, gives an empty list.
     """
     if not tokenizer.is_fast:
         return []
@@ -161,35 +113,35 @@ def unknown_words(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) ->
     return [word for word, _ in counts.most_common() if word]
 
 
-def check_vocabulary_use(train: Encoded, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
+def check_vocabulary_use(
+    rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
+) -> Iterator[RecipeFinding]:
     """Count the types that the training rows show fewer than 1, 2, … 5 times: the model hardly learns them.
 
-    Special tokens and single characters, which every text needs, do not count.
+    Special tokens and single characters, which every text needs, do not count. `looked_at` is the number of pairs that
+    the rows are made of, `None` if these are all.
     """
-    pieces = "" if train.pairs.is_whole else f" (Looked at: the first {train.pairs.looked_at:,} pairs.)"
+    seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
-        columns = {"source": ["input_ids"], "target": ["labels"]}.get(side, ["input_ids", "labels"])
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
         types = [
             id_ for token, id_ in known if id_ not in added and len(FALLBACK_BYTE.sub("", token).lstrip("▁ ")) > 1
         ]
-        if not types:
-            continue
-        ids = chain.from_iterable(row for name in columns for row in train.column(name))
-        seen = np.bincount(np.fromiter(ids, np.int64), minlength=len(tokenizer))[types]
+        seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))[types]
         fewer = [int((seen < times).sum()) for times in range(1, RARE + 1)]
-        share = fewer[-1] / len(types)
+        share = fewer[-1] / max(1, len(types))
         if share < 0.02:
             continue
         counts = ", ".join(f"{count:,} fewer than {times}" for times, count in enumerate(fewer[1:], start=2))
-        told = f"Of {len(types):,} types of the {side} vocabulary the training rows show {fewer[0]:,} never, {counts} "
-        told += f"times ({percent(share)}).{pieces}"
+        message = f"Of {len(types):,} types of the {side} vocabulary the training rows show {fewer[0]:,} never, "
+        message += f"{counts} times ({percent(share)})."
+        message += "" if looked_at is None else f" (Looked at: the first {looked_at:,} pairs.)"
         enough = f"About {len(tokenizer) - fewer[-1]:,} tokens would do for these data."
-        level = graded(share, SHORTER_VOCABULARY) if train.pairs.is_whole else "note"
-        yield Finding("vocabulary_use", level, told, key, enough if share >= SHORTER_VOCABULARY else "")
+        level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"
+        yield RecipeFinding("vocabulary_use", level, message, key, enough if share >= SHORTER_VOCABULARY else "")
 
 
-def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[Finding]:
+def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
     """Look whether the source tokenizer makes more tokens of a decomposed text (NFD) than of the same in NFC.
 
     Training normalizes to NFC while reading. Texts that a user gives the model are as they are.
@@ -203,9 +155,9 @@ def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> It
     )
     if nfd <= nfc:
         return
-    told = f"Decomposed text (NFD, as some systems write it) costs {nfd / nfc:.1f} times the tokens of NFC with "
-    told += "this tokenizer. Training reads everything as NFC; whoever uses the model must do so too."
-    yield Finding("normalization", "note", told, key, "Add the normalizer NFC to the tokenizer.")
+    message = f"Decomposed text (NFD, as some systems write it) costs {nfd / nfc:.1f} times the tokens of NFC with "
+    message += "this tokenizer. Training reads everything as NFC; whoever uses the model must do so too."
+    yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
 
 
 def _sides(tokenizers: TokenizerPair) -> "list[tuple[str, PreTrainedTokenizerFast]]":

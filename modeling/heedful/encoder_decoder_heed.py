@@ -30,7 +30,7 @@ class EncoderDecoder(nn.Module):
     decoder: Any
 
     def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and tell transformers which of their matrices are one."""
+        """Keep the two stacks, and declare which of their matrices are one."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
         self._tied_weights_keys = {}
@@ -130,7 +130,7 @@ class OutputLayer(nn.Module):
     skips_logits_in_training = False
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and tell transformers which of their matrices are one."""
+        """Keep the model and its pre-softmax layer, and declare which of their matrices are one."""
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
@@ -228,7 +228,7 @@ class OutputLayer(nn.Module):
         return self.lm_head(states)
 
     def _may_skip_logits(self, skip_logits: bool | None) -> bool:
-        """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
+        """Return whether the loss is computed without logits: if asked for, and nothing observes `lm_head`."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
         if not (skip_logits and runs_plainly() and is_plain(self.lm_head)):

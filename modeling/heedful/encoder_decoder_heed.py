@@ -221,7 +221,7 @@ class OutputLayer(nn.Module):
         return self.lm_head(states)
 
     def _may_skip_logits(self, skip_logits: bool | None) -> bool:
-        """Tell whether the loss is computed without logits: where that is asked for, and nobody looks at `lm_head`."""
+        """Return whether the loss is computed without logits: if asked for, and nothing observes `lm_head`."""
         if skip_logits is None:
             skip_logits = self.skips_logits_in_training and self.training and torch.is_grad_enabled()
         if not (skip_logits and is_eager() and is_unmodified(self.lm_head)):

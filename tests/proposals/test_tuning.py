@@ -12,6 +12,7 @@ from heedful.proposals.tuning import knobs_of, tune, with_values
 from heedful.training.loop.engine import TrainingEngine
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe_file import read_recipe
+from helpers import assert_refused
 from tiny_runs import tiny_recipe
 
 FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
@@ -77,6 +78,7 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
     assert search.trials == []
     assert search.has_unfinished
     assert not search.recipe.exists()
+    assert tuning._try(None, None, None, tmp_path, end=0) is False  # none begins when the time is over
 
 
 def test_a_trial_in_tf32_multiplies_by_it(tmp_path, monkeypatch):
@@ -112,15 +114,19 @@ def test_any_key_may_be_varied_and_empty_is_a_value(recipe, tmp_path):
     assert ticks.index(">0.5<") < ticks.index(">2<") < ticks.index(">None<")
 
 
-def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
+def test_a_wider_model_has_more_heads_and_a_deeper_one_keeps_its_proportions(tmp_path):
     options = with_values(tiny_recipe(tmp_path), {"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
     assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)
+    deep = tiny_recipe(tmp_path, {"model.options.encoder_layers": 4, "model.options.decoder_layers": 2})
+    assert with_values(deep, {"depth": 4}) == deep
+    options = with_values(deep, {"depth": 6}).model.options
+    assert (options["encoder_layers"], options["decoder_layers"]) == (6, 3)
 
 
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
+def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
+    twice = {"dropout": [0.1, 0.3], "model.options.dropout": [0.2, 0.4]}
+    cases = [
         ({}, "`--vary` must name a knob or more .* but names none"),
         ({"dropout": [0.1]}, "`--vary dropout` must have two values or more, but has 0.1 alone"),
         ({"vocabulary": []}, r"must have two values or more, but has none here: give it vocabulary=VALUE,VALUE"),
@@ -130,16 +136,10 @@ def test_a_wider_model_has_more_heads_of_the_same_width(tmp_path):
         ({"width": ["small", 32]}, "`--vary width` must have whole numbers, but has 'small'"),
         ({"data.train": [["a"], ["b"]]}, r"`--vary data.train` must have numbers, texts, .* but has \['a'\]"),
         ({"vocabulary": [400, 100]}, "`tokenizer.vocab_size` must be at least 260 for bpe, but is 100"),
-        (
-            {"dropout": [0.1, 0.3], "model.options.dropout": [0.2, 0.4]},
-            "must name each setting once, but names dropout and model.options.dropout, which are the same",
-        ),
+        (twice, "must name each setting once, but names dropout and model.options.dropout, which are the same"),
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0 and finite, but is -1"),
-    ],
-)
-def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path, vary, message):
-    with pytest.raises(ValueError, match=message):
-        tune(recipe, tmp_path / "search", minutes=1, vary=vary)
+    ]
+    assert_refused(cases, lambda vary: tune(recipe, tmp_path / "search", minutes=1, vary=vary))
     assert not (tmp_path / "search").exists()
 
 
@@ -187,17 +187,6 @@ def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
     study = tuning._study(mine, tmp_path / "True", {"dropout": [0.1, 0.2]})
     with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
         tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
-
-
-def test_no_trial_begins_when_the_time_is_over(tmp_path):
-    assert tuning._try(None, None, None, tmp_path, end=0) is False
-
-
-def test_depth_keeps_the_proportion_of_encoder_and_decoder(tmp_path):
-    deep = tiny_recipe(tmp_path, {"model.options.encoder_layers": 4, "model.options.decoder_layers": 2})
-    assert with_values(deep, {"depth": 4}) == deep
-    options = with_values(deep, {"depth": 6}).model.options
-    assert (options["encoder_layers"], options["decoder_layers"]) == (6, 3)
 
 
 def test_a_folder_is_of_one_search(found, recipe):

@@ -53,7 +53,7 @@ def laid_end_to_end(
     ids[: known[0]] = np.concatenate([row["input_ids"] for row in rows])
     labels = np.full(filled[1], IGNORED_LABEL, np.int64)
     labels[: known[1]] = np.concatenate([row["labels"] for row in rows])
-    # What stands before each label: the one before it, and the start token at the start of a row.
+    # The input at each label: the label before it, and the start token at the start of a row.
     shifted = np.full(filled[1], pad_token_id, np.int64)
     shifted[1 : known[1]] = labels[: known[1] - 1]
     shifted[target.bounds[: len(rows)].numpy()] = start_token_id

@@ -267,7 +267,7 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
     tried = [trial.params for trial in (*_ended(study), *failed)]
     if len(tried) == math.prod(map(len, choices.values())):
         return None
-    # A sampler of its own for each trial: what is tried does not depend on where a search was stopped.
+    # Another sampler for each trial: what is tried does not depend on where a search was stopped.
     seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
     study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
     generator = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Training pairs changed in every epoch as users change what they type, so that a model bears with it."""
+"""Training pairs changed in every epoch as users change what they type, so that a model learns to read it."""
 
 import logging
 import re
@@ -76,7 +76,7 @@ def drawn_numbers(*seeds: int) -> Draws:
 
 
 def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
-    """Return a source as somebody in a hurry types it, in Unicode's form NFC."""
+    """Return a source as it is typed in a hurry, in Unicode's form NFC."""
     if next(draws) < rules.no_final_punctuation:
         source = FINAL_PUNCTUATION.sub("", source) or source
     if rules.typos:

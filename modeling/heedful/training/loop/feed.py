@@ -106,9 +106,10 @@ def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-    moved = {name: move(values) for name, values in batch.items() if name != "packing"}
-    packing = batch.get("packing")
-    return moved if packing is None else moved | {"packing": packing.changed(lambda side: side.moved(move))}
+    return {
+        name: move(values) if name != "packing" else values.changed(lambda side: side.moved(move))
+        for name, values in batch.items()
+    }
 
 
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

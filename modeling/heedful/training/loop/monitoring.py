@@ -19,11 +19,9 @@ Curve = list[tuple[int, float]]  # update, value
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn sums over updates, by the names of `SUMS`, into what people look at.
+    """Turn sums over updates, by the names of `SUMS`, into means: all but the first three unless all were skipped.
 
-    These are target tokens per second, and the shares, from 0 to 1, of padding in the tokens and of waiting for data
-    in the time; unless all updates were skipped, also loss per target token, perplexity, and the gradient's mean norm.
-    The loss is the cross-entropy; what R-Drop and distillation add to it stands beside it.
+    Shares are from 0 to 1. The loss is the cross-entropy; what R-Drop and distillation add to it are other values.
     """
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),

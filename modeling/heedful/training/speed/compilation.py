@@ -36,7 +36,7 @@ class CompiledBody:
         self._model, self.uses_graphs = model, uses_graphs
         # Until all of it has run once: a graph is computed, then recorded, then replayed.
         self.first_calls = 3 if uses_graphs else 1
-        # Without benchmarks of its own, of which the fastest may be another one in a resumed run.
+        # Without the compiler's benchmarks, of which the fastest may be another one in a resumed run.
         options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
 
         def compute(**inputs: Any) -> Any:

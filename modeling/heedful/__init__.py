@@ -5,6 +5,7 @@ learn of Heed's models when they are imported themselves, before or after this p
 """
 
 import importlib
+import warnings
 
 from heedful.registration import install
 
@@ -29,7 +30,6 @@ _HOMES = {
     "HeedText2TextPipeline": "heedful.pipeline_heed",
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
-    "NativeDecoder": "heedful.inference.native.decoder",
     "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
@@ -43,7 +43,7 @@ _HOMES = {
     "draw_attention_grid": "heedful.inference.attention.drawing",
     "dual_cross_entropy": "heedful.inference.scoring",
     "make_recipe": "heedful.training.recipe_file",
-    "prepare_for_inference": "heedful.inference.native.prepared_model",
+    "prepare_for_inference": "heedful.inference.native.engine",
     "read_recipe": "heedful.training.recipe_file",
     "record_gates": "heedful.inference.attention.recording",
     "train": "heedful.training.run",
@@ -52,14 +52,22 @@ _HOMES = {
     "write_attention_report": "heedful.inference.attention.report",
     "write_run_card": "heedful.publishing.run_card",
 }
+# Names that go with the next version: where they are, and what to use.
+_DEPRECATED = {
+    "NativeDecoder": ("heedful.inference.native.decoder", "`prepare_for_inference(model)`, or `Translator`"),
+}
 __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str):
     """Import a public name at its first use."""
-    if name not in _HOMES:
+    home = _HOMES.get(name)
+    if name in _DEPRECATED:
+        home, instead = _DEPRECATED[name]
+        warnings.warn(f"`heedful.{name}` goes with the next version: use {instead}.", FutureWarning, stacklevel=2)
+    if home is None:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

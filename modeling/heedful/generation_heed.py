@@ -212,8 +212,13 @@ class CachedGenerationMixin(HeedGenerationMixin):
     """`generate()` of a model that keeps keys and values, whose hypotheses share their source."""
 
     lm_head: Any
-    # What encodes and searches in place of the modules, as long as `heedful.prepare_for_inference` holds.
+    # The model's preparation by `heedful.prepare_for_inference`, whose packed weights encode and search.
     prepared: Any = None
+
+    def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the encoder, of a prepared model one that reads its packed weights wherever nobody would notice."""
+        encoder = super().get_encoder(*args, **kwargs)
+        return encoder if self.prepared is None else self.prepared.encoder_of(encoder)
 
     def _expand_inputs_for_generation(
         self,
@@ -285,12 +290,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Search greedily or sample, as transformers does."""
-        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
+        found = self.prepared and self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **kwargs) if found is None else found
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does, and compile the step where it would for greedy search."""
-        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
+        found = self.prepared and self.prepared.decode(*args, **kwargs)
         if found is not None:
             return found
         config, searching = kwargs["generation_config"], self

@@ -18,7 +18,7 @@ from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
 from heedful.inference import graphs
 from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
-from heedful.inference.native.prepared_model import prepare_for_inference
+from heedful.inference.native.engine import prepare_for_inference
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration

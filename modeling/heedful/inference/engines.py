@@ -1,26 +1,29 @@
 """What searches for a translator: token ids in, hypotheses out.
 
-`GenerateEngine` is transformers' `generate()` and `NativeEngine` Heed's own decoder for the CPU; CTranslate2's stands
-in `ctranslate2/engine.py`. What a sentence becomes does not depend on the sentences beside it: padding is masked.
+`GenerateEngine` is transformers' `generate()`; the others are loaded by name, when one is asked for. What a sentence
+becomes does not depend on the sentences beside it: padding is masked.
 """
 
 import copy
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.generation_heed import stopped
 from heedful.inference import graphs
-from heedful.inference.native.decoder import NativeDecoder
-from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of
-from heedful.inference.strategies.beam_search import BeamSearch
+
+EngineName = Literal["auto", "native", "generate", "ctranslate2"]
+# Modules with a `make_engine(model, tokenizers, precision)`; the native one says by `may_replace` what `auto` asks.
+ENGINES = {"native": "heedful.inference.native.engine", "ctranslate2": "heedful.inference.ctranslate2.engine"}
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
@@ -45,12 +48,31 @@ class Engine(Protocol):
     def is_current(self) -> bool:
         """Whether the engine still computes what the model does."""
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+    @property
+    def positions(self) -> int | None:
+        """The most tokens that a sequence may have; `None` is any number."""
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
+
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: Any,
+        token_budget: int,
+        processors: Processors | None = None,
+        progress: Progress = lambda count: None,
+    ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
         The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
-        sentence keep within the budget.
+        sentence keep within the budget. `progress` gets the number of sentences that are done since its last call.
         """
+
+
+def engine_module(name: str) -> Any:
+    """Return the module of an engine that is loaded by its name."""
+    return importlib.import_module(ENGINES[name])
 
 
 class GenerateEngine:
@@ -67,6 +89,14 @@ class GenerateEngine:
         """Whether the engine still computes what the model does: always, for it has no copy."""
         return True
 
+    @property
+    def positions(self) -> int | None:
+        """The positions that the model has learned, or `None` where they are computed."""
+        return position_limit(self.model.config)
+
+    def check(self, config: Any) -> None:
+        """Accept every config: `generate()` checks it."""
+
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -75,7 +105,7 @@ class GenerateEngine:
         processors: Processors | None = None,
         progress: Progress = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        """Translate sentences batch by batch, as `Engine.search` says; `progress` gets the number of each batch's."""
+        """Translate sentences batch by batch, as `Engine.search` says."""
         settings = self._settings(config)
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
@@ -96,6 +126,8 @@ class GenerateEngine:
             return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
+            from heedful.inference.strategies.beam_search import BeamSearch
+
             search["custom_generate"] = BeamSearch(models=self.ensemble)
         if settings.stop_strings is not None:
             search["tokenizer"] = self.tokenizer
@@ -124,36 +156,6 @@ class GenerateEngine:
         # The first token is the decoder's start, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
         yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
-
-
-class NativeEngine(GenerateEngine):
-    """Heed's own decoder for the CPU; a `ValueError` if the `NativeDecoder` cannot take the model's place."""
-
-    def __init__(self, model: Any, precision: Precision = "float32"):
-        super().__init__(model)
-        self.decoder = NativeDecoder(model, precision)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the packed weights are still the model's."""
-        return self.decoder.is_current
-
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
-        encoded = self.decoder.encoded(**inputs)
-        own = {"custom_generate": self._decode, "logits_processor": processor}
-        return self.model.generate(**encoded, **own, generation_config=settings)
-
-    def _settings(self, config: Any) -> Any:
-        settings = super()._settings(config)
-        settings.return_dict_in_generate = True
-        return settings
-
-    def _decode(self, model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
-        output = self.decoder(model, input_ids, logits_processor, **rest)
-        return output.sequences, None if len(logits_processor) else output.sequences_scores
 
 
 def rows_per_sentence(config: Any) -> int:

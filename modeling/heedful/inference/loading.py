@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
+from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, import_extra, listed, read_object
 from heedful.inference.search_settings import SEARCH_SETTINGS
 
@@ -188,6 +189,34 @@ def adapted_model(folder: Path) -> Path:
             f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
             "neither a folder here nor a model on the Hub."
         ) from error
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
+    return (folder / "model.bin").is_file() and not read_object(folder / "config.json").get("model_type")
+
+
+def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPair:
+    """Load the tokenizers of a model with a config from its folder, which a user has `given` by its path or id.
+
+    Tokenizers that do not fit the config, or cannot be used, are a `ValueError`.
+    """
+    folder = tokenizer_folder(folder)
+    try:
+        tokenizers = TokenizerPair.from_pretrained(folder)
+        tokenizers.check_config(config)
+    except FileNotFoundError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        kind = getattr(config, "model_type", None)
+        if kind not in STOCK:
+            raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
+        languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""
+        raise ValueError(
+            f"The model in {folder} must be one of Heedful's, but is a {kind} model as it was published: "
+            f"`heedful convert {given} NEW_FOLDER{languages}` makes a Heed model of it that computes the same."
+        ) from error
+    return tokenizers
 
 
 def tokenizer_folder(folder: Path) -> Path:

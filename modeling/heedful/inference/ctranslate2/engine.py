@@ -16,10 +16,16 @@ from heedful.checksums_heed import changed_files
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
-from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
-from heedful.inference.engines import Hypothesis, rows_per_sentence
+from heedful.inference.ctranslate2.specification import (
+    import_ctranslate2,
+    obstacle,
+    positions_of_table,
+    save_model,
+    vocabulary,
+)
+from heedful.inference.engines import Hypothesis, Processors, Progress, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
-from heedful.inference.native.fingerprint import Fingerprint
+from heedful.inference.native.conditions import Fingerprint
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
 
@@ -41,6 +47,8 @@ class ExportedModel:
 
     It computes on the CPU or a CUDA device, in one of CTranslate2's types; None takes the one it was exported with.
     """
+
+    exported_for = "ctranslate2"
 
     def __init__(self, folder: str | Path, device: torch.device, compute_type: ComputeType | None = None):
         from transformers import GenerationConfig
@@ -88,10 +96,26 @@ class CTranslate2Engine:
     @property
     def is_current(self) -> bool:
         """Whether the model still has the weights that were copied, and no new hooks."""
-        return self._fingerprint is None or (self._fingerprint.is_current and obstacle(self.model) is None)
+        return self._fingerprint is None or not (self._fingerprint.has_changed or obstacle(self.model))
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
-        """Translate sentences as `Engine.search` says; `check_settings` tells whether the config can be followed.
+    @property
+    def positions(self) -> int | None:
+        """The positions of the written model, or `None` where they are computed."""
+        return positions_of_table(self.model.config)
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` as `check_settings`."""
+        check_settings(config, self.model.config)
+
+    def search(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: Any,
+        token_budget: int,
+        processors: Processors | None = None,
+        progress: Progress = lambda count: None,
+    ) -> list[list[Hypothesis]]:
+        """Translate sentences, without logits processors, as `Engine.search` says; `check` says of which configs.
 
         All sentences are handed over at once: CTranslate2 sorts and batches them, and works on batches side by side.
         """
@@ -106,6 +130,7 @@ class CTranslate2Engine:
             **self._search_options(config),
         )
         ids, ends = self._target_ids, set(end_tokens(config))
+        progress(len(sources))
         found = []
         for result in results:
             rows = [tuple([ids[word] for word in words]) for words in result.hypotheses]
@@ -158,11 +183,6 @@ class CTranslate2Engine:
         return [[Hypothesis(*next(scored), each.finished) for each in row] for row in found]
 
 
-def is_exported_folder(folder: Path) -> bool:
-    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
-    return (folder / MODEL_FILE).is_file() and not read_object(folder / "config.json").get("model_type")
-
-
 def check_settings(config: Any, model_config: Any) -> None:
     """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow.
 
@@ -187,6 +207,9 @@ def check_settings(config: Any, model_config: Any) -> None:
     require(
         start in (None, own), "decoder_start_token_id", f"be {own} with CTranslate2, as in the model's config", start
     )
+
+
+make_engine = CTranslate2Engine
 
 
 def _any_rule_ends_alike(config: Any) -> bool:

@@ -1,4 +1,6 @@
-"""A Heed model's weights and its decoding step, laid out for the CPU.
+"""A Heed model's weights and its decoding step, laid out for the CPU: the readable reference of `kernels.cpp`.
+
+`NativeNetwork` computes every model in torch; `CompiledNetwork` computes the same step of the paper's in one call.
 
 What makes a step cheap:
 
@@ -18,9 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful.attention_heed import HeedAttention
-from heedful.configuration_heed import RELATIVE_ENCODINGS
-from heedful.inference.native.fingerprint import obstacle_to_copies
-from heedful.inference.native.weights import Precision, Product, packed_linear
+from heedful.inference.native.kernels import Precision, Product, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
@@ -40,12 +40,8 @@ class NativeNetwork:
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights; a `ValueError` says if `obstacle` finds one, or there are no kernels for `precision`."""
-        reason = obstacle(model)
-        if reason is not None:
-            raise ValueError(reason)
+        """Pack the weights of a model without an obstacle; `int8` needs `kernels.cpp`."""
         self.config: Any = model.config
-        self.precision = precision
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
         self.embed_target = _Embedding(decoder)
@@ -120,22 +116,6 @@ class NativeNetwork:
             best, tokens = logits.max(-1, keepdim=True)
             return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
         return best_tokens(logits.log_softmax(-1, dtype=torch.float32), scores, count)
-
-
-def obstacle(model: Any) -> str | None:
-    """Return why the native decoder cannot take a model's place, or `None` if it can."""
-    reason = obstacle_to_copies(model, "the native decoder")
-    if reason is not None:
-        return reason
-    if model.config.position_encoding in RELATIVE_ENCODINGS:
-        encoding = model.config.position_encoding
-        told = "must be sinusoidal, learned, rotary or none for the native decoder"
-        return f"`position_encoding` {told}, but is {encoding} instead."
-    for name, weight in model.named_parameters():
-        if weight.device.type != "cpu":
-            device = weight.device
-            return f"The model's weights must be on the CPU for the native decoder, but {name} is on {device} instead."
-    return None
 
 
 class DecodingState:

@@ -1,5 +1,7 @@
 """The native decoder gives the tokens of generate(), whatever the model, the batch and the settings."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,17 +189,15 @@ def test_a_model_whose_hooks_would_not_be_called_is_refused():
         NativeDecoder(model)
 
 
-def test_the_public_name_of_earlier_versions_works_with_a_warning(model):
-    with pytest.warns(
-        FutureWarning, match=r"`heedful.NativeDecoder` goes with the next version: use `prepare_for_inf"
-    ):
+def test_the_public_name_of_earlier_versions_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="`heedful.NativeDecoder` goes with the next version: use `prepare_for_"):
         assert heedful.NativeDecoder is NativeDecoder
     assert "NativeDecoder" not in heedful.__all__
 
 
-def test_more_tokens_than_learned_positions_are_the_error_of_generate(beams):
+def test_more_tokens_than_learned_positions_are_the_error_of_generate():
     model = make_model({"position_encoding": "learned", "max_position_embeddings": 12})
-    for decoding in ({}, {"custom_generate": NativeDecoder(model)}):
+    for beams, decoding in product((1, 3), ({}, {"custom_generate": NativeDecoder(model)})):
         with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
             model.generate(**make_batch(1), num_beams=beams, max_new_tokens=20, eos_token_id=None, **decoding)
     with pytest.raises(ValueError, match=r"must have at most 12 tokens .* but it has 13 instead"):
@@ -212,10 +212,6 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
         model.generate(**batch, custom_generate=decoder, decoder_input_ids=torch.tensor([[1, 95]] * 7))
     with pytest.raises(ValueError, match=r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"):
         decoder.encoded(torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
-
-
-def test_a_source_of_padding_alone_is_refused(model):
-    decoder, batch = NativeDecoder(model), make_batch(1)
     encoded = model.model.encoder(**batch)
     batch["attention_mask"][2] = 0
     with pytest.raises(ValueError, match="`attention_mask` must leave a token of each source"):

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_plain, leaves_only_tokens, runs_known_code, runs_plainly
-from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
+from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -100,7 +100,7 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
         kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
 
 
-def warn_of_unread_settings(config: GenerationConfig, strategy: Any) -> None:
+def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
     """Warn where a generation config has settings of Heedful's beam search, and transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
     unread = [name for name in names if getattr(config, name, None) not in (None, "power")]
@@ -168,7 +168,7 @@ class HeedGenerationMixin(GenerationMixin):
         """
         check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
-        warn_of_unread_settings(config, kwargs.get("custom_generate"))
+        warn_ignored_settings(config, kwargs.get("custom_generate"))
         given: Any = kwargs.get(CACHE)
         if isinstance(given, Cache):
             given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
@@ -216,9 +216,8 @@ class CachedGenerationMixin(HeedGenerationMixin):
     prepared: Any = None
 
     def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, of a prepared model one that reads its packed weights wherever nobody would notice."""
-        encoder = super().get_encoder(*args, **kwargs)
-        return encoder if self.prepared is None else self.prepared.encoder_of(encoder)
+        """Return the encoder, of a prepared model one that reads the packed weights where they give the same."""
+        return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     def _expand_inputs_for_generation(
         self,
@@ -260,7 +259,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """
         return attention_mask
 
-    @with_known_signature
+    @cached_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: Any,

@@ -33,7 +33,7 @@ from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
-from .versions_heed import CACHE, by_name, given_cache, with_known_signature
+from .versions_heed import CACHE, by_name, cached_signature, given_cache
 
 # Longest translation, in tokens, unless `generate()` is told otherwise.
 DEFAULT_MAX_LENGTH = 512
@@ -501,7 +501,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         """Tell `generate()` that keys and values are not what this model keeps: it makes its own cache."""
         return False
 
-    @with_known_signature
+    @cached_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,

@@ -61,7 +61,7 @@ def given_cache(cache: Any, others: Any) -> Any:
     return rename_cache(names, "cache")["cache"]
 
 
-def with_known_signature(method: Callable) -> Callable:
+def cached_signature(method: Callable) -> Callable:
     """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
 
     It is kept, so that it need not be found out again: `generate()` asks for it at each token, and to read it off a

@@ -32,28 +32,38 @@ Progress = Callable[[int], Any]  # gets how many more sentences or lines are don
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a search found for a sentence."""
+    """What a search found for a sentence.
 
-    token_ids: tuple[int, ...] = ()  # generated, </s> included
-    # The tokens' log-probability, divided by the length penalty of the generation config: what `generate()` calls
-    # `sequences_scores` for beams. Greedy search and sampling give it too.
+    Attributes:
+        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
+        score: Log-probability of the tokens, divided by their number to the power of the generation config's
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; 0.0 for an empty line.
+        finished: Whether the model ended the sentence itself; `False` if the length limit did.
+    """
+
+    token_ids: tuple[int, ...] = ()
     score: float = 0.0
-    finished: bool = True  # whether the model ended the sentence itself, and not the length limit
+    finished: bool = True
 
 
 class Engine(Protocol):
     """Searches for translations of encoded sentences with one model."""
 
+    model: Any
+
     @property
     def is_current(self) -> bool:
-        """Whether the engine still computes what the model does."""
+        """Whether it still computes what the model does."""
+        return True
 
     @property
     def positions(self) -> int | None:
         """The most tokens that a sequence may have; `None` is any number."""
+        return position_limit(self.model.config)
 
     def check(self, config: Any) -> None:
         """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
+        return
 
     def search(
         self,
@@ -75,7 +85,7 @@ def engine_module(name: str) -> Any:
     return importlib.import_module(ENGINES[name])
 
 
-class GenerateEngine:
+class GenerateEngine(Engine):
     """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
 
     The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
@@ -83,19 +93,6 @@ class GenerateEngine:
 
     def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the engine still computes what the model does: always, for it has no copy."""
-        return True
-
-    @property
-    def positions(self) -> int | None:
-        """The positions that the model has learned, or `None` where they are computed."""
-        return position_limit(self.model.config)
-
-    def check(self, config: Any) -> None:
-        """Accept every config: `generate()` checks it."""
 
     def search(
         self,
@@ -105,14 +102,16 @@ class GenerateEngine:
         processors: Processors | None = None,
         progress: Progress = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        """Translate sentences batch by batch, as `Engine.search` says."""
-        settings = self._settings(config)
+        """Translate batch by batch."""
+        settings = copy.deepcopy(config)
+        if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
+            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
             for batch in token_batches(costs, token_budget):
-                own = None if processors is None else processors(batch)
-                found = self._search_batch([sources[number] for number in batch], settings, config, own)
+                processor = None if processors is None else processors(batch)
+                found = self._search_batch([sources[number] for number in batch], settings, config, processor)
                 for number in batch:
                     results[number] = [next(found) for _ in range(config.num_return_sequences)]
                 progress(len(batch))
@@ -135,13 +134,6 @@ class GenerateEngine:
             return self.model.generate(**inputs, **search), None
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
         return found.sequences, found.sequences_scores
-
-    def _settings(self, config: Any) -> Any:
-        """Return a generation config that `generate()` does not fill in with a second length, and warn of it."""
-        settings = copy.deepcopy(config)
-        if self.model.generation_config.max_new_tokens is None:
-            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
-        return settings
 
     def _search_batch(
         self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any

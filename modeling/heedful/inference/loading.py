@@ -94,11 +94,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses weights that do not match the model (there,
     missing ones become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
-    generation_config.json, which transformers ignores.
-
-    Args:
-        folder: A local folder with config.json and weights, or an id on the Hub.
-        revision: Branch, tag or commit on the Hub.
+    generation_config.json, which transformers ignores. The revision is a branch, tag or commit on the Hub.
 
     Raises:
         FileNotFoundError: If the folder or repository, its config.json or its weights are missing.

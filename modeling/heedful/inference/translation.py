@@ -44,15 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Translation(Hypothesis):
-    """One translation of one sentence.
-
-    Attributes:
-        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
-        score: Log-probability of the tokens, divided by their number to the power of the generation config's
-            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; 0.0 for an empty line.
-        finished: Whether the model ended the sentence itself; `False` if the length limit did.
-        text: The decoded text.
-    """
+    """One translation of one sentence: a hypothesis and its decoded `text`."""
 
     text: str = ""
 
@@ -154,28 +146,21 @@ class Translator:
         tokenizers.check_config(model.config)
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r} instead.")
-        # The engine that a model was exported for.
-        own = next(filter(None, (getattr(each, "exported_for", None) for each in (model, *ensemble))), None)
-        if ensemble:
-            if engine not in ("auto", "generate") or own:
-                raise ValueError("`ensemble` must be of models with `generate()`, and `engine` generate, but is not.")
-            engine = "generate"
-        if own:
-            if engine not in ("auto", own):
-                raise ValueError(
-                    f"`engine` must be {own} for a model that was exported for it, but is {engine} instead."
-                )
-            engine = own
+        exported: list[Any] = [each.exported_for for each in (model, *ensemble) if hasattr(each, "exported_for")]
+        if ensemble and (engine not in ("auto", "generate") or exported):
+            raise ValueError("`ensemble` must be of models with `generate()`, and `engine` generate, but is not.")
+        if exported and engine not in ("auto", *exported):
+            must = f"`engine` must be {exported[0]} for a model that was exported for it"
+            raise ValueError(f"{must}, but is {engine} instead.")
+        if ensemble or exported:
+            engine = "generate" if ensemble else exported[0]
         if engine == "generate" and precision != "float32":
             raise ValueError(
                 f"`precision` must be float32 with the engine generate, which computes as the model is, but is "
                 f"{precision!r} instead."
             )
         self.model: Any = model
-        self.tokenizers = tokenizers
-        self.engine = engine
-        self.precision = precision
-        self.ensemble = ensemble
+        self.tokenizers, self.engine, self.precision, self.ensemble = tokenizers, engine, precision, ensemble
         self._engines: dict[str, Engine] = {}
         if engine != "auto" or precision != "float32":
             self._current("native" if engine == "auto" else engine)
@@ -392,18 +377,12 @@ class Translator:
         check_at_least(1, num_beams=config.num_beams, num_return_sequences=num_return_sequences)
         check_at_least(1, token_budget=options["token_budget"], max_new_tokens=max_new_tokens)
         if num_return_sequences > config.num_beams and not config.do_sample:
-            raise ValueError(
-                f"`num_return_sequences` must be at most `num_beams` ({config.num_beams}),"
-                f" but is {num_return_sequences} instead."
-            )
-        vocabulary = len(self.tokenizers.target)
-        if config.num_beams > vocabulary:
-            raise ValueError(
-                f"`num_beams` must be at most {vocabulary}, the number of tokens in the vocabulary, but is"
-                f" {config.num_beams} instead."
-            )
-        config.return_dict_in_generate = False
-        config.output_scores = config.output_logits = False
+            must = f"`num_return_sequences` must be at most `num_beams` ({config.num_beams})"
+            raise ValueError(f"{must}, but is {num_return_sequences} instead.")
+        if config.num_beams > (vocabulary := len(self.tokenizers.target)):
+            must = f"`num_beams` must be at most {vocabulary}, the number of tokens in the vocabulary"
+            raise ValueError(f"{must}, but is {config.num_beams} instead.")
+        config.return_dict_in_generate = config.output_scores = config.output_logits = False
         config.output_attentions = config.output_hidden_states = False
         if early_stopping is not None and config.num_beams > 1:
             config.early_stopping = early_stopping
@@ -430,17 +409,13 @@ class Translator:
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
         if max_new_tokens is not None:
             if positions is not None and max_new_tokens > positions:
-                raise ValueError(
-                    f"`max_new_tokens` must be at most {positions}, the model's number of positions,"
-                    f" but is {max_new_tokens} instead."
-                )
+                must = f"`max_new_tokens` must be at most {positions}, the model's number of positions"
+                raise ValueError(f"{must}, but is {max_new_tokens} instead.")
             return max_new_tokens
         config = self.model.generation_config
-        bound = DEFAULT_MAX_NEW_TOKENS
-        if config.max_new_tokens is not None:
-            bound = config.max_new_tokens
-        elif config.max_length is not None:
-            bound = config.max_length - 1  # `max_length` counts the decoder's start token too
+        bound = config.max_new_tokens
+        if bound is None:  # `max_length` counts the decoder's start token too
+            bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:
@@ -496,13 +471,10 @@ class Translator:
         if tally.search.split and trained is not None:
             from heedful.pipeline_heed import split_sentences
 
-            whole, rows = zip(rows, texts, strict=True), []
-            for (number, row), (_, text) in whole:
-                if len(row) <= trained:
-                    rows.append((number, row))
-                else:
-                    parts = [(number, part) for part, _ in split_sentences(text) if trimmed(part)]
-                    rows += self._encoded(parts, tally.search)
+            whole, rows = rows, []
+            for pair, (number, text) in zip(whole, texts, strict=True):
+                parts = [(number, part) for part, _ in split_sentences(text) if trimmed(part)]
+                rows += [pair] if len(pair[1]) <= trained else self._encoded(parts, tally.search)
         return [(number, row) for number, row in rows if tally.keeps(number, row)]
 
     def _encoded(self, texts: list[tuple[int, str]], search: Search) -> list[tuple[int, list[int]]]:

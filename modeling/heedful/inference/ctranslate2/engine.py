@@ -23,7 +23,7 @@ from heedful.inference.ctranslate2.specification import (
     save_model,
     vocabulary,
 )
-from heedful.inference.engines import Hypothesis, Processors, Progress, rows_per_sentence
+from heedful.inference.engines import Engine, Hypothesis, Processors, Progress, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.native.conditions import Fingerprint
 from heedful.inference.search_settings import end_tokens
@@ -69,7 +69,7 @@ class ExportedModel:
         self.compute_type = compute_type or quantization
 
 
-class CTranslate2Engine:
+class CTranslate2Engine(Engine):
     """Greedy and beam search by CTranslate2, with a copy of a Heed model's weights or an `ExportedModel`.
 
     An `ExportedModel` has a compute type of its own, which is taken.

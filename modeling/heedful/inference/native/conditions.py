@@ -45,8 +45,7 @@ COMPILED: dict[str, tuple[Any, ...]] = {
 
 def model_obstacle(model: Any) -> str | None:
     """Return why the native decoder cannot take a model's place, or `None` if it can."""
-    reason = obstacle_to_copies(model, NAME)
-    if reason is not None:
+    if (reason := obstacle_to_copies(model, NAME)) is not None:
         return reason
     if model.config.position_encoding in RELATIVE_ENCODINGS:
         must = f"`position_encoding` must be sinusoidal, learned, rotary or none for {NAME}"

@@ -22,28 +22,17 @@ from heedful.inference.strategies.steps import once_per_sentence
 
 
 class NativeDecoder:
-    """Greedy and beam search on the CPU, faster than `generate()`'s own and with the same tokens in float32.
+    """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
 
-    It holds a packed copy of the model's weights, computes only what a step needs, and takes finished sentences out of
-    the batch. Settings, logits processors and lengths are those of `generate()`. On Linux it asks the C library to
-    keep freed memory for the next step.
-
-    Args:
-        model: A Heed model on the CPU.
-        precision: `float32`, or `int8` weights with the input of each product quantized row by row, the smallest and
-            fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
-
-    Raises:
-        ValueError: If `model_obstacle` finds one, or the precision is unknown.
+    It computes only what a step needs; finished sentences leave the batch. `prepare_for_inference` says what
+    the arguments are. A model with an obstacle, or an unknown precision, is a `ValueError`.
     """
 
     def __init__(self, model: Any, precision: Precision = "float32"):
         if precision not in get_args(Precision):
             known = ", ".join(get_args(Precision))
             raise ValueError(f"`precision` must be one of {known}, but is {precision!r} instead.")
-        reason = model_obstacle(model)
-        if reason is not None:
-            raise ValueError(reason)
+        _raise(model_obstacle(model))
         keep_freed_memory()
         missing = kernels_obstacle(model.config, precision)
         if precision == "int8" and missing is not None:
@@ -70,9 +59,7 @@ class NativeDecoder:
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Encode `(batch, source_length)` ids, with a mask that is 0 at padding: `(batch, source_length, d_model)`.
 
-        Raises:
-            ValueError: If an id is outside the vocabulary, the mask has another shape than the ids, or a source is
-                padding alone or longer than the learned positions reach.
+        A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
         """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             raise ValueError(
@@ -80,8 +67,7 @@ class NativeDecoder:
                 f"{tuple(attention_mask.shape)} instead."
             )
         self.model.model.encoder.check_token_ids(input_ids)
-        if (reason := padding_obstacle(attention_mask)) is not None:
-            raise ValueError(reason)
+        _raise(padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
         return states.clone()  # a tensor of inference mode could not be read where gradients are computed
@@ -97,17 +83,13 @@ class NativeDecoder:
     ) -> Any:
         """Decode as `Strategy` says; greedy search returns `sequences_scores` too.
 
-        Raises:
-            ValueError: If only `generate()` itself can do what is asked, `model` is not the one that this decoder was
-                made of, or its weights have changed since.
+        A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
         """
-        reason = settings_obstacle(generation_config, stopping_criteria, **model_kwargs)
         if model is not self.model:
-            reason = "The model must be the one that the NativeDecoder was made of, but is another one instead."
-        elif not self.is_current:
-            reason = "The model must be as it was packed, but its weights or modules have changed since."
-        if reason is not None:
-            raise ValueError(reason)
+            _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
+        if not self.is_current:
+            _raise("The model must be as it was packed, but its weights or modules have changed since.")
+        _raise(settings_obstacle(generation_config, stopping_criteria, **model_kwargs))
         tokens, scores = self.search(input_ids, logits_processor, generation_config, model_kwargs)
         if not generation_config.return_dict_in_generate:
             return tokens
@@ -120,8 +102,7 @@ class NativeDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
 
-        Returns `(batch · num_return_sequences, length)` tokens, and `(batch · num_return_sequences)` scores: in greedy
-        search only if `return_dict_in_generate` asks for them.
+        Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
         """
         self.model.model.decoder.check_token_ids(input_ids)
         settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
@@ -134,3 +115,8 @@ class NativeDecoder:
             search = greedy_search if settings.beams == 1 else beam_search
             tokens, scores = search(self.network, state, prompt, settings)
         return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
+
+
+def _raise(obstacle: str | None) -> None:
+    if obstacle is not None:
+        raise ValueError(obstacle)

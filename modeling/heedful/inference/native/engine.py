@@ -99,6 +99,7 @@ class PreparedModel:
         self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
         self._decoder: NativeDecoder = decoder
         self._is_blocked = False
+        self.encoder = PreparedEncoder(self)
         self.model.prepared = self
 
     def __reduce__(self):
@@ -118,24 +119,18 @@ class PreparedModel:
         if self.model.prepared is self:
             self.model.prepared = None
 
-    def encoder_of(self, encoder: Any) -> "PreparedEncoder":
-        """Return the model's encoder over packed weights."""
-        return PreparedEncoder(encoder, self)
-
-    def encode(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the `(batch, source_length, d_model)` encoding, or `None` if the encoder's modules must compute it.
-
-        Errors are those of `NativeDecoder.encode`.
-        """
-        if input_ids is None or input_ids.numel() == 0 or not self._may_compute():
+    def encode(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> BaseModelOutput | None:
+        """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
+        is_plain = all(value is None or value is False for name, value in options.items() if name != "return_dict")
+        if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
             return None
         if attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask)):
             return None
-        decoder = self._current_decoder()
-        if decoder is None:
+        if (decoder := self._current_decoder()) is None:
             return None
         # The decoder's modules may have to go on with it.
-        return decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
+        states = decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
+        return BaseModelOutput(last_hidden_state=states)
 
     def decode(
         self,
@@ -181,19 +176,16 @@ class PreparedModel:
 
 
 class PreparedEncoder:
-    """The encoder of a prepared model as `generate()` calls it; everything else about it is the encoder's own."""
+    """The encoder of a prepared model as `generate()` calls it; what else is asked of it is the encoder's own."""
 
-    def __init__(self, encoder: Any, prepared: PreparedModel):
-        self._encoder, self._prepared = encoder, prepared
+    def __init__(self, prepared: PreparedModel):
+        self._prepared, self._encoder = prepared, prepared.model.model.encoder
 
     def __getattr__(self, name: str) -> Any:
         """Return what the encoder has by a name."""
         return getattr(self._encoder, name)
 
-    def __call__(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
-        """Encode as the encoder does, by packed weights where nothing but the states is asked for."""
-        is_plain = all(value is None or value is False for name, value in options.items() if name != "return_dict")
-        states = self._prepared.encode(input_ids, attention_mask) if is_plain else None
-        if states is None:
-            return self._encoder(input_ids=input_ids, attention_mask=attention_mask, **options)
-        return BaseModelOutput(last_hidden_state=states)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode by the packed weights, or by the modules where those do not."""
+        found = self._prepared.encode(*args, **kwargs)
+        return self._encoder(*args, **kwargs) if found is None else found

@@ -1,7 +1,4 @@
-"""What Heed's Transformer and recurrent models share around `generate()`: its arguments, its lengths, its scores.
-
-The pipeline and the package read the lengths and the checks from here too.
-"""
+"""What Heed's Transformer and recurrent models share around `generate()`: its arguments, its lengths, its scores."""
 
 import copy
 import functools
@@ -35,36 +32,29 @@ def check_strategy_arguments(arguments: dict[str, Any]) -> None:
     if not callable(arguments.get("custom_generate")):
         return
     for name in KEPT_FROM_STRATEGIES:
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a "
-                f"{type(arguments[name]).__name__} instead."
-            )
+        if (given := arguments.get(name)) is not None:
+            must = f"`{name}` must be None with a `custom_generate`, to which transformers hands none"
+            raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
 
 
 def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
-        raise ValueError(
-            f"`custom_generate` must be an object such as {strategy.__name__}(…), but is the class itself instead."
-        )
+        must = f"`custom_generate` must be an object such as {strategy.__name__}(…)"
+        raise ValueError(f"{must}, but is the class itself instead.")
     check_strategy_arguments(kwargs)
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
     if is_ids and (source.dim() != 2 or not source.numel()):
-        raise ValueError(
-            "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least, but are of "
-            f"shape {tuple(source.shape)} instead."
-        )
+        must = "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least"
+        raise ValueError(f"{must}, but are of shape {tuple(source.shape)} instead.")
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
-        raise ValueError(
-            f"`decoder_input_ids` must have a row for each of the {len(source)} sources, "
-            f"but have {len(prompt)} instead."
-        )
+        must = f"`decoder_input_ids` must have a row for each of the {len(source)} sources"
+        raise ValueError(f"{must}, but have {len(prompt)} instead.")
 
 
 def stopped(
@@ -92,10 +82,8 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
     if read and given <= read:
-        raise ValueError(
-            f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`, "
-            f"but are {given} tokens instead."
-        )
+        must = f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`"
+        raise ValueError(f"{must}, but are {given} tokens instead.")
     if read and kwargs.get("decoder_attention_mask") is None:
         kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
 
@@ -117,7 +105,7 @@ def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
     """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
-        # Of quantized weights, those spread over processes, and those on disk, nothing can be told.
+        # Quantized weights, those spread over processes, and those on disk cannot be looked at.
         is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
         if is_plain and weights.numel() and not weights.is_meta:
             extremes = torch.stack(torch.aminmax(weights))
@@ -175,7 +163,7 @@ class HeedGenerationMixin(GenerationMixin):
             if not callable(kwargs.get("custom_generate")):
                 prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
-            kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
+            kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
         is_unseen = leaves_only_tokens(self, *args, **kwargs)
         strategy = kwargs.get("custom_generate")
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
@@ -289,13 +277,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Search greedily or sample, as transformers does."""
-        found = self.prepared and self.prepared.decode(*args, **kwargs)
+        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **kwargs) if found is None else found
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does, and compile the step where it would for greedy search."""
-        found = self.prepared and self.prepared.decode(*args, **kwargs)
-        if found is not None:
+        if self.prepared is not None and (found := self.prepared.decode(*args, **kwargs)) is not None:
             return found
         config, searching = kwargs["generation_config"], self
         is_asked_for = config.compile_config and config.cache_implementation == "static" and not config.disable_compile

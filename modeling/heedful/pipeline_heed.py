@@ -2,8 +2,7 @@
 
 `pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
 `pipeline(model=..., trust_remote_code=True)` where it is not installed: this file travels with every model. It serves
-Heed's models, and Marian, BART, mBART, M2M100, NLLB and T5 too, whose languages are named in four ways (see
-`Languages`).
+Heed's models, and Marian, BART, mBART, M2M100 and NLLB too, whose languages are named in three ways (see `Languages`).
 
 Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
 """
@@ -91,7 +90,7 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint is told its languages; this one has one direction and is told nothing."""
+    """How a checkpoint selects its languages. This base class has one fixed direction."""
 
     def __init__(self, known: Iterable[str] = ()):
         self.known = tuple(known)  # the languages that may be named
@@ -113,12 +112,12 @@ class Languages:
         self.require(tgt_lang)
         try:
             return tokenizer(text, truncation=False, verbose=False)["input_ids"]
-        except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
+        except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
-        """Return what `generate()` must be told about the target language."""
+        """Return the arguments of `generate()` that select the target language."""
         return {}
 
 
@@ -132,10 +131,10 @@ class TargetTags(Languages):
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise for an unknown target language, and for any source language: it would be ignored."""
         if src_lang is not None:
-            raise ValueError(
-                f"`src_lang` must be None for this model, which is told its target language ({', '.join(self.known)})"
-                f" only, but is {src_lang!r} instead."
+            must = (
+                f"`src_lang` must be None for this model, which selects its target language ({', '.join(self.known)})"
             )
+            raise ValueError(f"{must} only, but is {src_lang!r} instead.")
         super().check(None, tgt_lang)
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
@@ -174,30 +173,8 @@ class LanguageCodes(Languages):
         return {} if tgt_lang is None else {self.option: self.codes[tgt_lang]}
 
 
-class TaskPrefixes(Languages):
-    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it."""
-
-    def __init__(self, prefixes: dict[tuple[str, str], str]):
-        super().__init__(sorted({language for pair in prefixes for language in pair}))
-        self.prefixes = prefixes  # of each (source, target)
-
-    def require(self, tgt_lang: str | None) -> None:
-        """Accept everything: `encode` looks at both languages."""
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode the prefix of the task and the source text as one."""
-        pair = (src_lang, tgt_lang)
-        if pair not in self.prefixes:
-            known = ", ".join(f"{source} and {target}" for source, target in self.prefixes)
-            raise ValueError(
-                f"`src_lang` and `tgt_lang` must be one of {known}, or `prefix` be given, but they are"
-                f" {src_lang!r} and {tgt_lang!r} instead."
-            )
-        return super().encode(tokenizer, self.prefixes[pair] + text, src_lang, tgt_lang)
-
-
 def languages_of(tokenizer: Any, model: Any) -> Languages:
-    """Find out how a checkpoint is told its languages, from its tokenizer and its config."""
+    """Return how a checkpoint selects its languages, by its tokenizer and its config."""
     added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
     for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
         tags = {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
@@ -208,13 +185,7 @@ def languages_of(tokenizer: Any, model: Any) -> Languages:
             token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
         }
         return LanguageCodes(dict(codes), tokenizer, model)
-    tasks = getattr(model.config, "task_specific_params", None) or {}
-    prefixes = {
-        (match[1], match[2]): task["prefix"]
-        for name, task in tasks.items()
-        if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", name)) and "prefix" in task
-    }
-    return TaskPrefixes(prefixes) if prefixes else Languages()
+    return Languages()
 
 
 # The pipeline
@@ -266,7 +237,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             kwargs:
                 src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
                     `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
-                prefix: Text put before every source, in place of the one that T5's config has for the languages.
+                prefix: Text put before every source.
                 split_sentences: Whether each sentence is translated on its own. By default lines are taken
                     apart at their sentences only where they are longer than `max_source_tokens`. False gives the
                     model the whole text, line breaks included.
@@ -324,10 +295,9 @@ class HeedTranslationPipeline(ChunkPipeline):
         max_source_tokens: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the pieces of one text as model inputs of shape (1, T)."""
-        languages = Languages() if prefix is not None and isinstance(self.languages, TaskPrefixes) else self.languages
 
         def encode(sentence: str) -> list[int]:
-            return languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
+            return self.languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
 
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
         # Beyond it a model has seldom seen a text, even if its positions go on.
@@ -409,7 +379,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
 
     def _length(self, options: dict[str, Any]) -> dict[str, int]:
-        """Return the length limit where nobody else sets one."""
+        """Return the length limit where neither the call nor the model sets one."""
         if any(self._setting(options, name) is not None for name in ("max_new_tokens", "max_length")):
             return {}
         positions = position_limit(self.model.config)

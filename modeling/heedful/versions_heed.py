@@ -62,10 +62,10 @@ def given_cache(cache: Any, others: Any) -> Any:
 
 
 def cached_signature(method: Callable) -> Callable:
-    """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
+    """Cache the signature of a decorated method: `generate()` inspects it at every token.
 
-    It is kept, so that it need not be found out again: `generate()` asks for it at each token, and to read it off a
-    decorated function takes as long as an attention or a recurrent cell of a small model.
+    To read it off takes as long as an attention or a recurrent cell of a small model. The parameter `cache` has the
+    name that a peer's has under the installed version.
     """
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]

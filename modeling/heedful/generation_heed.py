@@ -91,14 +91,11 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
     """Warn where a generation config has settings of Heedful's beam search, and transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
-    unread = [name for name in names if getattr(config, name, None) not in (None, "power")]
-    if unread and not callable(strategy):
-        settings = " and ".join(f"`{name}`" for name in unread)
-        warnings.warn(
-            f"`generate()` does not read {settings} of the generation config: give it "
-            "`custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`.",
-            stacklevel=4,
-        )
+    ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
+    if ignored and not callable(strategy):
+        cure = "give it `custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`"
+        message = f"`generate()` does not read {' and '.join(ignored)} of the generation config: {cure}."
+        warnings.warn(message, stacklevel=4)
 
 
 def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
@@ -137,8 +134,7 @@ class HeedGenerationMixin(GenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label.
 
-        Raises:
-            ValueError: If labels are padded on the left, where the decoder's start would stand before the padding.
+        A `ValueError` says if they are padded on the left, where the decoder's start would stand before the padding.
         """
         _check_padding_side(labels)
         # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
@@ -150,9 +146,7 @@ class HeedGenerationMixin(GenerationMixin):
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
 
-        Raises:
-            ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
-                `tokenizer`, `decoder_input_ids` have not a row for each source, or there is no batch of sources.
+        What transformers would drop silently is a `ValueError`, see `check_generate_arguments`.
         """
         check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
@@ -183,10 +177,7 @@ class HeedGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as transformers does.
-
-        Its own takes the source's vocabulary for the target's.
-        """
+        """Return each generated token's score, 0 behind a beam's end; transformers' takes the source's vocabulary."""
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
         steps = int((beam_indices >= 0).sum(-1).max())

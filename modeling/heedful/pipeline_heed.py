@@ -2,7 +2,8 @@
 
 `pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
 `pipeline(model=..., trust_remote_code=True)` where it is not installed: this file travels with every model. It serves
-Heed's models, and Marian, BART, mBART, M2M100 and NLLB too, whose languages are named in three ways (see `Languages`).
+Heed's models, and Marian, BART, mBART, M2M100 and NLLB too, whose languages are named in three ways (see `Languages`),
+and T5 with a `prefix`.
 
 Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
 """
@@ -261,10 +262,8 @@ class HeedTranslationPipeline(ChunkPipeline):
             return super().__call__(inputs, **kwargs)
         check_are_several(inputs, "inputs")
         if isinstance(inputs, list | tuple):
-            texts = [_checked(text) for text in inputs]
-            # Texts of similar length share a batch; a stream keeps its order.
-            order = list(range(len(texts)))
-            if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:
+            texts, order = [_checked(text) for text in inputs], list(range(len(inputs)))
+            if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:  # texts of similar length share a batch
                 order.sort(key=lambda number: -len(texts[number]))
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
@@ -307,10 +306,8 @@ class HeedTranslationPipeline(ChunkPipeline):
         for number, piece in enumerate(pieces):
             ids = encode(piece.text)
             if hard is not None and len(ids) > hard and piece.text:
-                raise ValueError(
-                    f"A {self.unit} must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
-                    " shorten it, or split it yourself."
-                )
+                must = f"A {self.unit} must have at most {hard} tokens"
+                raise ValueError(f"{must}, but {piece.text[:40]!r}… has {len(ids)} instead: shorten it, or split it.")
             inputs = torch.tensor([ids])
             model_inputs = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
             yield {**model_inputs, "piece": piece, "is_last": number == len(pieces) - 1}
@@ -343,7 +340,9 @@ class HeedTranslationPipeline(ChunkPipeline):
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
-        options = {**self.languages.generate_options(tgt_lang), **self._length(options), **options}
+        options = {**self.languages.generate_options(tgt_lang), **options}
+        if all(self._setting(options, name) is None for name in ("max_new_tokens", "max_length")):
+            options["max_new_tokens"] = min(filter(None, (DEFAULT_MAX_NEW_TOKENS, position_limit(self.model.config))))
         penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")
         penalty = 1.0 if penalty is None else penalty
         is_streamed = options.get("streamer") is not None
@@ -378,13 +377,6 @@ class HeedTranslationPipeline(ChunkPipeline):
         result["counts"][blank], result["scores"][blank], result["finished"][blank] = 0, 0.0, True
         return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
 
-    def _length(self, options: dict[str, Any]) -> dict[str, int]:
-        """Return the length limit where neither the call nor the model sets one."""
-        if any(self._setting(options, name) is not None for name in ("max_new_tokens", "max_length")):
-            return {}
-        positions = position_limit(self.model.config)
-        return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}
-
     def _setting(self, options: dict[str, Any], name: str) -> Any:
         """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
@@ -405,9 +397,8 @@ class HeedTranslationPipeline(ChunkPipeline):
             text = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
-                decoded = self.target_tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
+                options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+                decoded = self.target_tokenizer.decode(ids, **options)
                 decoded = unicodedata.normalize("NFC", decoded)  # which a tokenizer of jamo leaves to us
                 text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
             results.append({self.text_key: text})
@@ -418,18 +409,13 @@ class HeedTranslationPipeline(ChunkPipeline):
         unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)
-            warnings.warn(
-                f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'} cut off at {longest} tokens:"
-                " raise `max_new_tokens`, or look whether the model repeats itself.",
-                stacklevel=2,
-            )
+            count = f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'}"
+            cure = "raise `max_new_tokens`, or look whether the model repeats itself"
+            warnings.warn(f"{count} cut off at {longest} tokens: {cure}.", stacklevel=2)
         return results
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
-
-        The other arguments are the model's `save_pretrained`'s.
-        """
+        """Save the model, with its `save_pretrained`'s arguments, both tokenizers and this file, for `pipeline()`."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.custom_pipelines = pipelines_of_folder(self.task_id)
@@ -466,8 +452,7 @@ class _OneStream(BaseStreamer):
 
     def __init__(self, streamer: BaseStreamer, space: str, is_last: bool):
         self.streamer: Any = streamer
-        self.space = space
-        self.is_last = is_last
+        self.space, self.is_last = space, is_last
 
     def put(self, value: torch.Tensor) -> None:
         """Hand on the ids of new tokens."""
@@ -530,9 +515,8 @@ def _check_names(parameters: Iterable[str]) -> None:
 def _check_model(model: Any) -> None:
     """Raise a `ValueError` for a model that cannot translate."""
     if not (model.config.is_encoder_decoder and model.can_generate()):
-        raise ValueError(
-            f"`model` must be an encoder-decoder with `generate()`, but is {type(model).__name__} instead."
-        )
+        kind = type(model).__name__
+        raise ValueError(f"`model` must be an encoder-decoder with `generate()`, but is {kind} instead.")
     broken = sorted(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The model's weights must be finite numbers, but are not in {first_three(broken)}.")

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, MaxTimeCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import heedful
-from heedful import HeedConfig, HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration, prepare_for_inference
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.search import best_tokens
 from heedful.modeling_heed import HeedFeedForward
@@ -127,17 +127,15 @@ def test_what_generate_does_to_the_next_token_happens_here_too(model, beams):
         assert torch.equal(ours, theirs), arguments
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(model, beams):
+def test_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(model):
     batch = make_batch(4, sentences=9)
-    decoder = NativeDecoder(model)
-    together = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=beams)
-    for number, tokens in enumerate(together):
-        length = int(batch["attention_mask"][number].sum())
-        one = {"input_ids": batch["input_ids"][number : number + 1, :length]}
-        alone = model.generate(**decoder.encoded(**one), custom_generate=decoder, num_beams=beams)[0]
-        assert tokens[: len(alone)].tolist() == alone.tolist()
-        assert set(tokens[len(alone) :].tolist()) <= {0}
+    with prepare_for_inference(model):
+        for beams in (1, 4):
+            for number, tokens in enumerate(model.generate(**batch, num_beams=beams)):
+                length = int(batch["attention_mask"][number].sum())
+                alone = model.generate(batch["input_ids"][number : number + 1, :length], num_beams=beams)[0]
+                assert tokens[: len(alone)].tolist() == alone.tolist()
+                assert set(tokens[len(alone) :].tolist()) <= {0}
 
 
 def test_int8_stays_close_to_float32():
@@ -221,8 +219,9 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
 
 
 def test_there_may_be_more_beams_than_tokens():
-    model = make_model({"vocab_size": 6})
-    ours, theirs = both(model, {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8)
+    ours, theirs = both(
+        make_model({"vocab_size": 6}), {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}, num_beams=8
+    )
     assert torch.equal(ours, theirs)
 
 

@@ -2,10 +2,11 @@
 
 import copy
 import io
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,30 +110,17 @@ def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(mod
     assert not steps
 
 
-def test_a_streamer_is_fed_token_by_token(model, steps):
-    class Streamer:
-        def __init__(self):
-            self.parts = []
-
-        def put(self, tokens):
-            self.parts.append(tokens)
-
-        def end(self):
-            self.parts.append(None)
-
+def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
     batch = {name: rows[:1] for name, rows in make_batch(4).items()}
-    prepare_for_inference(model)
-    streamer = Streamer()
-    tokens = model.generate(**batch, streamer=streamer)
-    assert len(streamer.parts) == tokens.shape[1] + 1
-    assert "step" not in steps
-
-
-def test_a_cache_that_is_handed_in_is_filled(model):
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     prepare_for_inference(model)
-    tokens = model.generate(**make_batch(4), past_key_values=cache)
+    streamed = []
+    streamer = SimpleNamespace(put=streamed.append, end=lambda: streamed.append(None))
+    tokens = model.generate(**batch, streamer=streamer)
+    assert len(streamed) == tokens.shape[1] + 1
+    assert torch.equal(model.generate(**batch, past_key_values=cache), tokens)
     assert cache.get_seq_length() == tokens.shape[1] - 1
+    assert "step" not in steps
 
 
 def test_generate_takes_what_it_took_before(model, steps):
@@ -192,11 +180,13 @@ def test_changed_weights_are_packed_anew(model, steps):
     assert torch.equal(model.generate(**batch, num_beams=2), after)
 
 
-def test_what_comes_in_between_is_told_once_and_takes_part(model, steps):
-    batch = make_batch(8)
+def test_what_comes_in_between_is_warned_of_once_and_takes_part(model, steps):
+    batch, seen = make_batch(12), []
     prepare_for_inference(model)
-    seen = []
-    handle = model.model.decoder.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    layer = model.model.decoder.layers[0]
+    before, forward = model.generate(**batch), layer.forward
+    steps.clear()
+    handle = layer.register_forward_hook(lambda *_: seen.append(1))
     with pytest.warns(UserWarning, match="as if the model was not prepared.*forward hooks"):
         model.generate(**batch)
     with warnings.catch_warnings():
@@ -205,8 +195,13 @@ def test_what_comes_in_between_is_told_once_and_takes_part(model, steps):
     assert seen
     assert not steps
     handle.remove()
-    model.generate(**batch)
+    assert torch.equal(model.generate(**batch), before)
     assert "step" in steps
+    layer.forward = lambda *args, **kwargs: 0.3 * forward(*args, **kwargs) + 1
+    with pytest.warns(UserWarning, match="forward hooks"):
+        assert not torch.equal(model.generate(**batch), before)
+    del layer.forward
+    assert torch.equal(model.generate(**batch), before)
 
 
 def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
@@ -233,17 +228,9 @@ def test_threads_may_generate_at_the_same_time(model):
     prepare_for_inference(model)
     batches = [make_batch(seed) for seed in range(4)]
     expected = [model.generate(**batch, num_beams=3) for batch in batches]
-    found = [None] * len(batches)
-
-    def generate(number):
-        found[number] = model.generate(**batches[number], num_beams=3)
-
-    threads = [threading.Thread(target=generate, args=(number,)) for number in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda batch: model.generate(**batch, num_beams=3), batches))
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
@@ -261,17 +248,16 @@ def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
         prepare_for_inference(model, "int8")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_models_of_other_types_go_on_with_what_was_encoded(dtype):
-    model = make_model({}).to(dtype)
-    batch = make_batch(10)
-    torch.manual_seed(3)
-    before = model.generate(**batch, do_sample=True, top_k=1)
-    prepare_for_inference(model)
-    assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
-    with torch.no_grad():
-        assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
-        assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
+def test_models_of_other_types_go_on_with_what_was_encoded():
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        model, batch = make_model({}).to(dtype), make_batch(10)
+        torch.manual_seed(3)
+        before = model.generate(**batch, do_sample=True, top_k=1)
+        prepare_for_inference(model)
+        assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
+        with torch.no_grad():
+            assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
+            assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
 
 
 @needs_peft_of_transformers
@@ -289,27 +275,14 @@ def test_a_prefix_of_peft_is_not_left_out(model):
         assert torch.equal(adapted.generate(**batch, do_sample=False), before)
 
 
-def test_a_forward_of_a_modules_own_takes_part(model):
-    batch = make_batch(12)
-    prepare_for_inference(model)
-    layer = model.model.decoder.layers[0]
-    before, forward = model.generate(**batch), layer.forward
-    layer.forward = lambda *args, **kwargs: 0.3 * forward(*args, **kwargs) + 1
-    with pytest.warns(UserWarning, match="forward hooks"):
-        changed = model.generate(**batch)
-    assert not torch.equal(changed, before)
-    del layer.forward
-    assert torch.equal(model.generate(**batch), before)
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_a_watermark_that_knows_its_rows_is_set_in_each(model, beams):
+def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
     settings = {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
-    settings |= {"eos_token_id": [2, *range(5, 40)], "num_beams": beams}
+    settings |= {"eos_token_id": [2, *range(5, 40)]}
     batch = make_batch(1)
-    before = model.generate(**batch, **settings)
+    before = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
     with prepare_for_inference(model):
-        assert torch.equal(model.generate(**batch, **settings), before)
+        found = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
+    assert all(map(torch.equal, found, before))
 
 
 def test_a_model_without_version_counters_can_be_prepared():

@@ -132,7 +132,7 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label.
+        """Shift `(batch, target_length)` labels right by one: the decoder reads what comes before each label.
 
         A `ValueError` says if they are padded on the left, where the decoder's start would stand before the padding.
         """

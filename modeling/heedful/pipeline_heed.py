@@ -383,7 +383,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 
     def _counts(self, generated: torch.Tensor, options: Any, stops: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count the tokens of sequences (B·N, T), their end included, and tell which of them have ended."""
+        """Count the tokens of sequences (B·N, T), their end included, and say which of them have ended."""
         ends = self._setting(options, "eos_token_id")
         is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
         ended = is_end.any(dim=1)

@@ -160,8 +160,8 @@ def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
         raise ValueError(
-            f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since, by a "
-            f"fault or by somebody. If it is meant, delete {CHECKSUMS_FILE}, which remembers them."
+            f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since. If that "
+            f"is meant, delete {CHECKSUMS_FILE}, which remembers them."
         )
 
 

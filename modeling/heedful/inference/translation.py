@@ -214,8 +214,8 @@ class Translator:
 
         An empty or blank sentence gives empty translations without asking the model. One warning says how many
         sentences reached the length limit before </s>; their `Translation.finished` is False. Another one says how
-        many were longer than any source that the model has learned from, as far as its generation config tells it
-        (else `max_position_embeddings` does). With `do_sample` in the model's generation config, results are random
+        many were longer than any source that the model has learned from, as its generation config says (else
+        `max_position_embeddings` does). With `do_sample` in the model's generation config, results are random
         and depend on the batch.
 
         Args:
@@ -472,9 +472,12 @@ class Translator:
             from heedful.pipeline_heed import split_sentences
 
             whole, rows = rows, []
-            for pair, (number, text) in zip(whole, texts, strict=True):
-                parts = [(number, part) for part, _ in split_sentences(text) if trimmed(part)]
-                rows += [pair] if len(pair[1]) <= trained else self._encoded(parts, tally.search)
+            for row, (number, text) in zip(whole, texts, strict=True):
+                if len(row[1]) > trained:
+                    parts = [(number, part) for part, _ in split_sentences(text) if trimmed(part)]
+                    rows += self._encoded(parts, tally.search)
+                else:
+                    rows.append(row)
         return [(number, row) for number, row in rows if tally.keeps(number, row)]
 
     def _encoded(self, texts: list[tuple[int, str]], search: Search) -> list[tuple[int, list[int]]]:

@@ -155,7 +155,7 @@ def library() -> Any:
     if capability not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[capability]
-    # Whether it multiplies bytes in one instruction, as far as this torch can tell.
+    # Whether it multiplies bytes in one instruction, as far as this torch knows.
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if capability == "AVX512" and found.get("avx512_vnni"):
         flags.append("-mavx512vnni")

@@ -159,10 +159,9 @@ def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
-        raise ValueError(
-            f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since. If that "
-            f"is meant, delete {CHECKSUMS_FILE}, which remembers them."
-        )
+        must = f"The model in {folder} must be the one that was saved there"
+        cure = f"If that is meant, delete {CHECKSUMS_FILE}, which remembers them."
+        raise ValueError(f"{must}, but {listed(changed)} changed since. {cure}")
 
 
 def is_adapter(folder: Path) -> bool:

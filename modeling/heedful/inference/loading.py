@@ -18,12 +18,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, import_extra, listed, read_object
 from heedful.inference.search_settings import SEARCH_SETTINGS
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
 ADAPTER_FILE = "adapter_config.json"
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
 # Models of transformers that `heedful convert` makes Heed models of.
@@ -50,10 +46,8 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
     if (resolved.index or 0) >= count:
-        raise ValueError(
-            f"`device` must be one that this machine has, but is {str(device)!r} instead"
-            f" (there are {count} {resolved.type} devices here)."
-        )
+        found = f"there are {count} {resolved.type} devices here"
+        raise ValueError(f"`device` must be one that this machine has, but is {str(device)!r} instead ({found}).")
     return resolved
 
 
@@ -71,21 +65,18 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
             raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
         return folder
     if not HUB_ID.fullmatch(str(model)):
-        raise FileNotFoundError(
-            f"{folder} must be a folder with a model, or the id of a model on the Hub, but does not exist."
-        )
+        must = f"{folder} must be a folder with a model, or the id of a model on the Hub"
+        raise FileNotFoundError(f"{must}, but does not exist.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    wanted: Any = {"revision": revision, "allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
     try:
-        fetched = snapshot_download(
-            str(model), revision=revision, allow_patterns=FETCHED_FILES, ignore_patterns=IGNORED_FILES
-        )
+        fetched = snapshot_download(str(model), **wanted)
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
         place = f"{model} at revision {revision}" if revision else str(model)
-        raise FileNotFoundError(
-            f"{place} must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
-        ) from error
+        reason = f"must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
+        raise FileNotFoundError(f"{place} {reason}") from error
     return Path(fetched)
 
 
@@ -140,10 +131,8 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
             raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [
-        f"{name} {tuple(found)} instead of {tuple(wanted)}"
-        for name, found, wanted in report.get("mismatched_keys", ())
-    ]
+    wrong = report.get("mismatched_keys", ())
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in wrong]
     if shapes:
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
@@ -180,10 +169,8 @@ def adapted_model(folder: Path) -> Path:
     try:
         return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
-            "neither a folder here nor a model on the Hub."
-        ) from error
+        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
+        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
 
 
 def is_exported(folder: Path) -> bool:
@@ -227,10 +214,8 @@ def _merged(folder: Path) -> "PreTrainedModel":
     seen = {folder.resolve()}
     while is_adapter(below):  # trained on an adapter
         if below.resolve() in seen:
-            raise ValueError(
-                f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model, but leads to an adapter "
-                f"that leads back to itself: {below}."
-            )
+            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
+            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
         seen.add(below.resolve())
         below = adapted_model(below)
     model = load_model(base)
@@ -303,5 +288,5 @@ def _check_files(folder: Path) -> None:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
     read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        names = ", ".join(WEIGHT_FILES)
-        raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
+        must = f"{folder} must hold the weights of a model"
+        raise FileNotFoundError(f"{must}, but has none of {', '.join(WEIGHT_FILES)}.")

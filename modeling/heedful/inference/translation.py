@@ -94,20 +94,14 @@ class Tally:
             limit = f"{config.max_new_tokens} tokens"
             limit += "" if beyond is None else f", or {beyond} more than the source has,"
             raised = "`max_new_tokens`" if beyond is None else "`max_new_tokens` or `tokens_beyond_source`"
-            warnings.warn(
-                f"{self.unfinished} {were} cut off at {limit} before </s>: raise {raised}, or look whether the model"
-                " repeats itself.",
-                stacklevel=3,
-            )
+            cure = f"raise {raised}, or look whether the model repeats itself"
+            warnings.warn(f"{self.unfinished} {were} cut off at {limit} before </s>: {cure}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
                 result += ": `split` (of `translate_lines`, `--split`) takes them apart"
-            warnings.warn(
-                f"{_counted(self.long)} longer than the {self.search.trained} tokens that the model has learned from,"
-                f" and may be {result}.",
-                stacklevel=3,
-            )
+            learned = f"the {self.search.trained} tokens that the model has learned from"
+            warnings.warn(f"{_counted(self.long)} longer than {learned}, and may be {result}.", stacklevel=3)
         if self.skipped:
             warnings.warn(f"{_counted(self.skipped)} too long to be {done}, and left empty.", stacklevel=3)
 
@@ -155,10 +149,8 @@ class Translator:
         if ensemble or exported:
             engine = "generate" if ensemble else exported[0]
         if engine == "generate" and precision != "float32":
-            raise ValueError(
-                f"`precision` must be float32 with the engine generate, which computes as the model is, but is "
-                f"{precision!r} instead."
-            )
+            must = "`precision` must be float32 with the engine generate, which computes as the model is"
+            raise ValueError(f"{must}, but is {precision!r} instead.")
         self.model: Any = model
         self.tokenizers, self.engine, self.precision, self.ensemble = tokenizers, engine, precision, ensemble
         self._engines: dict[str, Engine] = {}
@@ -316,10 +308,11 @@ class Translator:
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
         self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
         if self.engine == "ctranslate2" or self.precision != "float32" or self.ensemble:
-            raise ValueError(
+            must = (
                 "`engine` and `precision` must be left out to score pairs, which the model itself does, and `ensemble`"
-                f" too, but are {self.engine}, {self.precision} and {len(self.ensemble)} models instead."
             )
+            given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
+            raise ValueError(f"{must} too, but are {given} instead.")
         limits = position_limit(self.model.config), self._longest_trained()
         search = Search(self.model.generation_config, token_budget, target_language, *limits, keep_going=keep_going)
         return self._score_stream(pairs, chunk_size, Tally(search))
@@ -399,11 +392,9 @@ class Translator:
     def _prepare_to_draw(self, config: "GenerationConfig", split: bool) -> None:
         """Let a search draw translations: greedy search takes the largest of the noisy logits."""
         if self.engine == "ctranslate2" or split or rows_per_sentence(config) > 1:
-            raise ValueError(
-                "`sampling` must come with one beam, one translation of each line, no `split` and another engine than "
-                f"ctranslate2, but comes with {config.num_beams}, {config.num_return_sequences}, {split} and "
-                f"{self.engine} instead."
-            )
+            must = "one beam, one translation of each line, no `split` and another engine than ctranslate2"
+            given = f"{config.num_beams}, {config.num_return_sequences}, {split} and {self.engine}"
+            raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:

@@ -28,6 +28,11 @@ ENGINES = {"native": "heedful.inference.native.engine", "ctranslate2": "heedful.
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
 Progress = Callable[[int], Any]  # gets how many more sentences or lines are done
+Sources = Sequence[Sequence[int]]  # token ids of sentences
+
+
+def ignored(count: int) -> None:
+    """Take the progress of a search that nothing shows."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,13 @@ class Engine(Protocol):
         return
 
     def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: Any,
-        token_budget: int,
-        processors: Processors | None = None,
-        progress: Progress = lambda count: None,
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
         The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
-        sentence keep within the budget. `progress` gets the number of sentences that are done since its last call.
+        sentence keep within the budget. `processors` are of type `Processors`, and `progress` gets the number of
+        sentences that are done since its last call.
         """
 
 
@@ -95,12 +96,7 @@ class GenerateEngine(Engine):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
     def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: Any,
-        token_budget: int,
-        processors: Processors | None = None,
-        progress: Progress = lambda count: None,
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
         """Translate batch by batch."""
         settings = copy.deepcopy(config)

@@ -27,6 +27,7 @@ from heedful.inference.engines import (
     Progress,
     engine_module,
     evaluation_mode,
+    ignored,
     rows_per_sentence,
 )
 from heedful.inference.loading import is_exported, load_model, load_tokenizers, model_folder, resolve_device
@@ -61,7 +62,7 @@ class Search:
     split: bool = False
     keep_going: bool = False
     sampling: "SeededSampling | None" = None
-    progress: Progress = lambda count: None
+    progress: Progress = ignored
 
 
 @dataclass
@@ -242,7 +243,7 @@ class Translator:
         split: bool = False,
         keep_going: bool = False,
         sampling: "SeededSampling | None" = None,
-        progress: Progress = lambda count: None,
+        progress: Progress = ignored,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
         """Translate a stream of lines that need not fit in memory, for example an open file.

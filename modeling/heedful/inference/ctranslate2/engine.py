@@ -6,7 +6,6 @@ hypothesis has a better score than the worst finished one. CTranslate2 has no su
 """
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +22,15 @@ from heedful.inference.ctranslate2.specification import (
     save_model,
     vocabulary,
 )
-from heedful.inference.engines import Engine, Hypothesis, Processors, Progress, rows_per_sentence
+from heedful.inference.engines import Engine, Hypothesis, Progress, Sources, ignored, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
 from heedful.inference.native.conditions import Fingerprint
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
 
-ComputeType = Literal[
-    "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
-]
+Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]
+ComputeType = Literal["float32", "int8", "int16", "float16", "bfloat16", Mixed]
 METADATA_FILE = "heed.json"
-MODEL_FILE = "model.bin"
 FORMAT_VERSION = 1
 # In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
 # scores are divided by 1 with this number too.
@@ -108,12 +105,7 @@ class CTranslate2Engine(Engine):
         check_settings(config, self.model.config)
 
     def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: Any,
-        token_budget: int,
-        processors: Processors | None = None,
-        progress: Progress = lambda count: None,
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
         """Translate sentences, without logits processors, as `Engine.search` says; `check` says of which configs.
 
@@ -199,14 +191,13 @@ def check_settings(config: Any, model_config: Any) -> None:
     if beams > 1:
         require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
     if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
+        rule = "CTranslate2's beam search, which ends a sentence with its `num_beams`-th finished hypothesis"
         raise ValueError(
-            "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "
-            f"`num_beams`-th finished hypothesis, but is {config.early_stopping!r} instead: ask for it "
+            f"`early_stopping` must be True in {rule}, but is {config.early_stopping!r} instead: ask for it "
             "(`translate(…, early_stopping=True)`, `heedful translate --early-stopping`), or take another engine."
         )
-    require(
-        start in (None, own), "decoder_start_token_id", f"be {own} with CTranslate2, as in the model's config", start
-    )
+    must = f"be {own} with CTranslate2, as in the model's config"
+    require(start in (None, own), "decoder_start_token_id", must, start)
 
 
 make_engine = CTranslate2Engine
@@ -222,10 +213,8 @@ def check_compute_type(name: str, device: torch.device, field: str) -> None:
     kind, index = _place(device)
     supported = import_ctranslate2().get_supported_compute_types(kind, index)
     if name not in supported:
-        raise ValueError(
-            f"`{field}` must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this "
-            f"{kind}, but is {name!r} instead."
-        )
+        must = f"must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {kind}"
+        raise ValueError(f"`{field}` {must}, but is {name!r} instead.")
 
 
 def _place(device: torch.device) -> tuple[str, int]:
@@ -236,9 +225,8 @@ def _place(device: torch.device) -> tuple[str, int]:
         raise ValueError(f"`device` must be cpu or cuda for CTranslate2, but is {str(device)!r} instead.")
     index, count = device.index or 0, import_ctranslate2().get_cuda_device_count()
     if index >= count:
-        raise ValueError(
-            f"`device` must be one that CTranslate2 finds, but is {str(device)!r} instead (it finds {count})."
-        )
+        found = f"{str(device)!r} instead (it finds {count})"
+        raise ValueError(f"`device` must be one that CTranslate2 finds, but is {found}.")
     return "cuda", index
 
 
@@ -255,14 +243,11 @@ def _open(folder: Path, device: torch.device, compute_type: ComputeType) -> Any:
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA_FILE
     if not path.is_file():
-        raise ValueError(
-            f"{folder} must be written by `heedful export ctranslate2`, but has no {path.name} beside its model."
-        )
+        must = f"{folder} must be written by `heedful export ctranslate2`"
+        raise ValueError(f"{must}, but has no {path.name} beside its model.")
     metadata = read_object(path)
-    found = metadata.get("format_version")
+    found, exporter = metadata.get("format_version"), metadata.get("heed_version", "of another version")
     if found != FORMAT_VERSION:
-        raise ValueError(
-            f"`format_version` of {path} must be {FORMAT_VERSION}, but is {found} instead: the folder was exported by "
-            f"Heed {metadata.get('heed_version', 'of another version')}. Export the model again with this one."
-        )
+        must = f"`format_version` of {path} must be {FORMAT_VERSION}, but is {found} instead"
+        raise ValueError(f"{must}: Heed {exporter} exported the folder. Export the model again with this one.")
     return metadata

@@ -33,40 +33,43 @@ _HOMES = {
     "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
-    "alignment_errors": "heedful.inference.attention.measures",
-    "attention_entropy": "heedful.inference.attention.measures",
     "attention_map": "heedful.inference.attention.maps",
     "attention_maps": "heedful.inference.attention.maps",
-    "attention_rollout": "heedful.inference.attention.measures",
     "compare_translations": "heedful.evaluation.comparison",
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
-    "dual_cross_entropy": "heedful.inference.scoring",
     "make_recipe": "heedful.training.recipe_file",
     "prepare_for_inference": "heedful.inference.native.engine",
     "read_recipe": "heedful.training.recipe_file",
-    "record_gates": "heedful.inference.attention.recording",
     "train": "heedful.training.run",
+    "write_attention_report": "heedful.inference.attention.report",
+}
+# Names that were exported until 0.1, each with the module that has it.
+_MOVED = {
+    "NativeDecoder": "heedful.inference.native.decoder",
+    "alignment_errors": "heedful.inference.attention.measures",
+    "attention_entropy": "heedful.inference.attention.measures",
+    "attention_rollout": "heedful.inference.attention.measures",
+    "dual_cross_entropy": "heedful.inference.scoring",
+    "record_gates": "heedful.inference.attention.recording",
     "word_alignment": "heedful.inference.attention.measures",
     "word_attention": "heedful.inference.attention.measures",
-    "write_attention_report": "heedful.inference.attention.report",
     "write_run_card": "heedful.publishing.run_card",
 }
-# Names that go with the next version: where they are, and what to use.
-_DEPRECATED = {
-    "NativeDecoder": ("heedful.inference.native.decoder", "`prepare_for_inference(model)`, or `Translator`"),
-}
+# What to use in place of those that are no part of an interface any more.
+_INSTEAD = {"NativeDecoder": "`prepare_for_inference(model)`, or `Translator`"}
 __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str):
     """Import a public name at its first use."""
-    home = _HOMES.get(name)
-    if name in _DEPRECATED:
-        home, instead = _DEPRECATED[name]
-        warnings.warn(f"`heedful.{name}` goes with the next version: use {instead}.", FutureWarning, stacklevel=2)
+    home = _HOMES.get(name) or _MOVED.get(name)
     if home is None:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
+    if name in _MOVED:
+        instead = _INSTEAD.get(name, f"`from {home} import {name}`")
+        advice = f"`from heedful import {name}` will be removed: use {instead}."
+        warnings.warn(advice, FutureWarning, stacklevel=2)
     return getattr(importlib.import_module(home), name)
 
 

@@ -35,9 +35,8 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
         return arguments
     if other != CACHE and other == "past_key_values" and not torch.compiler.is_compiling():
         # As transformers' own models say, though Heed's go on to take it.
-        warnings.warn(
-            "`past_key_values` is deprecated in transformers: use `cache` instead.", FutureWarning, stacklevel=4
-        )
+        message = "`past_key_values` is deprecated in transformers: use `cache` instead."
+        warnings.warn(message, FutureWarning, stacklevel=4)
     given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
     if len(given) == 2 and given[0] is not given[1]:
         raise ValueError(
@@ -62,10 +61,9 @@ def given_cache(cache: Any, others: Any) -> Any:
 
 
 def cached_signature(method: Callable) -> Callable:
-    """Cache the signature of a decorated method: `generate()` inspects it at every token.
+    """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
 
-    To read it off takes as long as an attention or a recurrent cell of a small model. The parameter `cache` has the
-    name that a peer's has under the installed version.
+    It is cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
     """
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]

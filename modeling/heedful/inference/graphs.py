@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import CompileConfig
 
 from heedful.configuration_base_heed import position_limit
-from heedful.fast_paths_heed import runs_known_code, runs_plainly
+from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.loading import first_line
 
@@ -43,7 +43,7 @@ def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -
         and asked_of(settings).keys() <= known
         and not any(getattr(settings, name) for name in OWN_CHOICES)
         and sentences * (settings.num_beams * steps + longest) <= MOST_POSITIONS
-        and runs_plainly()
+        and is_eager()
         and runs_known_code(model)
         # Neither quantized nor spread over processes, devices or the disk.
         and all(type(weight) is torch.nn.Parameter and weight.device == model.device for weight in model.parameters())

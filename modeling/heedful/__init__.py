@@ -30,7 +30,6 @@ _HOMES = {
     "HeedText2TextPipeline": "heedful.pipeline_heed",
     "HeedTranslationPipeline": "heedful.pipeline_heed",
     "MinimumBayesRisk": "heedful.inference.strategies.minimum_bayes_risk",
-    "NativeDecoder": "heedful.inference.native.decoder",
     "SeededSampling": "heedful.inference.strategies.sampling",
     "TokenizerPair": "heedful.data.tokenization",
     "Translator": "heedful.inference.translation",
@@ -40,13 +39,14 @@ _HOMES = {
     "draw_attention": "heedful.inference.attention.drawing",
     "draw_attention_grid": "heedful.inference.attention.drawing",
     "make_recipe": "heedful.training.recipe_file",
-    "prepare_for_inference": "heedful.inference.native.prepared_model",
+    "prepare_for_inference": "heedful.inference.native.engine",
     "read_recipe": "heedful.training.recipe_file",
     "train": "heedful.training.run",
     "write_attention_report": "heedful.inference.attention.report",
 }
 # Names that were exported until 0.1, each with the module that has it.
 _MOVED = {
+    "NativeDecoder": "heedful.inference.native.decoder",
     "alignment_errors": "heedful.inference.attention.measures",
     "attention_entropy": "heedful.inference.attention.measures",
     "attention_rollout": "heedful.inference.attention.measures",
@@ -56,6 +56,8 @@ _MOVED = {
     "word_attention": "heedful.inference.attention.measures",
     "write_run_card": "heedful.publishing.run_card",
 }
+# What to use in place of those that are no part of an interface any more.
+_INSTEAD = {"NativeDecoder": "`prepare_for_inference(model)`, or `Translator`"}
 __all__ = [*_HOMES, "__version__"]
 
 
@@ -65,7 +67,8 @@ def __getattr__(name: str):
     if home is None:
         raise AttributeError(f"module 'heedful' has no attribute {name!r}")
     if name in _MOVED:
-        advice = f"`from heedful import {name}` will be removed: use `from {home} import {name}`."
+        instead = _INSTEAD.get(name, f"`from {home} import {name}`")
+        advice = f"`from heedful import {name}` will be removed: use {instead}."
         warnings.warn(advice, FutureWarning, stacklevel=2)
     return getattr(importlib.import_module(home), name)
 

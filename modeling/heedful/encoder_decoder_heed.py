@@ -17,7 +17,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_eager, is_unmodified
 from .loss_heed import OutputLoss, check_label_shape, mean_per_label, smoothed_cross_entropy
-from .versions_heed import by_name, cache_of, given_cache, with_known_signature
+from .versions_heed import by_name, cache_of, cached_signature, given_cache
 
 Count = int | torch.Tensor | None
 
@@ -131,7 +131,7 @@ class OutputLayer(nn.Module):
         if self.config.shares_target_and_output_embeddings:
             self._tied_weights_keys["lm_head.weight"] = f"model.{owner}.embed_tokens.weight"
 
-    @with_known_signature
+    @cached_signature
     @can_return_tuple
     def forward(
         self,

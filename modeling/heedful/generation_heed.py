@@ -1,7 +1,4 @@
-"""What Heed's Transformer and recurrent models share around `generate()`: its arguments, its lengths, its scores.
-
-The pipeline and the package read the lengths and the checks from here too.
-"""
+"""What Heed's Transformer and recurrent models share around `generate()`: its arguments, its lengths, its scores."""
 
 import copy
 import functools
@@ -18,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
-from .versions_heed import CACHE, cache_of, given_cache, rename_cache, with_known_signature
+from .versions_heed import CACHE, cache_of, cached_signature, given_cache, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound. transformers' own, 20
 # tokens, cuts ordinary sentences; one that grows with the longest source of a batch makes results depend on the batch.
@@ -35,36 +32,29 @@ def check_strategy_arguments(arguments: dict[str, Any]) -> None:
     if not callable(arguments.get("custom_generate")):
         return
     for name in KEPT_FROM_STRATEGIES:
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"`{name}` must be None with a `custom_generate`, to which transformers hands none, but is a "
-                f"{type(arguments[name]).__name__} instead."
-            )
+        if (given := arguments.get(name)) is not None:
+            must = f"`{name}` must be None with a `custom_generate`, to which transformers hands none"
+            raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
 
 
 def check_generate_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
-        raise ValueError(
-            f"`custom_generate` must be an object such as {strategy.__name__}(…), but is the class itself instead."
-        )
+        must = f"`custom_generate` must be an object such as {strategy.__name__}(…)"
+        raise ValueError(f"{must}, but is the class itself instead.")
     check_strategy_arguments(kwargs)
     sources = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
     if is_ids and (source.dim() != 2 or not source.numel()):
-        raise ValueError(
-            "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least, but are of "
-            f"shape {tuple(source.shape)} instead."
-        )
+        must = "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least"
+        raise ValueError(f"{must}, but are of shape {tuple(source.shape)} instead.")
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
-        raise ValueError(
-            f"`decoder_input_ids` must have a row for each of the {len(source)} sources, "
-            f"but have {len(prompt)} instead."
-        )
+        must = f"`decoder_input_ids` must have a row for each of the {len(source)} sources"
+        raise ValueError(f"{must}, but have {len(prompt)} instead.")
 
 
 def stopped(
@@ -92,32 +82,27 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
     if read and given <= read:
-        raise ValueError(
-            f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`, "
-            f"but are {given} tokens instead."
-        )
+        must = f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`"
+        raise ValueError(f"{must}, but are {given} tokens instead.")
     if read and kwargs.get("decoder_attention_mask") is None:
         kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
 
 
-def warn_of_unread_settings(config: GenerationConfig, strategy: Any) -> None:
+def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
     """Warn where a generation config has settings of Heedful's beam search, and transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
-    unread = [name for name in names if getattr(config, name, None) not in (None, "power")]
-    if unread and not callable(strategy):
-        settings = " and ".join(f"`{name}`" for name in unread)
-        warnings.warn(
-            f"`generate()` does not read {settings} of the generation config: give it "
-            "`custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`.",
-            stacklevel=4,
-        )
+    ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
+    if ignored and not callable(strategy):
+        cure = "give it `custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`"
+        message = f"`generate()` does not read {' and '.join(ignored)} of the generation config: {cure}."
+        warnings.warn(message, stacklevel=4)
 
 
 def weights_that_are_no_numbers(model: Any) -> Iterator[str]:
     """Name the parameters of a model that hold infinity or not-a-number, which make every output worthless."""
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
-        # Of quantized weights, those spread over processes, and those on disk, nothing can be told.
+        # Quantized weights, those spread over processes, and those on disk cannot be looked at.
         is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
         if is_plain and weights.numel() and not weights.is_meta:
             extremes = torch.stack(torch.aminmax(weights))
@@ -147,10 +132,9 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels right by one: the decoder reads what stands before each label.
+        """Shift `(batch, target_length)` labels right by one: the decoder reads what comes before each label.
 
-        Raises:
-            ValueError: If labels are padded on the left, where the decoder's start would stand before the padding.
+        A `ValueError` says if they are padded on the left, where the decoder's start would stand before the padding.
         """
         _check_padding_side(labels)
         # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
@@ -162,20 +146,18 @@ class HeedGenerationMixin(GenerationMixin):
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate as transformers does, with tokens counted by the target's vocabulary where it has another size.
 
-        Raises:
-            ValueError: If a callable `custom_generate` would not be given the `streamer`, `assistant_model` or
-                `tokenizer`, `decoder_input_ids` have not a row for each source, or there is no batch of sources.
+        What transformers would drop silently is a `ValueError`, see `check_generate_arguments`.
         """
         check_generate_arguments(args, rename_cache(kwargs))
         config = kwargs.get("generation_config") or self.generation_config
-        warn_of_unread_settings(config, kwargs.get("custom_generate"))
+        warn_ignored_settings(config, kwargs.get("custom_generate"))
         given: Any = kwargs.get(CACHE)
         if isinstance(given, Cache):
             given.is_the_users = True  # type: ignore[attr-defined] # it must be filled
             if not callable(kwargs.get("custom_generate")):
                 prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
-            kwargs.setdefault("max_length", None)  # or the folder's would be told to be in the way, at every call
+            kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
         is_unseen = only_tokens_are_returned(self, *args, **kwargs)
         strategy = kwargs.get("custom_generate")
         is_ours = str(getattr(strategy, "__module__", None)).startswith(f"{__name__.rpartition('.')[0]}.")
@@ -195,10 +177,7 @@ class HeedGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Return the score of each generated token, `(rows, steps)`, 0 behind the end of a beam, as transformers does.
-
-        Its own takes the source's vocabulary for the target's.
-        """
+        """Return each generated token's score, 0 behind a beam's end; transformers' takes the source's vocabulary."""
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
         steps = int((beam_indices >= 0).sum(-1).max())
@@ -212,8 +191,12 @@ class CachedGenerationMixin(HeedGenerationMixin):
     """`generate()` of a model that keeps keys and values, whose hypotheses share their source."""
 
     lm_head: Any
-    # What encodes and searches in place of the modules, as long as `heedful.prepare_for_inference` holds.
+    # The model's preparation by `heedful.prepare_for_inference`, whose packed weights encode and search.
     prepared: Any = None
+
+    def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the encoder, of a prepared model one that reads the packed weights where they give the same."""
+        return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     def _expand_inputs_for_generation(
         self,
@@ -255,7 +238,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         """
         return attention_mask
 
-    @with_known_signature
+    @cached_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: Any,
@@ -290,8 +273,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Search with beams, as transformers does, and compile the step where it would for greedy search."""
-        found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
-        if found is not None:
+        if self.prepared is not None and (found := self.prepared.decode(*args, **kwargs)) is not None:
             return found
         config, searching = kwargs["generation_config"], self
         is_asked_for = config.compile_config and config.cache_implementation == "static" and not config.disable_compile

@@ -271,8 +271,6 @@ class HeedEncoder(HeedStack):
         "layers.*.feed_forward.fc_gate": "colwise",
         "layers.*.feed_forward.fc2": "rowwise",
     }
-    # What encodes instead of the layers, see `CachedGenerationMixin.prepared`.
-    prepared = None
 
     @merge_with_config_defaults
     @capture_outputs
@@ -299,11 +297,6 @@ class HeedEncoder(HeedStack):
         Raises:
             ValueError: If an id is outside the vocabulary, or the mask's width is not the source's length.
         """
-        if self.prepared is not None:
-            records = bool(kwargs.get("output_attentions") or kwargs.get("output_hidden_states"))
-            states = self.prepared.encode(input_ids, attention_mask, inputs_embeds, records)
-            if states is not None:
-                return BaseModelOutput(last_hidden_state=states)
         embeddings = self.embed(input_ids, inputs_embeds)
         check_length(embeddings.shape[1], attention_mask, self.longest_sequence)
         settings = self.attention_settings(kwargs.get("output_attentions"))
@@ -433,7 +426,7 @@ class HeedModel(EncoderDecoder, HeedPreTrainedModel):
         (self._tp_plan or {}).pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
 
 
-class HeedForConditionalGeneration(OutputLayer, HeedPreTrainedModel, CachedGenerationMixin):
+class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTrainedModel):
     """The whole of figure 1, with the final linear layer and the training loss; `forward` is that of `OutputLayer`."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}

@@ -33,7 +33,7 @@ from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
 from .pretrained_heed import HeedBaseModel
-from .versions_heed import CACHE, by_name, given_cache, with_known_signature
+from .versions_heed import CACHE, by_name, cached_signature, given_cache
 
 # Longest translation, in tokens, unless `generate()` gets another limit.
 DEFAULT_MAX_LENGTH = 512
@@ -470,7 +470,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         """Return that `generate()` makes no cache of keys and values: this model makes its own."""
         return False
 
-    @with_known_signature
+    @cached_signature
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,

@@ -2,8 +2,8 @@
 
 `pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
 `pipeline(model=..., trust_remote_code=True)` where it is not installed: this file travels with every model. It serves
-Heed's models, and Marian, BART, mBART, M2M100, NLLB and T5 too, whose languages are named in four ways (see
-`Languages`).
+Heed's models, and Marian, BART, mBART, M2M100 and NLLB too, whose languages are named in three ways (see `Languages`),
+and T5 with a `prefix`.
 
 Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
 """
@@ -91,7 +91,7 @@ class Piece:
 
 
 class Languages:
-    """How a checkpoint is told its languages; this one has one direction and is told nothing."""
+    """How a checkpoint selects its languages. This base class has one fixed direction."""
 
     def __init__(self, known: Iterable[str] = ()):
         self.known = tuple(known)  # the languages that may be named
@@ -113,12 +113,12 @@ class Languages:
         self.require(tgt_lang)
         try:
             return tokenizer(text, truncation=False, verbose=False)["input_ids"]
-        except Exception as error:  # a bare one of `tokenizers`, which does not tell the symbol
+        except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
 
     def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
-        """Return what `generate()` must be told about the target language."""
+        """Return the arguments of `generate()` that select the target language."""
         return {}
 
 
@@ -132,10 +132,10 @@ class TargetTags(Languages):
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise for an unknown target language, and for any source language: it would be ignored."""
         if src_lang is not None:
-            raise ValueError(
-                f"`src_lang` must be None for this model, which is told its target language ({', '.join(self.known)})"
-                f" only, but is {src_lang!r} instead."
+            must = (
+                f"`src_lang` must be None for this model, which selects its target language ({', '.join(self.known)})"
             )
+            raise ValueError(f"{must} only, but is {src_lang!r} instead.")
         super().check(None, tgt_lang)
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
@@ -174,30 +174,8 @@ class LanguageCodes(Languages):
         return {} if tgt_lang is None else {self.option: self.codes[tgt_lang]}
 
 
-class TaskPrefixes(Languages):
-    """The task stands before the text ("translate English to German: "), as T5's `task_specific_params` have it."""
-
-    def __init__(self, prefixes: dict[tuple[str, str], str]):
-        super().__init__(sorted({language for pair in prefixes for language in pair}))
-        self.prefixes = prefixes  # of each (source, target)
-
-    def require(self, tgt_lang: str | None) -> None:
-        """Accept everything: `encode` looks at both languages."""
-
-    def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode the prefix of the task and the source text as one."""
-        pair = (src_lang, tgt_lang)
-        if pair not in self.prefixes:
-            known = ", ".join(f"{source} and {target}" for source, target in self.prefixes)
-            raise ValueError(
-                f"`src_lang` and `tgt_lang` must be one of {known}, or `prefix` be given, but they are"
-                f" {src_lang!r} and {tgt_lang!r} instead."
-            )
-        return super().encode(tokenizer, self.prefixes[pair] + text, src_lang, tgt_lang)
-
-
 def languages_of(tokenizer: Any, model: Any) -> Languages:
-    """Find out how a checkpoint is told its languages, from its tokenizer and its config."""
+    """Return how a checkpoint selects its languages, by its tokenizer and its config."""
     added = {str(token): number for token, number in tokenizer.added_tokens_encoder.items()}
     for pattern, vocabulary in ((r"<2([A-Za-z0-9_-]+)>", added), (r">>(.+)<<", tokenizer.get_vocab())):
         tags = {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
@@ -208,13 +186,7 @@ def languages_of(tokenizer: Any, model: Any) -> Languages:
             token: number for token, number in added.items() if re.fullmatch(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", token)
         }
         return LanguageCodes(dict(codes), tokenizer, model)
-    tasks = getattr(model.config, "task_specific_params", None) or {}
-    prefixes = {
-        (match[1], match[2]): task["prefix"]
-        for name, task in tasks.items()
-        if (match := re.fullmatch(r"translation_(\w+)_to_(\w+)", name)) and "prefix" in task
-    }
-    return TaskPrefixes(prefixes) if prefixes else Languages()
+    return Languages()
 
 
 # The pipeline
@@ -266,7 +238,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             kwargs:
                 src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
                     `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
-                prefix: Text put before every source, in place of the one that T5's config has for the languages.
+                prefix: Text put before every source.
                 split_sentences: Whether each sentence is translated on its own. By default lines are taken
                     apart at their sentences only where they are longer than `max_source_tokens`. False gives the
                     model the whole text, line breaks included.
@@ -290,10 +262,8 @@ class HeedTranslationPipeline(ChunkPipeline):
             return super().__call__(inputs, **kwargs)
         check_are_several(inputs, "inputs")
         if isinstance(inputs, list | tuple):
-            texts = [_checked(text) for text in inputs]
-            # Texts of similar length share a batch; a stream keeps its order.
-            order = list(range(len(texts)))
-            if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:
+            texts, order = [_checked(text) for text in inputs], list(range(len(inputs)))
+            if not ROW_ARGUMENTS & {*self.defaults, *kwargs}:  # texts of similar length share a batch
                 order.sort(key=lambda number: -len(texts[number]))
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
@@ -324,10 +294,9 @@ class HeedTranslationPipeline(ChunkPipeline):
         max_source_tokens: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the pieces of one text as model inputs of shape (1, T)."""
-        languages = Languages() if prefix is not None and isinstance(self.languages, TaskPrefixes) else self.languages
 
         def encode(sentence: str) -> list[int]:
-            return languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
+            return self.languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
 
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
         # Beyond it a model has seldom seen a text, even if its positions go on.
@@ -337,10 +306,8 @@ class HeedTranslationPipeline(ChunkPipeline):
         for number, piece in enumerate(pieces):
             ids = encode(piece.text)
             if hard is not None and len(ids) > hard and piece.text:
-                raise ValueError(
-                    f"A {self.unit} must have at most {hard} tokens, but {piece.text[:40]!r}… has {len(ids)} instead:"
-                    " shorten it, or split it yourself."
-                )
+                must = f"A {self.unit} must have at most {hard} tokens"
+                raise ValueError(f"{must}, but {piece.text[:40]!r}… has {len(ids)} instead: shorten it, or split it.")
             inputs = torch.tensor([ids])
             model_inputs = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
             yield {**model_inputs, "piece": piece, "is_last": number == len(pieces) - 1}
@@ -373,7 +340,9 @@ class HeedTranslationPipeline(ChunkPipeline):
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
-        options = {**self.languages.generate_options(tgt_lang), **self._length(options), **options}
+        options = {**self.languages.generate_options(tgt_lang), **options}
+        if all(self._setting(options, name) is None for name in ("max_new_tokens", "max_length")):
+            options["max_new_tokens"] = min(filter(None, (DEFAULT_MAX_NEW_TOKENS, position_limit(self.model.config))))
         penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")
         penalty = 1.0 if penalty is None else penalty
         is_streamed = options.get("streamer") is not None
@@ -408,20 +377,13 @@ class HeedTranslationPipeline(ChunkPipeline):
         result["counts"][blank], result["scores"][blank], result["finished"][blank] = 0, 0.0, True
         return result | passed | {"penalty": torch.full((len(pieces),), float(penalty))}
 
-    def _length(self, options: dict[str, Any]) -> dict[str, int]:
-        """Return the length limit where nobody else sets one."""
-        if any(self._setting(options, name) is not None for name in ("max_new_tokens", "max_length")):
-            return {}
-        positions = position_limit(self.model.config)
-        return {"max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, positions or DEFAULT_MAX_NEW_TOKENS)}
-
     def _setting(self, options: dict[str, Any], name: str) -> Any:
         """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 
     def _counts(self, generated: torch.Tensor, options: Any, stops: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count the tokens of sequences (B·N, T), their end included, and tell which of them have ended."""
+        """Count the tokens of sequences (B·N, T), their end included, and say which of them have ended."""
         ends = self._setting(options, "eos_token_id")
         is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
         ended = is_end.any(dim=1)
@@ -435,9 +397,8 @@ class HeedTranslationPipeline(ChunkPipeline):
             text = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
-                decoded = self.target_tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
+                options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+                decoded = self.target_tokenizer.decode(ids, **options)
                 decoded = unicodedata.normalize("NFC", decoded)  # which a tokenizer of jamo leaves to us
                 text = _joined(text, decoded.strip() if len(model_outputs) > 1 else decoded) + output["piece"].space
             results.append({self.text_key: text})
@@ -448,18 +409,13 @@ class HeedTranslationPipeline(ChunkPipeline):
         unfinished = sum(not bool(output["finished"].all()) for output in model_outputs)
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)
-            warnings.warn(
-                f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'} cut off at {longest} tokens:"
-                " raise `max_new_tokens`, or look whether the model repeats itself.",
-                stacklevel=2,
-            )
+            count = f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'}"
+            cure = "raise `max_new_tokens`, or look whether the model repeats itself"
+            warnings.warn(f"{count} cut off at {longest} tokens: {cure}.", stacklevel=2)
         return results
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save the model, both tokenizers and this file, so that `pipeline(model=folder)` finds them all.
-
-        The other arguments are the model's `save_pretrained`'s.
-        """
+        """Save the model, with its `save_pretrained`'s arguments, both tokenizers and this file, for `pipeline()`."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.custom_pipelines = pipelines_of_folder(self.task_id)
@@ -496,8 +452,7 @@ class _OneStream(BaseStreamer):
 
     def __init__(self, streamer: BaseStreamer, space: str, is_last: bool):
         self.streamer: Any = streamer
-        self.space = space
-        self.is_last = is_last
+        self.space, self.is_last = space, is_last
 
     def put(self, value: torch.Tensor) -> None:
         """Hand on the ids of new tokens."""
@@ -560,9 +515,8 @@ def _check_names(parameters: Iterable[str]) -> None:
 def _check_model(model: Any) -> None:
     """Raise a `ValueError` for a model that cannot translate."""
     if not (model.config.is_encoder_decoder and model.can_generate()):
-        raise ValueError(
-            f"`model` must be an encoder-decoder with `generate()`, but is {type(model).__name__} instead."
-        )
+        kind = type(model).__name__
+        raise ValueError(f"`model` must be an encoder-decoder with `generate()`, but is {kind} instead.")
     broken = sorted(weights_that_are_no_numbers(model))
     if broken:
         raise ValueError(f"The model's weights must be finite numbers, but are not in {listed(broken)}.")

@@ -60,7 +60,7 @@ def given_cache(cache: Any, others: Any) -> Any:
     return rename_cache(names, "cache")["cache"]
 
 
-def with_known_signature(method: Callable) -> Callable:
+def cached_signature(method: Callable) -> Callable:
     """Give a method with a parameter `cache` the signature that a peer's has under the installed version.
 
     It is cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.

@@ -51,7 +51,7 @@ from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.encoding import EncodedPairs
 from heedful.data.end_to_end import laid_end_to_end
 from heedful.data.micro_batches import collate, padding_share
-from heedful.inference.memory import keep_freed_memory
+from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
 from heedful.training.preparation import Corpus, prepare_corpus

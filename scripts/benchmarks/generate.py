@@ -15,7 +15,8 @@ import typer
 from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median_seconds, report
 from peers import CTranslate2, endless_search, make_heed, make_marian, make_sources, native
 
-from heedful import NativeDecoder, prepare_for_inference
+from heedful import prepare_for_inference
+from heedful.inference.native.decoder import NativeDecoder
 
 
 def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:

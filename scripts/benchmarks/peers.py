@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from heedful import NativeDecoder
 from heedful.inference.ctranslate2.specification import make_specification
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.model_conversion import COPIED_FIELDS, RENAMINGS, convert_model
 

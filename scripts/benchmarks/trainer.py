@@ -20,8 +20,8 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import score_translations
+from heedful.inference.host_memory import keep_freed_memory
 from heedful.inference.loading import load_model
-from heedful.inference.memory import keep_freed_memory
 from heedful.inference.translation import Translator
 from heedful.training.preparation import StoredCorpus, prepare_corpus
 from heedful.training.processes.devices import runs_on_cpu

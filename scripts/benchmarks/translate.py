@@ -20,10 +20,11 @@ from harness import Json, Row, begin, median_seconds, report
 from peers import CTranslate2, marian_like, native
 from torch.nn.utils.rnn import pad_sequence
 
-from heedful import HeedForConditionalGeneration, NativeDecoder, TokenizerPair
+from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import score_translations
 from heedful.inference.engines import pad_sources
+from heedful.inference.native.decoder import NativeDecoder
 
 Rows = list[list[int]]
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -158,8 +159,9 @@ def test_an_unknown_public_name_is_an_attribute_error():
         _ = heedful.HeedTransformer
 
 
-def test_a_name_that_moved_is_still_found_with_a_warning_that_names_its_import():
+def test_a_name_that_moved_is_still_found_with_a_warning_that_says_what_to_use():
     for name, home in heedful._MOVED.items():
-        with pytest.warns(FutureWarning, match=f"use `from {home} import {name}`"):
+        instead = heedful._INSTEAD.get(name, f"`from {home} import {name}`")
+        with pytest.warns(FutureWarning, match=re.escape(f"will be removed: use {instead}.")):
             found = getattr(heedful, name)
         assert found is getattr(importlib.import_module(home), name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from heedful import HeedConfig, HeedForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful import HeedConfig, HeedForConditionalGeneration, Translator, prepare_for_inference
 from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed_rnn import HeedRNNConfig
 from heedful.data.tokenization import TokenizerPair
@@ -20,6 +20,7 @@ from heedful.inference.attention import recording
 from heedful.inference.attention.labels import shown_words, token_labels, token_words
 from heedful.inference.attention.maps import attention_map, attention_maps, attention_maps_of_ids
 from heedful.inference.attention.measures import attention_entropy, attention_rollout
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.modeling_heed_rnn import HeedRNNForConditionalGeneration
 from pretrained_checkpoints import ENGLISH, KOREAN
 from pretrained_checkpoints import marian as saved_marian

@@ -18,7 +18,7 @@ from heedful import generation_heed
 from heedful.generation_heed import CachedGenerationMixin
 from heedful.inference import graphs
 from heedful.inference.engines import GenerateEngine, pad_sources, token_batches
-from heedful.inference.native.prepared_model import prepare_for_inference
+from heedful.inference.native.engine import prepare_for_inference
 from heedful.inference.strategies.sampling import SeededSampling
 from heedful.inference.translation import Translator
 from heedful.modeling_heed import HeedForConditionalGeneration
@@ -135,11 +135,11 @@ def test_batches_of_sentences_as_they_come_have_few_shapes(shapes):
     assert len(set(shapes)) <= 5
 
 
-@pytest.mark.parametrize(("limit", "length"), [(12, 12), (39, 39), (40, 40), (41, 40)])
-def test_a_source_is_not_padded_beyond_the_models_positions(shapes, limit, length):
-    model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
-    graphs.generate(model, pad_sources([[5] * 12], 0, model.device), settings_of(model))
-    assert shapes == [(2, length)]
+def test_a_source_is_not_padded_beyond_the_models_positions(shapes):
+    for limit, length in ((12, 12), (39, 39), (40, 40), (41, 40)):
+        model = tiny_model(position_encoding="learned", max_position_embeddings=limit)
+        graphs.generate(model, pad_sources([[5] * 12], 0, model.device), settings_of(model))
+        assert shapes.pop() == (2, length)
 
 
 def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, monkeypatch, caplog):
@@ -152,8 +152,8 @@ def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, m
         GenerateEngine(model).search(sources, settings, 4096)
         assert graphs._STEPS[model] == taken
     assert len(on_gpu) == 1
-    told = [record.getMessage() for record in caplog.records if record.name == graphs.__name__]
-    assert told == ["30 steps of decoding are taken: from now on they are compiled into CUDA graphs"]
+    messages = [record.getMessage() for record in caplog.records if record.name == graphs.__name__]
+    assert messages == ["30 steps of decoding are taken: from now on they are compiled into CUDA graphs"]
     other = tiny_model(seed=1)
     GenerateEngine(other).search(sources, settings, 4096)
     assert len(on_gpu) == 1
@@ -189,7 +189,7 @@ ASIDE = {
     "sampling": {"do_sample": True},
     "stop_strings": {"stop_strings": "a"},
     "max_time": {"max_time": 60.0},
-    "a cache of one's own choice": {"cache_implementation": "dynamic"},
+    "a cache that was chosen": {"cache_implementation": "dynamic"},
     "a step compiled otherwise": {"compile_config": CompileConfig(mode=None)},
     "a switch": {"disable_compile": True},
     "penalties that read the source's padding": {"encoder_repetition_penalty": 1.2},
@@ -198,12 +198,14 @@ ASIDE = {
 }
 
 
-@pytest.mark.parametrize("name", ASIDE)
-def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chosen(name):
+def test_graphs_step_aside_for_settings_that_padding_changes_or_a_user_has_chosen():
     model = tiny_model()
     inputs = pad_sources([[5, 6, 7]], 0, model.device)
     assert graphs.may_use_graphs(model, inputs, settings_of(model))
-    assert not graphs.may_use_graphs(model, inputs, settings_of(model, **ASIDE[name]))
+    for name, changes in ASIDE.items():
+        assert not graphs.may_use_graphs(model, inputs, settings_of(model, **changes)), name
+    with prepare_for_inference(model):
+        assert not graphs.may_use_graphs(model, inputs, settings_of(model))
 
 
 def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
@@ -219,14 +221,6 @@ def test_graphs_step_aside_for_ensembles_drawn_tokens_and_other_models(on_gpu):
     assert not on_gpu
 
 
-def test_graphs_step_aside_for_a_prepared_model():
-    model = tiny_model()
-    inputs = pad_sources([[5, 6, 7]], 0, model.device)
-    with prepare_for_inference(model):
-        assert not graphs.may_use_graphs(model, inputs, settings_of(model))
-    assert graphs.may_use_graphs(model, inputs, settings_of(model))
-
-
 def test_on_the_cpu_nothing_is_compiled(on_gpu, monkeypatch):
     for module in (generation_heed, graphs):
         monkeypatch.setattr(module, "COMPILED_DEVICES", ("cuda",))
@@ -235,26 +229,26 @@ def test_on_the_cpu_nothing_is_compiled(on_gpu, monkeypatch):
     assert not on_gpu
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no compiler"), torch.OutOfMemoryError("full"), MemoryError()])
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_graphs_that_fail_are_told_of_once_and_the_result_is_there(monkeypatch, error, num_beams):
-    tried = []
+def test_graphs_that_fail_are_warned_of_once_and_the_result_is_there(monkeypatch, num_beams):
+    for error in (RuntimeError("no compiler"), torch.OutOfMemoryError("full"), MemoryError()):
+        tried = []
 
-    def fail(model, config):
-        tried.append(config)
-        raise error
+        def fail(model, config, tried=tried, error=error):
+            tried.append(config)
+            raise error
 
-    monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", fail)
-    model, sources = tiny_model(), [[5, 6, 7], [8, 9]]
-    settings = settings_of(model, num_beams=num_beams)
-    with pytest.warns(UserWarning, match=r"^CUDA graphs failed, and decoding goes on without them \(.*Error"):
-        found = GenerateEngine(model).search(sources, settings, 4096)
-    expected = plainly(model, sources, settings)
-    check_same(found, expected)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        check_same(GenerateEngine(model).search(sources, settings, 4096), expected)
-    assert len(tried) == 1
+        monkeypatch.setattr(HeedForConditionalGeneration, "get_compiled_call", fail)
+        model, sources = tiny_model(), [[5, 6, 7], [8, 9]]
+        settings = settings_of(model, num_beams=num_beams)
+        with pytest.warns(UserWarning, match=r"^CUDA graphs failed, and decoding goes on without them \(.*Error"):
+            found = GenerateEngine(model).search(sources, settings, 4096)
+        expected = plainly(model, sources, settings)
+        check_same(found, expected)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            check_same(GenerateEngine(model).search(sources, settings, 4096), expected)
+        assert len(tried) == 1
 
 
 def test_what_is_wrong_with_a_call_or_interrupts_it_is_raised_and_is_no_failure_of_graphs(on_gpu, monkeypatch):
@@ -310,6 +304,7 @@ def counted(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_a_handful_of_times_for_all_shapes_and_leaves_nothing_on_the_model(counted):
     torch.manual_seed(2)
     model = tiny_model(encoder_layers=1, decoder_layers=1)

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_native_decoder import both, make_batch, make_model
 
+from heedful import prepare_for_inference
 from heedful.inference.native import kernels
 from heedful.inference.native.compiled_network import CompiledNetwork
 from heedful.inference.native.decoder import NativeDecoder
 from heedful.inference.native.network import NativeNetwork
 
-compiled = pytest.mark.skipif(not kernels.can_multiply(False), reason="no kernels can be compiled here")
-in_bytes = pytest.mark.skipif(not kernels.can_multiply(True), reason="this processor has no products of bytes")
+compiled = pytest.mark.skipif(kernels.library() is None, reason="no kernels can be compiled here")
+has_bytes = getattr(kernels.library(), "has_bytes", False)
+in_bytes = pytest.mark.skipif(not has_bytes, reason="this processor has no products of bytes")
 
 
 @pytest.fixture
@@ -89,23 +91,42 @@ def test_threads_share_a_large_product_and_change_nothing():
     assert all(torch.equal(found[0], each) for each in found[1:])
 
 
+OTHERS = [{"position_encoding": "rotary"}, {"activation_function": "gelu"}, {"decoder_neighbourhood": 3}]
+
+
 @compiled
 def test_a_model_like_the_papers_is_compiled_and_others_are_not():
     assert type(NativeDecoder(make_model({})).network) is CompiledNetwork
     assert NativeDecoder(make_model({})).kernel == "kernels.cpp"
-    for options in ({"position_encoding": "rotary"}, {"activation_function": "gelu"}, {"decoder_neighbourhood": 3}):
+    for options in OTHERS:
         assert type(NativeDecoder(make_model(options)).network) is NativeNetwork
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.usefixtures("without")
-def test_without_kernels_it_decodes_too(precision, beams):
+def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning():
     model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128})
-    assert "kernels.cpp" not in NativeDecoder(model, precision).kernel
-    ours, theirs = both(model, make_batch(1), precision, num_beams=beams)
-    assert ours.shape[0] == theirs.shape[0]
-    assert precision == "int8" or torch.equal(ours, theirs)
+    for beams in (1, 4):
+        assert torch.equal(*both(model, make_batch(1), num_beams=beams))
+    with pytest.warns(UserWarning, match="`precision` is float32 in place of int8, .* could not be compiled"):
+        prepared = prepare_for_inference(model, "int8")
+    tokens = model.generate(**make_batch(1))
+    assert prepared.precision == "float32"
+    assert "kernels.cpp" not in prepared.kernel
+    prepared.undo()
+    assert torch.equal(tokens, model.generate(**make_batch(1)))
+
+
+@compiled
+def test_a_model_that_kernels_compute_in_part_alone_is_never_int8(monkeypatch):
+    for options in OTHERS:
+        (name, value), model = *options.items(), make_model(options)
+        reason = f"`{name}` of {value}" if has_bytes else "VNNI"
+        with pytest.warns(UserWarning, match=f"in place of int8, which only Heedful's own kernels .*{reason}"):
+            ours, theirs = both(model, make_batch(1), "int8")
+        assert torch.equal(ours, theirs)
+    monkeypatch.setattr(kernels.library(), "has_bytes", False)
+    with pytest.warns(UserWarning, match="in place of int8, .*: the processor lacks AVX-512 VNNI"):
+        assert NativeDecoder(make_model({}), "int8").precision == "float32"
 
 
 @in_bytes
@@ -129,18 +150,18 @@ def test_in_int8_a_sentence_gets_the_same_tokens_alone_and_in_a_batch(width):
 
 
 @compiled
-@pytest.mark.parametrize("beams", [1, 3])
-def test_padding_may_stand_anywhere_and_threads_change_nothing(beams):
+def test_padding_may_stand_anywhere_and_threads_change_nothing():
     model, batch = make_model({}), make_batch(4)
     batch["attention_mask"][:, 1::3] = 0
     threads = torch.get_num_threads()
-    for number in (1, 2):
+    for number, beams in ((1, 3), (2, 1), (2, 3)):
+        expected = model.generate(**batch, num_beams=beams)
         torch.set_num_threads(number)
         try:
-            ours, theirs = both(model, batch, num_beams=beams, max_new_tokens=40)
+            with prepare_for_inference(model):
+                assert torch.equal(model.generate(**batch, num_beams=beams), expected)
         finally:
             torch.set_num_threads(threads)
-        assert torch.equal(ours, theirs)
 
 
 @compiled
@@ -157,6 +178,7 @@ def test_they_are_compiled_once_into_the_users_cache_which_is_the_users_alone(ca
 LOAD = """
 import hashlib, sys
 from pathlib import Path
+from heedful import prepare_for_inference
 from heedful.inference.native import kernels
 
 kernels.FLAGS[0] = "-O0"
@@ -188,6 +210,7 @@ for name, spoil in {
 
 
 @compiled
+@pytest.mark.slow
 def test_a_file_that_is_cut_changed_open_to_others_or_cannot_be_loaded_is_compiled_again(cache):
     assert load() is not None
     done = subprocess.run([sys.executable, "-c", LOAD, cache], capture_output=True, encoding="utf-8", check=False)
@@ -217,7 +240,7 @@ def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
 
 
 @compiled
-def test_a_missing_compiler_is_told(cache, monkeypatch):
+def test_a_missing_compiler_is_warned_of(cache, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match=r"without kernels of its own, and slower: no C\+\+ compiler \(c\+\+, g\+\+"):
         assert load() is None
@@ -225,7 +248,7 @@ def test_a_missing_compiler_is_told(cache, monkeypatch):
 
 
 @compiled
-def test_what_a_compiler_complains_of_is_told_and_nothing_is_left(cache, monkeypatch, tmp_path):
+def test_what_a_compiler_complains_of_is_shown_and_nothing_is_left(cache, monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'this is not C++' >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
@@ -236,7 +259,7 @@ def test_what_a_compiler_complains_of_is_told_and_nothing_is_left(cache, monkeyp
 
 
 @pytest.mark.usefixtures("cache")
-def test_other_processors_do_without_and_are_told_nothing(monkeypatch, recwarn):
+def test_other_processors_do_without_and_without_a_warning(monkeypatch, recwarn):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert load() is None
     assert len(recwarn) == 0

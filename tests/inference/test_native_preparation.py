@@ -2,9 +2,11 @@
 
 import copy
 import io
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,12 +47,10 @@ def steps(monkeypatch):
     return taken
 
 
-@pytest.mark.parametrize(
-    ("number", "options"), enumerate(OPTIONS), ids=["-".join(options) or "base" for options in OPTIONS]
-)
-def test_the_tokens_of_generate_stay_the_same(number, options, steps):
-    model = make_model(options)  # its search is tested in full by test_native_decoder.py
-    for beams, side in ((1 + 3 * (number % 2), "right"), (4 - 3 * (number % 2), "left")):
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "base")
+def test_the_tokens_of_generate_stay_the_same(options, steps):
+    model = make_model(options)
+    for beams, side in ((1, "right"), (4, "left")):
         batch = make_batch(1, side=side)
         before = model.generate(**batch, num_beams=beams)
         assert not steps
@@ -68,7 +68,7 @@ def test_undone_twice_it_is_as_before_and_can_be_prepared_again(model):
     prepared.undo()
     prepared.undo()
     assert model.prepared is None
-    assert model.model.encoder.prepared is None
+    assert model.get_encoder() is model.model.encoder
     with prepare_for_inference(model, "int8") as again:
         prepared.undo()
         assert model.prepared is again
@@ -87,20 +87,16 @@ CALLS_FOR_GENERATE = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS_FOR_GENERATE)
-def test_what_the_native_decoder_cannot_do_is_done_as_before(model, name, steps):
-    arguments = CALLS_FOR_GENERATE[name]
-    batch = make_batch(4)
-    found = []
-    for prepared in (False, True):
-        preparation = prepare_for_inference(model) if prepared else None
-        torch.manual_seed(7)
-        result = model.generate(**batch, **arguments)
-        found.append(result if isinstance(result, torch.Tensor) else result.sequences)
-        if preparation:
-            preparation.undo()
-    assert torch.equal(*found)
-    assert "step" not in steps
+def test_what_the_native_decoder_cannot_do_is_done_as_before(model, steps):
+    for name, arguments in CALLS_FOR_GENERATE.items():
+        found = []
+        for preparation in (nullcontext(), prepare_for_inference(model)):
+            with preparation:
+                torch.manual_seed(7)
+                result = model.generate(**make_batch(4), **arguments)
+            found.append(result if isinstance(result, torch.Tensor) else result.sequences)
+        assert torch.equal(*found), name
+        assert "step" not in steps, name
 
 
 def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(model, steps):
@@ -114,30 +110,17 @@ def test_a_source_of_padding_alone_is_read_as_before_alone_and_beside_others(mod
     assert not steps
 
 
-def test_a_streamer_is_fed_token_by_token(model, steps):
-    class Streamer:
-        def __init__(self):
-            self.parts = []
-
-        def put(self, tokens):
-            self.parts.append(tokens)
-
-        def end(self):
-            self.parts.append(None)
-
+def test_a_streamer_is_fed_token_by_token_and_a_cache_that_is_handed_in_is_filled(model, steps):
     batch = {name: rows[:1] for name, rows in make_batch(4).items()}
-    prepare_for_inference(model)
-    streamer = Streamer()
-    tokens = model.generate(**batch, streamer=streamer)
-    assert len(streamer.parts) == tokens.shape[1] + 1
-    assert "step" not in steps
-
-
-def test_a_cache_that_is_handed_in_is_filled(model):
     cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
     prepare_for_inference(model)
-    tokens = model.generate(**make_batch(4), past_key_values=cache)
+    streamed = []
+    streamer = SimpleNamespace(put=streamed.append, end=lambda: streamed.append(None))
+    tokens = model.generate(**batch, streamer=streamer)
+    assert len(streamed) == tokens.shape[1] + 1
+    assert torch.equal(model.generate(**batch, past_key_values=cache), tokens)
     assert cache.get_seq_length() == tokens.shape[1] - 1
+    assert "step" not in steps
 
 
 def test_generate_takes_what_it_took_before(model, steps):
@@ -163,7 +146,7 @@ def test_states_and_tokens_can_be_differentiated_through_later(model):
     batch = make_batch(6)
     tokens = model.generate(**batch, num_beams=2)
     with torch.no_grad():
-        encoded = model.model.encoder(**batch)
+        encoded = model.get_encoder()(**batch)
     loss = model(attention_mask=batch["attention_mask"], encoder_outputs=encoded, labels=tokens).loss
     loss.backward()
     assert model.lm_head.weight.grad.abs().sum() > 0
@@ -172,13 +155,14 @@ def test_states_and_tokens_can_be_differentiated_through_later(model):
 def test_gradients_attentions_and_training_use_the_modules(model, steps):
     prepare_for_inference(model)
     batch = make_batch(6)
-    model.model.encoder(**batch).last_hidden_state.sum().backward()
+    model.get_encoder()(**batch).last_hidden_state.sum().backward()
     assert model.get_input_embeddings().weight.grad is not None
     with torch.no_grad():
-        assert model.model.encoder(**batch, output_attentions=True).attentions
+        assert model.get_encoder()(**batch, output_attentions=True).attentions
         model.train()
         model.generate(**batch)
     assert not steps
+    assert list(model.get_encoder().named_parameters()) == list(model.model.encoder.named_parameters())
 
 
 def test_changed_weights_are_packed_anew(model, steps):
@@ -196,11 +180,13 @@ def test_changed_weights_are_packed_anew(model, steps):
     assert torch.equal(model.generate(**batch, num_beams=2), after)
 
 
-def test_what_comes_in_between_is_told_once_and_takes_part(model, steps):
-    batch = make_batch(8)
+def test_what_comes_in_between_is_warned_of_once_and_takes_part(model, steps):
+    batch, seen = make_batch(12), []
     prepare_for_inference(model)
-    seen = []
-    handle = model.model.decoder.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    layer = model.model.decoder.layers[0]
+    before, forward = model.generate(**batch), layer.forward
+    steps.clear()
+    handle = layer.register_forward_hook(lambda *_: seen.append(1))
     with pytest.warns(UserWarning, match="as if the model was not prepared.*forward hooks"):
         model.generate(**batch)
     with warnings.catch_warnings():
@@ -209,8 +195,13 @@ def test_what_comes_in_between_is_told_once_and_takes_part(model, steps):
     assert seen
     assert not steps
     handle.remove()
-    model.generate(**batch)
+    assert torch.equal(model.generate(**batch), before)
     assert "step" in steps
+    layer.forward = lambda *args, **kwargs: 0.3 * forward(*args, **kwargs) + 1
+    with pytest.warns(UserWarning, match="forward hooks"):
+        assert not torch.equal(model.generate(**batch), before)
+    del layer.forward
+    assert torch.equal(model.generate(**batch), before)
 
 
 def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
@@ -229,7 +220,7 @@ def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
     assert model.prepared is not None
     for other in others:
         assert other.prepared is None
-        assert other.model.encoder.prepared is None
+        assert other.get_encoder() is other.model.encoder
         assert torch.equal(other.generate(**batch), expected)
 
 
@@ -237,48 +228,36 @@ def test_threads_may_generate_at_the_same_time(model):
     prepare_for_inference(model)
     batches = [make_batch(seed) for seed in range(4)]
     expected = [model.generate(**batch, num_beams=3) for batch in batches]
-    found = [None] * len(batches)
-
-    def generate(number):
-        found[number] = model.generate(**batches[number], num_beams=3)
-
-    threads = [threading.Thread(target=generate, args=(number,)) for number in range(len(batches))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda batch: model.generate(**batch, num_beams=3), batches))
+    assert all(map(torch.equal, found, expected))
 
 
-def test_a_model_that_cannot_be_prepared_is_left_as_it_was():
+def test_a_model_that_cannot_be_prepared_is_left_as_it_was(model):
     for options, message in (
         ({"attention_scoring": "additive"}, "`attention_scoring`"),
         ({"position_encoding": "t5"}, "`position_encoding`"),
         ({}, "evaluation mode"),
     ):
-        model = make_model(options).train(not options)
+        other = make_model(options).train(not options)
         with pytest.raises(ValueError, match=message):
-            prepare_for_inference(model)
-        assert model.prepared is None
-
-
-def test_a_prepared_model_is_not_prepared_again(model):
+            prepare_for_inference(other)
+        assert other.prepared is None
     prepare_for_inference(model)
     with pytest.raises(ValueError, match="prepared already"):
         prepare_for_inference(model, "int8")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_models_of_other_types_go_on_with_what_was_encoded(dtype):
-    model = make_model({}).to(dtype)
-    batch = make_batch(10)
-    torch.manual_seed(3)
-    before = model.generate(**batch, do_sample=True, top_k=1)
-    prepare_for_inference(model)
-    assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
-    with torch.no_grad():
-        assert model.model.encoder(**batch).last_hidden_state.dtype == dtype
-        assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
+def test_models_of_other_types_go_on_with_what_was_encoded():
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        model, batch = make_model({}).to(dtype), make_batch(10)
+        torch.manual_seed(3)
+        before = model.generate(**batch, do_sample=True, top_k=1)
+        prepare_for_inference(model)
+        assert model.generate(**batch, do_sample=True, top_k=1).shape[0] == before.shape[0]
+        with torch.no_grad():
+            assert model.get_encoder()(**batch).last_hidden_state.dtype == dtype
+            assert model(**batch, labels=batch["input_ids"]).loss.isfinite()
 
 
 @needs_peft_of_transformers
@@ -296,27 +275,14 @@ def test_a_prefix_of_peft_is_not_left_out(model):
         assert torch.equal(adapted.generate(**batch, do_sample=False), before)
 
 
-def test_a_forward_of_a_modules_own_takes_part(model):
-    batch = make_batch(12)
-    prepare_for_inference(model)
-    layer = model.model.decoder.layers[0]
-    before, forward = model.generate(**batch), layer.forward
-    layer.forward = lambda *args, **kwargs: 0.3 * forward(*args, **kwargs) + 1
-    with pytest.warns(UserWarning, match="forward hooks"):
-        changed = model.generate(**batch)
-    assert not torch.equal(changed, before)
-    del layer.forward
-    assert torch.equal(model.generate(**batch), before)
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_a_watermark_that_knows_its_rows_is_set_in_each(model, beams):
+def test_a_watermark_that_knows_its_rows_is_set_in_each(model):
     settings = {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3)}
-    settings |= {"eos_token_id": [2, *range(5, 40)], "num_beams": beams}
+    settings |= {"eos_token_id": [2, *range(5, 40)]}
     batch = make_batch(1)
-    before = model.generate(**batch, **settings)
+    before = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
     with prepare_for_inference(model):
-        assert torch.equal(model.generate(**batch, **settings), before)
+        found = [model.generate(**batch, **settings, num_beams=beams) for beams in (1, 3)]
+    assert all(map(torch.equal, found, before))
 
 
 def test_a_model_without_version_counters_can_be_prepared():

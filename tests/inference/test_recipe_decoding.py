@@ -68,7 +68,7 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
 
 def test_an_engine_that_cannot_read_the_settings_refuses_them(paper, tokenizers, pairs):
     native = Translator(paper.model, tokenizers, engine="native")
-    with pytest.raises(ValueError, match="`length_penalty_form` must not be set with NativeDecoder, but is 'gnmt'"):
+    with pytest.raises(ValueError, match="`length_penalty_form` must not be set with the native decoder"):
         native.translate(list(pairs))
 
 

@@ -45,10 +45,7 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     for text in translate(names["forced"], num_beams=4, max_new_tokens=16):
         assert " woman" in text or " lady" in text
     assert " woman" in translate(names["own"], num_beams=4, max_new_tokens=16)[0]
-    plain = names["model"].generate(**names["inputs"], num_beams=4, max_new_tokens=64)
-    assert tokenizer.batch_decode(names["fast"], skip_special_tokens=True) == tokenizer.batch_decode(
-        plain, skip_special_tokens=True
-    )
+    assert names["prepared"].kernel in printed
     woman = names["woman"]
     assert tokenizer.decode(woman) == " woman"
     for row in names["found"].sequences.tolist():

@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
+from heedful import pipeline_heed
 from heedful.inference import translation
 from heedful.inference.attention.maps import attention_maps
 from heedful.inference.engines import evaluation_mode, pad_sources, token_batches
 from heedful.inference.strategies.beam_search import BeamSearch
 from heedful.inference.teaching.back_translation import BackTranslation
 from heedful.inference.translation import Translation, Translator
-from heedful.pipeline_heed import position_limit, split_sentences
+from heedful.pipeline_heed import HeedTranslationPipeline, position_limit
 from helpers import assert_refused
 
 
@@ -113,7 +115,8 @@ def test_an_empty_line_gives_an_empty_translation_without_the_model(translator, 
     assert results[0] == results[2] == [Translation()] * 2
     assert results[1][0].text == pairs["네."]
     monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    assert translator.translate([""]) == [[Translation()]]
+    for text in ("", "\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"):  # nothing of it can be seen
+        assert translator.translate([text]) == [[Translation()]]
     assert translator.translate([]) == []
 
 
@@ -141,13 +144,14 @@ def test_an_end_that_was_forced_counts_as_cut_off(translator, monkeypatch):
 
 def test_the_default_length_comes_from_the_generation_config(translator, monkeypatch):
     config = translator.model.generation_config
-    bounds = []
-    for max_length, max_new_tokens in ((512, None), (20, None), (None, None), (512, 30)):
+    monkeypatch.setattr(config, "eos_token_id", None)
+    for max_length, max_new_tokens, longest in ((80, None, 79), (20, None, 19), (None, None, 256), (80, 30, 30)):
         monkeypatch.setattr(config, "max_length", max_length)
         monkeypatch.setattr(config, "max_new_tokens", max_new_tokens)
-        bounds.append(translator._length_bound(None))
-    assert bounds == [511, 19, 256, 30]
-    assert translator._length_bound(7) == 7
+        with pytest.warns(UserWarning, match=f"cut off at {longest} tokens before"):
+            assert len(translator.translate(["네."])[0][0].token_ids) == longest
+        with pytest.warns(UserWarning, match="cut off at 7 tokens before"):
+            translator.translate(["네."], max_new_tokens=7)
 
 
 def test_translating_leaves_the_model_as_it_was(translator):
@@ -162,16 +166,15 @@ def test_translating_leaves_the_model_as_it_was(translator):
     translator.model.eval()
 
 
-@pytest.mark.parametrize("engine", ["native", "generate"])
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_transformers_has_nothing_to_say_of_lengths(translator, engine, num_beams, monkeypatch):
+def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
     said = []
     logger = logging.getLogger("transformers.generation.utils")
     monkeypatch.setattr(logger, "warning", lambda *words: said.append(words))
     assert translator.model.generation_config.max_length not in (None, 20)
-    Translator(translator.model, translator.tokenizers, engine).translate(
-        ["네.", "비가 온다."], num_beams=num_beams, token_budget=1, early_stopping=True
-    )
+    for engine, num_beams in product(("native", "generate"), (1, 3)):
+        Translator(translator.model, translator.tokenizers, engine).translate(
+            ["네.", "비가 온다."], num_beams=num_beams, token_budget=1, early_stopping=True
+        )
     assert said == []
 
 
@@ -199,19 +202,14 @@ def test_learned_positions_limit_source_and_target(learned_positions_model, toke
     translator = Translator(learned_positions_model, tokenizers)
     with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
         translator.translate(["네.", "x" * 30])
+    with pytest.raises(ValueError, match="Sentence 3 "):  # numbered through the whole stream
+        list(translator.translate_lines(["", "", "x" * 30], chunk_size=2))
     with pytest.raises(ValueError, match="`max_new_tokens` must be at most 12"):
         translator.translate(["네."], max_new_tokens=13)
     with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token
         translator.translate(["네."])
     with pytest.warns(UserWarning, match="12 tokens"):
         translator.translate(["네."], max_new_tokens=12)
-
-
-def test_lines_of_a_stream_are_numbered_through(learned_positions_model, tokenizers):
-    translator = Translator(learned_positions_model, tokenizers)
-    stream = translator.translate_lines(["", "", "x" * 30], chunk_size=2)
-    with pytest.raises(ValueError, match="Sentence 3 "):
-        list(stream)
 
 
 def test_only_learned_positions_are_limited(model, learned_positions_model):
@@ -242,27 +240,21 @@ def test_a_stream_warns_once_for_all_its_chunks(translator):
     assert len(record) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_return_sequences": 2}, r"`num_return_sequences` must be at most `num_beams` \(1\), but is 2"),
-        ({"num_beams": 0}, "`num_beams` must be at least 1, but is 0"),
-        (
-            {"num_beams": 10**12},
-            r"`num_beams` must be at most 290, the number of tokens in the vocabulary, but is 10+ ",
-        ),
-        ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
-        ({"token_budget": 0}, "`token_budget` must be at least 1"),
-        ({"target_language": "xx"}, "`target_language`"),
-    ],
-)
-def test_wrong_settings_are_named(translator, settings, message):
-    with pytest.raises(ValueError, match=message):
-        translator.translate(["네."], **settings)
-    if "target_language" not in settings:
-        with pytest.raises(ValueError, match=message):
-            translator.translate_lines(["네."], **settings)
+WRONG_SETTINGS = [
+    ({"num_return_sequences": 2}, r"`num_return_sequences` must be at most `num_beams` \(1\), but is 2"),
+    ({"num_beams": 0}, "`num_beams` must be at least 1, but is 0"),
+    ({"num_beams": 10**12}, r"`num_beams` must be at most 290, the number of tokens in the vocabulary, but is 10+ "),
+    ({"num_return_sequences": 0}, "`num_return_sequences` must be at least 1"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
+    ({"token_budget": 0}, "`token_budget` must be at least 1"),
+]
+
+
+def test_wrong_settings_are_named(translator):
+    assert_refused(WRONG_SETTINGS, lambda settings: translator.translate(["네."], **settings))
+    assert_refused(WRONG_SETTINGS, lambda settings: translator.translate_lines(["네."], **settings))
+    with pytest.raises(ValueError, match="`target_language`"):
+        translator.translate(["네."], target_language="xx")
 
 
 def test_a_stream_refuses_unknown_settings_at_once(translator):
@@ -292,19 +284,13 @@ def test_what_is_no_list_of_texts_is_named(translator, tokenizers):
         Translator(translator.model, tokenizers.source)
 
 
-@pytest.mark.parametrize("around", [" {}", "{} ", "{}\n", "\u00a0{}\t"])
-def test_white_space_around_a_text_changes_no_translation_and_no_score(translator, pairs, around):
-    spaced, plain = [around.format(text) for text in pairs], translator.translate(list(pairs))
-    assert translator.translate(spaced) == list(translator.translate_lines(spaced)) == plain
-    spaced_pairs = list(zip(spaced, map(around.format, pairs.values()), strict=True))
-    scored = [list(translator.score_pairs(each)) for each in (pairs.items(), spaced_pairs)]
-    assert scored[0] == scored[1]
-
-
-@pytest.mark.parametrize("text", ["\u200b", "\ufeff", "\u2060", "\u00ad", "\u200b \u3164\n"])
-def test_a_text_in_which_nothing_can_be_seen_is_blank(translator, monkeypatch, text):
-    monkeypatch.setattr(translator.model, "generate", lambda **_: pytest.fail("the model was asked"))
-    assert translator.translate([text]) == [[Translation()]]
+def test_white_space_around_a_text_changes_no_translation_and_no_score(translator, pairs):
+    plain, scores = translator.translate(list(pairs)), list(translator.score_pairs(pairs.items()))
+    for around in (" {}", "{} ", "{}\n", "\u00a0{}\t"):
+        spaced = [around.format(text) for text in pairs]
+        assert translator.translate(spaced) == list(translator.translate_lines(spaced)) == plain
+        spaced_pairs = list(zip(spaced, map(around.format, pairs.values()), strict=True))
+        assert list(translator.score_pairs(spaced_pairs)) == scores
 
 
 def test_tokenizers_of_another_vocabulary_are_refused(tokenizers):
@@ -357,15 +343,13 @@ def test_a_translator_that_has_translated_can_be_sent_to_another_process(model, 
 
 
 def test_a_setting_that_reads_the_source_is_left_to_generate(model, tokenizers):
-    model = copy.deepcopy(model)
-    model.generation_config.encoder_no_repeat_ngram_size = 1
-    found = {
-        engine: texts_of(Translator(model, tokenizers, engine=engine).translate(["고양이가 잔다.", "네."]))
-        for engine in ("auto", "generate")
-    }
-    assert found["auto"] == found["generate"]
-    model.generation_config.encoder_no_repeat_ngram_size = 0
-    assert texts_of(Translator(model, tokenizers).translate(["고양이가 잔다.", "네."])) != found["auto"]
+    model, texts = copy.deepcopy(model), ["고양이가 잔다.", "네."]
+    plain = texts_of(Translator(model, tokenizers).translate(texts))
+    model.generation_config.update(encoder_no_repeat_ngram_size=1, max_new_tokens=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [texts_of(Translator(model, tokenizers, name).translate(texts)) for name in ("auto", "generate")]
+    assert found[0] == found[1] != plain
 
 
 def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokenizers):
@@ -385,11 +369,12 @@ def test_threads_share_a_model_and_leave_its_settings_as_they_were(model, tokeni
     assert found == {beams: [expected[beams]] * 16 for beams in found}
 
 
-@pytest.mark.parametrize("engine", ["native", "generate"])
-def test_without_an_end_token_every_sentence_is_as_long_as_allowed(translator, pairs, engine, monkeypatch):
+def test_without_an_end_token_every_sentence_is_as_long_as_allowed(translator, pairs, monkeypatch):
     monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
-    translations = Translator(translator.model, translator.tokenizers, engine).translate(list(pairs), max_new_tokens=5)
-    assert {(len(best.token_ids), best.finished) for (best,) in translations} == {(5, False)}
+    for engine in ("native", "generate"):
+        with pytest.warns(UserWarning, match="8 outputs were cut off at 5 tokens"):
+            found = Translator(translator.model, translator.tokenizers, engine).translate([*pairs], max_new_tokens=5)
+        assert {(len(best.token_ids), best.finished) for (best,) in found} == {(5, False)}
 
 
 def test_a_thread_waits_until_another_has_given_a_training_model_its_mode_back():
@@ -448,7 +433,15 @@ def test_the_n_best_of_split_sources_are_joined_in_their_order(short_sources):
     assert row[0].score > row[1].score
 
 
-def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("Dr. Smith sleeps. He is tired.", ["Dr. Smith sleeps.", "He is tired."]),
+        ("Dr. Kim met J. S. Bach. 1. He left, i.e. went.", ["Dr. Kim met J. S. Bach.", "1. He left, i.e. went."]),
+        ("\u200b  「三三三三三三三三三三三三。」四", ["\u200b  「三三三三三三三三三三三三。」", "四"]),
+    ],
+)
+def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypatch, text, pieces):
     seen, encode = [], type(short_sources.tokenizers).encode_source
 
     def record(self, texts, *language):
@@ -456,12 +449,18 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, monkeypat
         return encode(self, texts, *language)
 
     monkeypatch.setattr(type(short_sources.tokenizers), "encode_source", record)
-    text = "Dr. Kim met J. S. Bach. 1. He left, i.e. went. \u200b  「三。」四"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         list(short_sources.translate_lines([text], split=True, max_new_tokens=1))
-    assert seen[1:] == [sentence for sentence, _ in split_sentences(text) if sentence]
-    assert seen[1:] == ["Dr. Kim met J. S. Bach.", "1. He left, i.e. went.", "\u200b  「三。」", "四"]
+        assert seen == [text, *pieces]
+        seen.clear()
+        tokenizers = short_sources.tokenizers
+        translate = HeedTranslationPipeline(short_sources.model, tokenizers.source, tokenizers.target)
+        monkeypatch.setattr(
+            pipeline_heed.Languages, "encode", lambda self, tokenizer, text, *_: seen.append(text) or [5]
+        )
+        translate(text, split_sentences=True, max_new_tokens=1)
+    assert [piece for piece in seen if piece] == pieces
 
 
 def test_without_word_of_the_training_the_positions_of_the_config_count(model, tokenizers):
@@ -490,14 +489,13 @@ def test_half_a_surrogate_pair_is_named(translator):
         translator.translate(["네.", "a\udcff"])
 
 
-@pytest.mark.parametrize(
-    "setting", ["output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"]
-)
-def test_by_default_an_engine_is_taken_that_reads_the_settings(translator, monkeypatch, setting):
-    beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
-    plain = translator.translate(["네."], num_beams=beams)
-    monkeypatch.setattr(translator.model.generation_config, setting, 2)
-    assert translator.translate(["네."], num_beams=beams)[0][0].token_ids == plain[0][0].token_ids
+def test_by_default_an_engine_is_taken_that_reads_the_settings(translator):
+    for setting in ("output_logits", "low_memory", "assistant_early_exit", "prompt_lookup_num_tokens", "dola_layers"):
+        beams = 1 if setting == "low_memory" else 2  # with which `generate()` itself refuses it
+        plain = translator.translate(["네."], num_beams=beams)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(translator.model.generation_config, setting, 2)
+            assert translator.translate(["네."], num_beams=beams)[0][0].token_ids == plain[0][0].token_ids
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

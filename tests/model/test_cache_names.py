@@ -65,9 +65,9 @@ def test_the_old_name_warns_where_transformers_own_models_warn_of_it(family):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FutureWarning)
             call(past_key_values=NEW[family]())
-        told = [str(warning.message) for warning in caught if issubclass(warning.category, FutureWarning)]
-        assert [text for text in told if "`past_key_values` is deprecated" in text] == told
-        assert len(told) == (CACHE == "cache")
+        messages = [str(warning.message) for warning in caught if issubclass(warning.category, FutureWarning)]
+        assert [text for text in messages if "`past_key_values` is deprecated" in text] == messages
+        assert len(messages) == (CACHE == "cache")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -535,7 +535,7 @@ def test_an_assistant_of_other_targets_is_refused():
     other = tiny_model(**MORE_TARGETS)
     with pytest.raises(ValueError, match="different tokenizers"):
         model.generate(rows[0][None], assistant_model=other, max_new_tokens=LIMIT)
-    # The targets' size is told while tokens are generated, and never after.
+    # The config has the targets' size while tokens are generated, and never after.
     assert model.config.get_text_config() is model.config
 
 

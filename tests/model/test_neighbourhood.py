@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heedful import NativeDecoder, masks_heed
+from heedful import masks_heed
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.masks_heed import WindowedMask
 from helpers import VARIANTS, assert_near, padded, pairwise, sentences, tiny_model
 

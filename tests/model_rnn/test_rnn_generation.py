@@ -1,4 +1,4 @@
-"""What a recurrent model scores and generates does not depend on padding, cache or neighbours in the batch."""
+"""What is particular to a recurrent model: its attention, states and masks, and Heed's own searches with it."""
 
 import pytest
 import torch
@@ -7,80 +7,22 @@ from hypothesis import strategies as st
 
 from heedful import BeamSearch, HeedRNNModel, MinimumBayesRisk
 from heedful.cells_heed import RecurrentCache
-from heedful.versions_heed import CACHE, cache_of
+from heedful.versions_heed import CACHE
 from helpers import (
     ATTENTIONS,
-    ENDS,
     FIRST_WORD,
-    SEPARATE,
-    START,
     SUTSKEVER,
     assert_near,
-    each_once,
+    generated,
     padded,
     sentences,
     tiny_model,
     tiny_rnn,
 )
 from helpers import RECURRENT_VARIANTS as VARIANTS
+from plain_strategies import without_padding
 
-STRATEGIES = {
-    "greedy": {"do_sample": False},
-    "beam_4": {"num_beams": 4, "length_penalty": 0.6},
-    "four_beams_returned": {"num_beams": 4, "num_return_sequences": 4},
-    "sampling": {"do_sample": True, "top_k": 0},
-    "samples": {"do_sample": True, "num_return_sequences": 3},
-}
 LENGTHS = (9, 2, 6)
-SIDES = ["left", "right"]
-
-
-def without_padding(row):
-    """Cut a generated row behind its end token: shorter hypotheses are filled up."""
-    end = next((place for place, token in enumerate(row) if token in ENDS), len(row))
-    return row[: end + 1]
-
-
-def generate(model, rows, side="right", **settings):
-    """Return the tokens of each sentence without the padding behind it."""
-    torch.manual_seed(5)
-    ids, mask = padded(rows, side)
-    tokens = model.generate(ids, attention_mask=mask, max_length=13, **settings)
-    return [without_padding(row) for row in tokens.tolist()]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_decoding_step_by_step_gives_the_logits_of_one_pass(variant):
-    model = tiny_rnn(**VARIANTS[variant])
-    source, mask = padded(sentences(7, 4))
-    target = torch.randint(FIRST_WORD, 71, (2, 9))
-    whole = model(source, attention_mask=mask, decoder_input_ids=target).logits
-    encoder_outputs, cache, steps = model.model.encoder(source, attention_mask=mask), None, []
-    for piece in target.split([1, 1, 3, 1, 2, 1], dim=1):
-        outputs = model(
-            encoder_outputs=encoder_outputs,
-            attention_mask=mask,
-            decoder_input_ids=piece,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache = cache_of(outputs)
-        steps.append(outputs.logits)
-    assert_near(torch.cat(steps, 1), whole)
-    assert cache.get_seq_length() == 9
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_padding_and_neighbours_do_not_change_logits(variant):
-    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
-    target = torch.randint(FIRST_WORD, 71, (3, 5))
-    alone = [model(row[None], decoder_input_ids=words[None]).logits for row, words in zip(rows, target, strict=True)]
-    for side in SIDES:
-        ids, mask = padded(rows, side)
-        together = model(ids, attention_mask=mask, decoder_input_ids=target).logits
-        assert_near(together, torch.cat(alone))
 
 
 @given(
@@ -102,74 +44,6 @@ def test_padding_anywhere_in_source_and_target_changes_nothing(source, target, v
             tokens, places = ids[row, source_mask[row] == 1], target_mask[row] == 1
             alone = model(tokens[None], decoder_input_ids=words[row, places][None]).logits
             assert_near(together[row, places], alone[0])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_cached_step_after_a_padded_prefix_equals_one_pass(variant):
-    model = tiny_rnn(**VARIANTS[variant])
-    source = torch.randint(FIRST_WORD, 99, (2, 5))
-    target, mask = padded(sentences(6, 3), "left")
-    whole = model(source, decoder_input_ids=target, decoder_attention_mask=mask).logits[:, -1]
-    cut = 2  # the second row is all padding so far
-    first = model(source, decoder_input_ids=target[:, :cut], decoder_attention_mask=mask[:, :cut], use_cache=True)
-    cache = cache_of(first)
-    last = model(
-        source, decoder_input_ids=target[:, cut:], decoder_attention_mask=mask, past_key_values=cache, use_cache=False
-    )
-    assert_near(last.logits[:, -1], whole)
-    assert cache_of(last) is None
-    assert cache.get_seq_length() == 6
-
-
-@pytest.mark.parametrize(("variant", "strategy"), each_once(VARIANTS, STRATEGIES, ["default"]))
-def test_generation_is_the_same_with_a_cache_and_without(variant, strategy):
-    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
-    plain = generate(model, rows, use_cache=False, **STRATEGIES[strategy])
-    assert generate(model, rows, **STRATEGIES[strategy]) == plain
-    assert len({tuple(row) for row in plain}) > 1
-
-
-@pytest.mark.parametrize(("variant", "strategy"), each_once(VARIANTS, ["beam_4", "greedy"], ["default", "sutskever"]))
-def test_a_batch_is_translated_as_each_of_its_sentences_alone(variant, strategy):
-    model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
-    alone = [generate(model, [row], **STRATEGIES[strategy])[0] for row in rows]
-    for side in SIDES:
-        assert generate(model, rows, side, **STRATEGIES[strategy]) == alone
-
-
-def test_generation_continues_a_left_padded_decoder_prompt():
-    model, source = tiny_rnn(), torch.randint(FIRST_WORD, 71, (2, 5))
-    prompts = [torch.cat([torch.tensor([START]), row]) for row in sentences(4, 1)]
-    ids, mask = padded(prompts, "left")
-    settings = {"do_sample": False, "max_length": 12, "eos_token_id": None}
-    together = model.generate(source, decoder_input_ids=ids, decoder_attention_mask=mask, **settings)
-    for row, prompt, tokens in zip(source, prompts, together, strict=True):
-        alone = model.generate(row[None], decoder_input_ids=prompt[None], **settings)[0]
-        assert tokens[mask.shape[1] - len(prompt) :].tolist() == alone[: 12 - mask.shape[1] + len(prompt)].tolist()
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_the_score_of_a_sequence_is_the_log_probability_of_its_tokens(beams):
-    model = tiny_rnn(**SEPARATE)
-    ids, mask = padded(sentences(*LENGTHS))
-    settings = {"num_beams": beams, "max_length": 8, "eos_token_id": None, "no_repeat_ngram_size": 0}
-    settings |= {"return_dict_in_generate": True, "output_scores": True}
-    outputs = model.generate(ids, attention_mask=mask, **settings)
-    with torch.no_grad():
-        logits = model(ids, attention_mask=mask, decoder_input_ids=outputs.sequences[:, :-1]).logits
-    assert logits.shape[-1] == 71
-    chosen = logits.log_softmax(-1).gather(-1, outputs.sequences[:, 1:, None])[..., 0]
-    found = model.compute_transition_scores(
-        outputs.sequences, outputs.scores, outputs.get("beam_indices"), normalize_logits=beams == 1
-    )
-    assert_near(found, chosen)
-
-
-def test_without_a_given_length_generation_stops_at_512():
-    model = tiny_rnn(hidden_size=4, embedding_size=4)
-    tokens = model.generate(torch.tensor([[5, 6]]), do_sample=False, eos_token_id=None, no_repeat_ngram_size=0)
-    assert tokens.shape == (1, 512)
 
 
 @torch.no_grad()
@@ -239,15 +113,11 @@ def test_an_encoding_without_its_last_state_is_refused_where_that_is_needed():
     assert torch.equal(model(encoder_outputs=as_tuple, decoder_input_ids=source).logits, expected)
 
 
-@pytest.mark.parametrize("given", ["attention_mask", "decoder_attention_mask"])
-def test_a_mask_of_another_width_is_an_error(given):
+def test_a_mask_of_another_width_is_an_error_beside_a_finished_encoding_too():
     model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
-    with pytest.raises(ValueError, match="must cover 3 tokens"):
-        model(source, decoder_input_ids=source, **{given: torch.ones(1, 4)})
-
-
-def test_the_sources_mask_is_checked_beside_a_finished_encoding_too():
-    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
+    for name in ("attention_mask", "decoder_attention_mask"):
+        with pytest.raises(ValueError, match="must cover 3 tokens"):
+            model(source, decoder_input_ids=source, **{name: torch.ones(1, 4)})
     encoded = model.model.encoder(source)
     with pytest.raises(ValueError, match="must cover 3 tokens"):
         model(encoder_outputs=encoded, decoder_input_ids=source, attention_mask=torch.ones(1, 4))
@@ -268,7 +138,7 @@ def test_outputs_come_as_a_tuple_where_that_is_asked_for(where):
 def test_heeds_beam_search_finds_what_transformers_finds(variant):
     model, rows = tiny_rnn(**VARIANTS[variant]), sentences(*LENGTHS)
     settings = {"num_beams": 3, "num_return_sequences": 2, "do_sample": False}
-    assert generate(model, rows, custom_generate=BeamSearch(), **settings) == generate(model, rows, **settings)
+    assert generated(model, rows, custom_generate=BeamSearch(), **settings) == generated(model, rows, **settings)
 
 
 def test_a_transformer_and_a_recurrent_model_vote_together():
@@ -276,11 +146,11 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     settings = {"num_beams": 3, "do_sample": False}
     searches = [BeamSearch(models=members[:first] + members[first + 1 :]) for first in range(3)]
     found = [
-        generate(members[first], rows, custom_generate=search, **settings) for first, search in enumerate(searches)
+        generated(members[first], rows, custom_generate=search, **settings) for first, search in enumerate(searches)
     ]
     assert found[0] == found[1] == found[2]
-    assert all(found[0] != generate(member, rows, **settings) for member in members)
-    uncached = generate(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
+    assert all(found[0] != generated(member, rows, **settings) for member in members)
+    uncached = generated(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)
     assert found[0] == uncached
 
 
@@ -300,8 +170,8 @@ def test_minimum_bayes_risk_chooses_among_the_samples():
     found = model.generate(ids, attention_mask=mask, custom_generate=search, **settings)
     assert found.candidate_sequences.shape[0] == 8
     assert found.sequences.shape[0] == 2
-    candidates = [without_padding(row) for row in found.candidate_sequences.tolist()]
-    assert all(without_padding(row) in candidates for row in found.sequences.tolist())
+    candidates = without_padding(found.candidate_sequences)
+    assert all(row in candidates for row in without_padding(found.sequences))
 
 
 @pytest.mark.slow

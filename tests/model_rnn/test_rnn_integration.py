@@ -9,12 +9,13 @@ from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import TorchAoConfig, pipeline
 
-from heedful import HeedRNNForConditionalGeneration, NativeDecoder, Translator, prepare_for_inference
+from heedful import HeedRNNForConditionalGeneration, Translator, prepare_for_inference
 from heedful.data.korean_english.pairs import korean_english_pairs
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.diagnosis.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
 from heedful.inference.loading import load_model
+from heedful.inference.native.decoder import NativeDecoder
 from heedful.publishing.conversion.model_conversion import convert
 from heedful.publishing.exports.ctranslate2_export import export_ctranslate2
 from heedful.publishing.exports.onnx_export import export_onnx

@@ -178,6 +178,15 @@ def padded(rows: list[torch.Tensor], side: str = "right") -> tuple[torch.Tensor,
     return ids, mask
 
 
+def generated(model, rows: list[torch.Tensor], side: str = "right", **settings) -> list[list[int]]:
+    """Return the tokens that a model generates for each sentence, up to its end: shorter hypotheses are filled up."""
+    torch.manual_seed(5)
+    ids, mask = padded(rows, side)
+    tokens = model.generate(ids, attention_mask=mask, max_length=13, **settings).tolist()
+    ends = [next((place for place, token in enumerate(row) if token in ENDS), len(row)) for row in tokens]
+    return [row[: end + 1] for row, end in zip(tokens, ends, strict=True)]
+
+
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-5):
     """Compare to a tolerance relative to the largest number, and absolute below one."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * max(1.0, theirs.abs().max().item()))

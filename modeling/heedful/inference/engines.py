@@ -1,59 +1,92 @@
 """What searches for a translator: token ids in, hypotheses out.
 
-`GenerateEngine` is transformers' `generate()` and `NativeEngine` Heed's own decoder for the CPU; CTranslate2's stands
-in `ctranslate2/engine.py`. What a sentence becomes does not depend on the sentences beside it: padding is masked.
+`GenerateEngine` is transformers' `generate()`; the others are loaded by name, when one is asked for. What a sentence
+becomes does not depend on the sentences beside it: padding is masked.
 """
 
 import copy
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
+from heedful.configuration_base_heed import position_limit
 from heedful.generation_heed import stopped
 from heedful.inference import graphs
-from heedful.inference.native.decoder import NativeDecoder
-from heedful.inference.native.weights import Precision
 from heedful.inference.scoring import count_tokens, score_sequences
 from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings, device_of
-from heedful.inference.strategies.beam_search import BeamSearch
+
+EngineName = Literal["auto", "native", "generate", "ctranslate2"]
+# Modules with a `make_engine(model, tokenizers, precision)`; the native one says by `may_replace` what `auto` asks.
+ENGINES = {"native": "heedful.inference.native.engine", "ctranslate2": "heedful.inference.ctranslate2.engine"}
 
 # Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
 Processors = Callable[[Sequence[int]], Any]
 Progress = Callable[[int], Any]  # gets how many more sentences or lines are done
+Sources = Sequence[Sequence[int]]  # token ids of sentences
+
+
+def ignored(count: int) -> None:
+    """Take the progress of a search that nothing shows."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a search found for a sentence."""
+    """What a search found for a sentence.
 
-    token_ids: tuple[int, ...] = ()  # generated, </s> included
-    # The tokens' log-probability, divided by the length penalty of the generation config: what `generate()` calls
-    # `sequences_scores` for beams. Greedy search and sampling give it too.
+    Attributes:
+        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
+        score: Log-probability of the tokens, divided by their number to the power of the generation config's
+            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; 0.0 for an empty line.
+        finished: Whether the model ended the sentence itself; `False` if the length limit did.
+    """
+
+    token_ids: tuple[int, ...] = ()
     score: float = 0.0
-    finished: bool = True  # whether the model ended the sentence itself, and not the length limit
+    finished: bool = True
 
 
 class Engine(Protocol):
     """Searches for translations of encoded sentences with one model."""
 
+    model: Any
+
     @property
     def is_current(self) -> bool:
-        """Whether the engine still computes what the model does."""
+        """Whether it still computes what the model does."""
+        return True
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
+    @property
+    def positions(self) -> int | None:
+        """The most tokens that a sequence may have; `None` is any number."""
+        return position_limit(self.model.config)
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
+        return
+
+    def search(
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
+    ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
         The generation config sets `num_beams` and `max_new_tokens` too. The padded source tokens of a batch × rows per
-        sentence keep within the budget.
+        sentence keep within the budget. `processors` are of type `Processors`, and `progress` gets the number of
+        sentences that are done since its last call.
         """
 
 
-class GenerateEngine:
+def engine_module(name: str) -> Any:
+    """Return the module of an engine that is loaded by its name."""
+    return importlib.import_module(ENGINES[name])
+
+
+class GenerateEngine(Engine):
     """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
 
     The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
@@ -62,27 +95,19 @@ class GenerateEngine:
     def __init__(self, model: Any, ensemble: Sequence[Any] = (), tokenizer: Any = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the engine still computes what the model does: always, for it has no copy."""
-        return True
-
     def search(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: Any,
-        token_budget: int,
-        processors: Processors | None = None,
-        progress: Progress = lambda count: None,
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
     ) -> list[list[Hypothesis]]:
-        """Translate sentences batch by batch, as `Engine.search` says; `progress` gets the number of each batch's."""
-        settings = self._settings(config)
+        """Translate batch by batch."""
+        settings = copy.deepcopy(config)
+        if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
+            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
             for batch in token_batches(costs, token_budget):
-                own = None if processors is None else processors(batch)
-                found = self._search_batch([sources[number] for number in batch], settings, config, own)
+                processor = None if processors is None else processors(batch)
+                found = self._search_batch([sources[number] for number in batch], settings, config, processor)
                 for number in batch:
                     results[number] = [next(found) for _ in range(config.num_return_sequences)]
                 progress(len(batch))
@@ -96,6 +121,8 @@ class GenerateEngine:
             return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
         if self.ensemble or active_settings(settings, SEARCH_SETTINGS):
+            from heedful.inference.strategies.beam_search import BeamSearch
+
             search["custom_generate"] = BeamSearch(models=self.ensemble)
         if settings.stop_strings is not None:
             search["tokenizer"] = self.tokenizer
@@ -103,13 +130,6 @@ class GenerateEngine:
             return self.model.generate(**inputs, **search), None
         found = self.model.generate(**inputs, **search, return_dict_in_generate=True)
         return found.sequences, found.sequences_scores
-
-    def _settings(self, config: Any) -> Any:
-        """Return a generation config that `generate()` does not fill in with a second length, and warn of it."""
-        settings = copy.deepcopy(config)
-        if self.model.generation_config.max_new_tokens is None:
-            settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
-        return settings
 
     def _search_batch(
         self, sources: list[Sequence[int]], settings: Any, config: Any, processor: Any
@@ -124,36 +144,6 @@ class GenerateEngine:
         # The first token is the decoder's start, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
         yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
-
-
-class NativeEngine(GenerateEngine):
-    """Heed's own decoder for the CPU; a `ValueError` if the `NativeDecoder` cannot take the model's place."""
-
-    def __init__(self, model: Any, precision: Precision = "float32"):
-        super().__init__(model)
-        self.decoder = NativeDecoder(model, precision)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the packed weights are still the model's."""
-        return self.decoder.is_current
-
-    def generate(
-        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
-        encoded = self.decoder.encoded(**inputs)
-        own = {"custom_generate": self._decode, "logits_processor": processor}
-        return self.model.generate(**encoded, **own, generation_config=settings)
-
-    def _settings(self, config: Any) -> Any:
-        settings = super()._settings(config)
-        settings.return_dict_in_generate = True
-        return settings
-
-    def _decode(self, model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
-        output = self.decoder(model, input_ids, logits_processor, **rest)
-        return output.sequences, None if len(logits_processor) else output.sequences_scores
 
 
 def rows_per_sentence(config: Any) -> int:

@@ -15,14 +15,12 @@ from heedful.configuration_base_heed import position_limit
 from heedful.fast_paths_heed import is_eager, runs_known_code
 from heedful.generation_heed import COMPILED_DEVICES
 from heedful.inference.loading import first_line
-from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
 
 logger = logging.getLogger(__name__)
 # On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
 # later, the time that graphs would have saved has paid for compiling once.
 STEPS_THAT_PAY = 5_000
 MOST_POSITIONS = 2**17  # of a static cache, before it is padded: in the base model and bfloat16 they take 1.6 GB
-KNOWN_SETTINGS = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
 OWN_CHOICES = ("cache_implementation", "compile_config", "disable_compile", "prefill_chunk_size")
 COMPILING = CompileConfig(mode="reduce-overhead", fullgraph=True, dynamic=True)
 # The plain steps that each model has taken, and less than any number where graphs have failed.
@@ -31,16 +29,20 @@ _STEPS: "WeakKeyDictionary[torch.nn.Module, float]" = WeakKeyDictionary()
 
 def may_use_graphs(model: Any, inputs: dict[str, torch.Tensor], settings: Any) -> bool:
     """Tell whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
+    if model.device.type not in COMPILED_DEVICES:
+        return False
+    from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of
+
+    known = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
     sentences, longest = inputs["input_ids"].shape
+    steps = settings.max_new_tokens or settings.max_length
     return (
-        model.device.type in COMPILED_DEVICES
-        and model.config.model_type == "heed"
+        model.config.model_type == "heed"
         and model.prepared is None
         and model.config._attn_implementation in ("eager", "sdpa")
-        and asked_of(settings).keys() <= KNOWN_SETTINGS
+        and asked_of(settings).keys() <= known
         and not any(getattr(settings, name) for name in OWN_CHOICES)
-        and sentences * (settings.num_beams * (settings.max_new_tokens or settings.max_length) + longest)
-        <= MOST_POSITIONS
+        and sentences * (settings.num_beams * steps + longest) <= MOST_POSITIONS
         and is_eager()
         and runs_known_code(model)
         # Neither quantized nor spread over processes, devices or the disk.

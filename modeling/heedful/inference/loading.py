@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
+from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, first_line, import_extra, listed, read_object
 from heedful.inference.search_settings import SEARCH_SETTINGS
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
 ADAPTER_FILE = "adapter_config.json"
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
 # Models of transformers that `heedful convert` makes Heed models of.
@@ -49,10 +46,8 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"`device` must be cpu, cuda, cuda:N or mps, but is {device!r} instead.") from error
     if (resolved.index or 0) >= count:
-        raise ValueError(
-            f"`device` must be one that this machine has, but is {str(device)!r} instead"
-            f" (there are {count} {resolved.type} devices here)."
-        )
+        found = f"there are {count} {resolved.type} devices here"
+        raise ValueError(f"`device` must be one that this machine has, but is {str(device)!r} instead ({found}).")
     return resolved
 
 
@@ -70,21 +65,18 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
             raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
         return folder
     if not HUB_ID.fullmatch(str(model)):
-        raise FileNotFoundError(
-            f"{folder} must be a folder with a model, or the id of a model on the Hub, but does not exist."
-        )
+        must = f"{folder} must be a folder with a model, or the id of a model on the Hub"
+        raise FileNotFoundError(f"{must}, but does not exist.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    wanted: Any = {"revision": revision, "allow_patterns": FETCHED_FILES, "ignore_patterns": IGNORED_FILES}
     try:
-        fetched = snapshot_download(
-            str(model), revision=revision, allow_patterns=FETCHED_FILES, ignore_patterns=IGNORED_FILES
-        )
+        fetched = snapshot_download(str(model), **wanted)
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError) as error:
         place = f"{model} at revision {revision}" if revision else str(model)
-        raise FileNotFoundError(
-            f"{place} must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
-        ) from error
+        reason = f"must be a folder here or a model on the Hub, but is neither: {first_line(error)}"
+        raise FileNotFoundError(f"{place} {reason}") from error
     return Path(fetched)
 
 
@@ -93,11 +85,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> "PreTrainedMo
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses weights that do not match the model (there,
     missing ones become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
-    generation_config.json, which transformers ignores.
-
-    Args:
-        folder: A local folder with config.json and weights, or an id on the Hub.
-        revision: Branch, tag or commit on the Hub.
+    generation_config.json, which transformers ignores. The revision is a branch, tag or commit on the Hub.
 
     Raises:
         FileNotFoundError: If the folder or repository, its config.json or its weights are missing.
@@ -143,10 +131,8 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
             raise ValueError(f"The weights in {folder} {meaning} {listed(names)}.")
-    shapes = [
-        f"{name} {tuple(found)} instead of {tuple(wanted)}"
-        for name, found, wanted in report.get("mismatched_keys", ())
-    ]
+    wrong = report.get("mismatched_keys", ())
+    shapes = [f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in wrong]
     if shapes:
         raise ValueError(f"The weights in {folder} must have the shapes of its config, but are {listed(shapes)}.")
 
@@ -162,10 +148,9 @@ def _check_numbers(folder: Path, model: "PreTrainedModel") -> None:
 def check_unchanged(folder: Path, changed: list[str] | None) -> None:
     """Raise a `ValueError` that names the files of a folder's weights which are not those that were saved."""
     if changed:
-        raise ValueError(
-            f"The model in {folder} must be the one that was saved there, but {listed(changed)} changed since, by a "
-            f"fault or by somebody. If it is meant, delete {CHECKSUMS_FILE}, which remembers them."
-        )
+        must = f"The model in {folder} must be the one that was saved there"
+        cure = f"If that is meant, delete {CHECKSUMS_FILE}, which remembers them."
+        raise ValueError(f"{must}, but {listed(changed)} changed since. {cure}")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -184,10 +169,36 @@ def adapted_model(folder: Path) -> Path:
     try:
         return model_folder(name or "", settings.get("revision") if name and not Path(name).is_dir() else None)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on, but {name!r} is "
-            "neither a folder here nor a model on the Hub."
+        must = f"`base_model_name_or_path` of {path} must be the model that the adapter was trained on"
+        raise FileNotFoundError(f"{must}, but {name!r} is neither a folder here nor a model on the Hub.") from error
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
+    return (folder / "model.bin").is_file() and not read_object(folder / "config.json").get("model_type")
+
+
+def load_tokenizers(folder: Path, config: Any, given: str | Path) -> TokenizerPair:
+    """Load the tokenizers of a model with a config from its folder, which a user has `given` by its path or id.
+
+    Tokenizers that do not fit the config, or cannot be used, are a `ValueError`.
+    """
+    folder = tokenizer_folder(folder)
+    try:
+        tokenizers = TokenizerPair.from_pretrained(folder)
+        tokenizers.check_config(config)
+    except FileNotFoundError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        kind = getattr(config, "model_type", None)
+        if kind not in STOCK:
+            raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
+        languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""
+        raise ValueError(
+            f"The model in {folder} must be one of Heedful's, but is a {kind} model as it was published: "
+            f"`heedful convert {given} NEW_FOLDER{languages}` makes a Heed model of it that computes the same."
         ) from error
+    return tokenizers
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -203,10 +214,8 @@ def _merged(folder: Path) -> "PreTrainedModel":
     seen = {folder.resolve()}
     while is_adapter(below):  # trained on an adapter
         if below.resolve() in seen:
-            raise ValueError(
-                f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model, but leads to an adapter "
-                f"that leads back to itself: {below}."
-            )
+            must = f"`base_model_name_or_path` of {folder / ADAPTER_FILE} must lead to a model"
+            raise ValueError(f"{must}, but leads to an adapter that leads back to itself: {below}.")
         seen.add(below.resolve())
         below = adapted_model(below)
     model = load_model(base)
@@ -265,5 +274,5 @@ def _check_files(folder: Path) -> None:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
     read_object(folder / "generation_config.json")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        names = ", ".join(WEIGHT_FILES)
-        raise FileNotFoundError(f"{folder} must hold the weights of a model, but has none of {names}.")
+        must = f"{folder} must hold the weights of a model"
+        raise FileNotFoundError(f"{must}, but has none of {', '.join(WEIGHT_FILES)}.")

@@ -6,7 +6,6 @@ hypothesis has a better score than the worst finished one. CTranslate2 has no su
 """
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +15,22 @@ from heedful.checksums_heed import changed_files
 from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_inside, read_object
-from heedful.inference.ctranslate2.specification import import_ctranslate2, obstacle, save_model, vocabulary
-from heedful.inference.engines import Hypothesis, rows_per_sentence
+from heedful.inference.ctranslate2.specification import (
+    import_ctranslate2,
+    obstacle,
+    positions_of_table,
+    save_model,
+    vocabulary,
+)
+from heedful.inference.engines import Engine, Hypothesis, Progress, Sources, ignored, rows_per_sentence
 from heedful.inference.loading import check_unchanged, first_line
-from heedful.inference.native.fingerprint import Fingerprint
+from heedful.inference.native.conditions import Fingerprint
 from heedful.inference.search_settings import end_tokens
 from heedful.inference.strategies.steps import BEAM_SETTINGS, GREEDY_SETTINGS, asked_of, require
 
-ComputeType = Literal[
-    "float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
-]
+Mixed = Literal["int8_float32", "int8_float16", "int8_bfloat16"]
+ComputeType = Literal["float32", "int8", "int16", "float16", "bfloat16", Mixed]
 METADATA_FILE = "heed.json"
-MODEL_FILE = "model.bin"
 FORMAT_VERSION = 1
 # In place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis that no other can beat. The
 # scores are divided by 1 with this number too.
@@ -41,6 +44,8 @@ class ExportedModel:
 
     It computes on the CPU or a CUDA device, in one of CTranslate2's types; None takes the one it was exported with.
     """
+
+    exported_for = "ctranslate2"
 
     def __init__(self, folder: str | Path, device: torch.device, compute_type: ComputeType | None = None):
         from transformers import GenerationConfig
@@ -61,7 +66,7 @@ class ExportedModel:
         self.compute_type = compute_type or quantization
 
 
-class CTranslate2Engine:
+class CTranslate2Engine(Engine):
     """Greedy and beam search by CTranslate2, with a copy of a Heed model's weights or an `ExportedModel`.
 
     An `ExportedModel` has a compute type of its own, which is taken.
@@ -88,10 +93,21 @@ class CTranslate2Engine:
     @property
     def is_current(self) -> bool:
         """Whether the model still has the weights that were copied, and no new hooks."""
-        return self._fingerprint is None or (self._fingerprint.is_current and obstacle(self.model) is None)
+        return self._fingerprint is None or not (self._fingerprint.has_changed or obstacle(self.model))
 
-    def search(self, sources: Sequence[Sequence[int]], config: Any, token_budget: int) -> list[list[Hypothesis]]:
-        """Translate sentences as `Engine.search` says; `check_settings` tells whether the config can be followed.
+    @property
+    def positions(self) -> int | None:
+        """The positions of the written model, or `None` where they are computed."""
+        return positions_of_table(self.model.config)
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` as `check_settings`."""
+        check_settings(config, self.model.config)
+
+    def search(
+        self, sources: Sources, config: Any, token_budget: int, processors: Any = None, progress: Progress = ignored
+    ) -> list[list[Hypothesis]]:
+        """Translate sentences, without logits processors, as `Engine.search` says; `check` says of which configs.
 
         All sentences are handed over at once: CTranslate2 sorts and batches them, and works on batches side by side.
         """
@@ -106,6 +122,7 @@ class CTranslate2Engine:
             **self._search_options(config),
         )
         ids, ends = self._target_ids, set(end_tokens(config))
+        progress(len(sources))
         found = []
         for result in results:
             rows = [tuple([ids[word] for word in words]) for words in result.hypotheses]
@@ -158,11 +175,6 @@ class CTranslate2Engine:
         return [[Hypothesis(*next(scored), each.finished) for each in row] for row in found]
 
 
-def is_exported_folder(folder: Path) -> bool:
-    """Return whether a folder holds a model for CTranslate2 and none for transformers."""
-    return (folder / MODEL_FILE).is_file() and not read_object(folder / "config.json").get("model_type")
-
-
 def check_settings(config: Any, model_config: Any) -> None:
     """Raise a `ValueError` that names a setting of a generation config which CTranslate2 cannot follow.
 
@@ -179,14 +191,16 @@ def check_settings(config: Any, model_config: Any) -> None:
     if beams > 1:
         require(len(ends) == 1, "eos_token_id", "be one token in CTranslate2's beam search", ends)
     if beams > 1 and config.early_stopping is not True and not _any_rule_ends_alike(config):
+        rule = "CTranslate2's beam search, which ends a sentence with its `num_beams`-th finished hypothesis"
         raise ValueError(
-            "`early_stopping` must be True in CTranslate2's beam search, which ends a sentence with its "
-            f"`num_beams`-th finished hypothesis, but is {config.early_stopping!r} instead: ask for it "
+            f"`early_stopping` must be True in {rule}, but is {config.early_stopping!r} instead: ask for it "
             "(`translate(…, early_stopping=True)`, `heedful translate --early-stopping`), or take another engine."
         )
-    require(
-        start in (None, own), "decoder_start_token_id", f"be {own} with CTranslate2, as in the model's config", start
-    )
+    must = f"be {own} with CTranslate2, as in the model's config"
+    require(start in (None, own), "decoder_start_token_id", must, start)
+
+
+make_engine = CTranslate2Engine
 
 
 def _any_rule_ends_alike(config: Any) -> bool:
@@ -199,10 +213,8 @@ def check_compute_type(name: str, device: torch.device, field: str) -> None:
     kind, index = _place(device)
     supported = import_ctranslate2().get_supported_compute_types(kind, index)
     if name not in supported:
-        raise ValueError(
-            f"`{field}` must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this "
-            f"{kind}, but is {name!r} instead."
-        )
+        must = f"must be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {kind}"
+        raise ValueError(f"`{field}` {must}, but is {name!r} instead.")
 
 
 def _place(device: torch.device) -> tuple[str, int]:
@@ -213,9 +225,8 @@ def _place(device: torch.device) -> tuple[str, int]:
         raise ValueError(f"`device` must be cpu or cuda for CTranslate2, but is {str(device)!r} instead.")
     index, count = device.index or 0, import_ctranslate2().get_cuda_device_count()
     if index >= count:
-        raise ValueError(
-            f"`device` must be one that CTranslate2 finds, but is {str(device)!r} instead (it finds {count})."
-        )
+        found = f"{str(device)!r} instead (it finds {count})"
+        raise ValueError(f"`device` must be one that CTranslate2 finds, but is {found}.")
     return "cuda", index
 
 
@@ -232,14 +243,11 @@ def _open(folder: Path, device: torch.device, compute_type: ComputeType) -> Any:
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA_FILE
     if not path.is_file():
-        raise ValueError(
-            f"{folder} must be written by `heedful export ctranslate2`, but has no {path.name} beside its model."
-        )
+        must = f"{folder} must be written by `heedful export ctranslate2`"
+        raise ValueError(f"{must}, but has no {path.name} beside its model.")
     metadata = read_object(path)
-    found = metadata.get("format_version")
+    found, exporter = metadata.get("format_version"), metadata.get("heed_version", "of another version")
     if found != FORMAT_VERSION:
-        raise ValueError(
-            f"`format_version` of {path} must be {FORMAT_VERSION}, but is {found} instead: the folder was exported by "
-            f"Heed {metadata.get('heed_version', 'of another version')}. Export the model again with this one."
-        )
+        must = f"`format_version` of {path} must be {FORMAT_VERSION}, but is {found} instead"
+        raise ValueError(f"{must}: Heed {exporter} exported the folder. Export the model again with this one.")
     return metadata

@@ -13,7 +13,7 @@ from torch import nn
 from heedful.configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import import_extra
-from heedful.inference.native.fingerprint import obstacle_to_copies
+from heedful.inference.native.conditions import obstacle_to_copies
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 

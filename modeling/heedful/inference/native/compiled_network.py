@@ -10,17 +10,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from heedful.inference.native.kernels import CompiledProduct, Layer, Model, Norm, can_multiply, library
-from heedful.inference.native.network import DecodingState, NativeNetwork, obstacle
-from heedful.inference.native.weights import Precision
+from heedful.inference.native.kernels import CompiledProduct, Layer, Model, Norm, Precision, library
+from heedful.inference.native.network import DecodingState, NativeNetwork
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 
 class CompiledNetwork(NativeNetwork):
-    """A network whose decoder takes a step in one call; see `is_compilable`."""
+    """A network whose decoder takes a step in one call, of a model without a `kernels_obstacle`."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights; errors are those of `NativeNetwork`."""
+        """Pack the weights in a precision."""
         super().__init__(model, precision)
         self._library: Any = library()
         self._norms = list[torch.Tensor]()
@@ -121,25 +120,3 @@ class CompiledState(DecodingState):
         super().keep(sentences)
         rows = self.rows_of(sentences)
         self.starts, self.counts = self.starts[rows], self.counts[rows]
-
-
-def make_network(model: HeedForConditionalGeneration, precision: Precision) -> NativeNetwork:
-    """Pack a model's weights, for `kernels.cpp` if it can compute the model; errors are those of `NativeNetwork`."""
-    return (CompiledNetwork if is_compilable(model, precision) else NativeNetwork)(model, precision)
-
-
-def is_compilable(model: HeedForConditionalGeneration, precision: Precision) -> bool:
-    """Return whether `kernels.cpp` can compute a model here: one much like the paper's."""
-    if obstacle(model) is not None:
-        return False
-    config: Any = model.config
-    head = config.d_model / config.decoder_attention_heads
-    return (
-        can_multiply(precision == "int8")
-        and config.activation_function == "relu"
-        and config.norm_type == "layernorm"
-        and not config.embedding_norm
-        and config.encoder_neighbourhood is config.decoder_neighbourhood is None
-        and config.position_encoding in ("sinusoidal", "learned", "none")
-        and all(size in (None, head) for size in (config.d_k, config.d_v))
-    )

@@ -1,94 +1,73 @@
-"""The native decoder as users meet it: `generate(custom_generate=NativeDecoder(model))`."""
+"""What decodes in place of a model's modules: packed weights, and greedy and beam search over them."""
 
-from typing import Any
+import warnings
+from typing import Any, get_args
 
 import torch
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import BaseModelOutput
 
-from heedful.inference.memory import keep_freed_memory
-from heedful.inference.native.compiled_network import make_network
-from heedful.inference.native.fingerprint import Fingerprint
+from heedful.inference.host_memory import keep_freed_memory
+from heedful.inference.native.compiled_network import CompiledNetwork
+from heedful.inference.native.conditions import (
+    Fingerprint,
+    kernels_obstacle,
+    model_obstacle,
+    padding_obstacle,
+    settings_obstacle,
+)
+from heedful.inference.native.kernels import Precision, kernel_name
+from heedful.inference.native.network import NativeNetwork
 from heedful.inference.native.search import SearchSettings, beam_search, greedy_search
-from heedful.inference.native.weights import PRECISIONS, Precision, kernel_name
-from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings
-from heedful.inference.strategies.steps import BEAM_MODES, OTHER_MODES, UNSET, check_request, once_per_sentence
-
-# Settings of other ways of decoding.
-UNREAD = {
-    **OTHER_MODES,
-    **BEAM_MODES,
-    **{"penalty_alpha": UNSET, "max_time": (None,), "stop_strings": (None,)},
-    **SEARCH_SETTINGS,
-}
-# Settings that read the source's tokens, of which only the encoding is left, and the values that change nothing.
-SOURCE_SETTINGS = {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0}
-# The stopping criteria that the native search applies itself.
-KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
-PADDING_ALONE = "`attention_mask` must leave a token of each source, but one is padding alone instead."
-# What a step does not keep.
-RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+from heedful.inference.strategies.steps import once_per_sentence
 
 
 class NativeDecoder:
-    """Greedy and beam search on the CPU, faster than `generate()`'s own and with the same tokens in float32.
+    """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
 
-    It holds a packed copy of the model's weights, computes only what a step needs, and takes finished sentences out of
-    the batch. Settings, logits processors and lengths are those of `generate()`; a setting that it cannot follow is an
-    error that names it. On Linux it asks the C library to keep freed memory for the next step.
-
-        decoder = NativeDecoder(model)
-        model.generate(**decoder.encoded(**inputs), num_beams=4, custom_generate=decoder)
-
-    Args:
-        model: A Heed model on the CPU.
-        precision: `float32`, or `int8` weights with inputs quantized at each call, the smallest and fastest. In `int8`
-            the tokens of a sentence may depend on the other sentences of its batch, unless kernels.cpp computes the
-            whole step, as it does for models like the paper's: rounding makes last digits, those of padding, larger.
-
-    Raises:
-        ValueError: If `obstacle` finds one in the model, or the precision is unknown or torch has no kernels for it.
+    It computes only what a step needs; finished sentences leave the batch. `prepare_for_inference` says what
+    the arguments are. A model with an obstacle, or an unknown precision, is a `ValueError`.
     """
 
     def __init__(self, model: Any, precision: Precision = "float32"):
-        if precision not in PRECISIONS:
-            raise ValueError(f"`precision` must be one of {', '.join(PRECISIONS)}, but is {precision!r} instead.")
+        if precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise ValueError(f"`precision` must be one of {known}, but is {precision!r} instead.")
+        _raise(model_obstacle(model))
         keep_freed_memory()
-        self.model = model
-        self.network = make_network(model, precision)
-        self.precision: Precision = precision
-        self.kernel = kernel_name(precision)  # what does the matrix products: kernels.cpp, or a library of torch
+        missing = kernels_obstacle(model.config, precision)
+        if precision == "int8" and missing is not None:
+            message = f"`precision` is float32 in place of int8, which only Heedful's own kernels compute: {missing}."
+            warnings.warn(message, stacklevel=3)
+            precision = "float32"
+            missing = kernels_obstacle(model.config, precision)
+        self.model, self.precision = model, precision
+        self.kernel = kernel_name()  # what does the matrix products: kernels.cpp, or a library of torch
+        self.network: NativeNetwork = CompiledNetwork(model, precision) if missing is None else NativeNetwork(model)
         self._fingerprint = Fingerprint(model)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has the weights that were packed, and no new hooks."""
+        return not self._fingerprint.has_changed
+
     def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
-        """Encode the source with the packed weights.
-
-        Args:
-            input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 0 at padding.
-
-        Returns:
-            Arguments of `generate()`.
-
-        Raises:
-            ValueError: If an id is outside the vocabulary, the mask has another shape than the ids, a source is
-                padding alone or longer than the learned positions reach, or the model's weights have changed.
-        """
-        self._check_weights()
+        """Return arguments of `generate()` with the encoded source, from what `encode` takes."""
         states = self.encode(input_ids, attention_mask)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the `(batch, source_length, d_model)` encoding as `encoded`, without its check of the weights."""
+        """Encode `(batch, source_length)` ids, with a mask that is 0 at padding: `(batch, source_length, d_model)`.
+
+        A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
+        """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}, but has "
                 f"{tuple(attention_mask.shape)} instead."
             )
         self.model.model.encoder.check_token_ids(input_ids)
-        if is_padding_alone(attention_mask):
-            raise ValueError(PADDING_ALONE)
+        _raise(padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
         return states.clone()  # a tensor of inference mode could not be read where gradients are computed
@@ -104,11 +83,13 @@ class NativeDecoder:
     ) -> Any:
         """Decode as `Strategy` says; greedy search returns `sequences_scores` too.
 
-        Raises:
-            ValueError: If only `generate()` itself can do what is asked, `model` is not the one that this decoder was
-                made of, or its weights have changed since.
+        A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
         """
-        self._check(model, generation_config, stopping_criteria, model_kwargs)
+        if model is not self.model:
+            _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
+        if not self.is_current:
+            _raise("The model must be as it was packed, but its weights or modules have changed since.")
+        _raise(settings_obstacle(generation_config, stopping_criteria, **model_kwargs))
         tokens, scores = self.search(input_ids, logits_processor, generation_config, model_kwargs)
         if not generation_config.return_dict_in_generate:
             return tokens
@@ -121,8 +102,7 @@ class NativeDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
 
-        Returns `(batch · num_return_sequences, length)` tokens, and `(batch · num_return_sequences)` scores: in greedy
-        search only if `return_dict_in_generate` asks for them.
+        Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
         """
         self.model.model.decoder.check_token_ids(input_ids)
         settings = SearchSettings(generation_config, logits_processor, input_ids.shape[1])
@@ -136,56 +116,7 @@ class NativeDecoder:
             tokens, scores = search(self.network, state, prompt, settings)
         return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
 
-    def _check(self, model: Any, config: Any, stopping_criteria: Any, model_kwargs: dict[str, Any]) -> None:
-        if model is not self.model:
-            raise ValueError(
-                "The model must be the one that the NativeDecoder was made of, but is another one instead."
-            )
-        self._check_weights()
-        reason = settings_obstacle(config, model_kwargs.get("attention_mask"))
-        if reason is not None:
-            raise ValueError(reason)
-        check_request("NativeDecoder", model, config, model_kwargs)
-        others = [each for each in stopping_criteria if type(each) not in KNOWN_CRITERIA]
-        if others:
-            raise ValueError(
-                f"`stopping_criteria` must be none but lengths and end tokens with NativeDecoder, but one is a "
-                f"{type(others[0]).__name__} instead."
-            )
-        if model_kwargs.get("decoder_attention_mask") is not None:
-            raise ValueError("`decoder_attention_mask` must be None with NativeDecoder, but is given instead.")
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the model still has the weights that were packed, and no new hooks."""
-        return self._fingerprint.is_current
-
-    def _check_weights(self) -> None:
-        if not self.is_current:
-            raise ValueError(
-                "The model must be as it was when the NativeDecoder packed it, but its weights or modules have "
-                "changed since: make a new one."
-            )
-
-
-def is_padding_alone(attention_mask: torch.Tensor | None) -> bool:
-    """Return whether a `(batch, source_length)` mask hides all of a source: attention functions differ in that."""
-    return attention_mask is not None and not bool(attention_mask.any(dim=1).all())
-
-
-def settings_obstacle(config: Any, attention_mask: torch.Tensor | None = None) -> str | None:
-    """Return why the native decoder cannot follow a generation config, or a source's mask, or `None` if it can."""
-    if is_padding_alone(attention_mask):
-        return PADDING_ALONE
-    for name, value in active_settings(config, UNREAD).items():
-        return f"`{name}` must not be set with NativeDecoder, but is {value!r} instead."
-    if config.do_sample:
-        return "`do_sample` must be False with NativeDecoder, but is True instead."
-    for name, same in SOURCE_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value is not None and value != same:
-            return f"`{name}` must be {same} with NativeDecoder, which reads no source tokens, but is {value} instead."
-    for name in RECORDS:
-        if config.return_dict_in_generate and getattr(config, name, None):
-            return f"`{name}` must be False with NativeDecoder, which keeps none, but is True instead."
-    return None
+def _raise(obstacle: str | None) -> None:
+    if obstacle is not None:
+        raise ValueError(obstacle)

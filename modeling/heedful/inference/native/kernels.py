@@ -1,6 +1,7 @@
-"""`kernels.cpp`, compiled once for this processor, and its matrix products.
+"""Matrix products with weights laid out once for the CPU, and `kernels.cpp`, compiled once for this processor.
 
-There are none without a C++ compiler, and none on processors whose registers it was not written for.
+Without a C++ compiler, and on processors whose registers `kernels.cpp` was not written for, oneDNN multiplies in
+float32, or torch itself where it was built without oneDNN.
 """
 
 import ctypes
@@ -12,15 +13,20 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from heedful.checksums_heed import checksum
 from heedful.files import flush
+
+Precision = Literal["float32", "int8"]
+# From `(rows, in_features)` to `(rows, out_features)`.
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -34,6 +40,8 @@ REGISTERS = {
 LONGEST_COMPILATION = 120  # seconds
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
+# Up to so many weights, plain `linear` is faster for a single row, because its call costs less.
+SMALL_MATRIX = 2**16
 
 
 class Linear(ctypes.Structure):
@@ -105,16 +113,39 @@ class CompiledProduct:
         return output
 
 
-def can_multiply(is_int8: bool) -> bool:
-    """Return whether there is a `CompiledProduct` here."""
-    found = library()
-    return found is not None and (not is_int8 or found.has_bytes)
+def packed_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision = "float32", relu: bool = False
+) -> Product:
+    """Return x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix; `int8` needs VNNI."""
+    weight = weight.detach().float()
+    bias = None if bias is None else bias.detach().float()
+    if library() is not None:
+        return CompiledProduct(weight, bias, precision == "int8", relu)
+
+    def plain(states: torch.Tensor) -> torch.Tensor:
+        output = F.linear(states, weight, bias)
+        return output.relu_() if relu else output
+
+    if not has_onednn():
+        return plain
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    multiply: Any = torch.ops.mkldnn._linear_pointwise.default
+    options: Any = ("relu" if relu else "none", [], "")
+    if weight.numel() > SMALL_MATRIX:
+        return lambda states: multiply(states, packed, bias, *options)
+    return lambda states: plain(states) if len(states) == 1 else multiply(states, packed, bias, *options)
 
 
-def has_vnni() -> bool:
-    """Return whether the processor multiplies bytes in one instruction, as far as this torch can tell."""
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(found.get("avx512_vnni"))
+def has_onednn() -> bool:
+    """Return whether torch can lay out weights for oneDNN here."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
+def kernel_name() -> str:
+    """Return what multiplies here, for reports."""
+    if library() is not None:
+        return "kernels.cpp"
+    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
 
 
 @functools.cache
@@ -124,13 +155,15 @@ def library() -> Any:
     if capability not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[capability]
-    if capability == "AVX512" and has_vnni():
+    # Whether it multiplies bytes in one instruction, as far as this torch knows.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if capability == "AVX512" and found.get("avx512_vnni"):
         flags.append("-mavx512vnni")
     try:
         loaded: Any = _loaded(flags)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or error
-        warnings.warn(f"The native decoder runs without kernels of its own, and slower: {told}", stacklevel=2)
+        reason = getattr(error, "stderr", None) or error
+        warnings.warn(f"The native decoder runs without kernels of its own, and slower: {reason}", stacklevel=2)
         return None
     loaded.has_bytes = "-mavx512vnni" in flags
     pointer, number = ctypes.c_void_p, ctypes.c_int

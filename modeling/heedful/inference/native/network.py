@@ -1,4 +1,6 @@
-"""A Heed model's weights and its decoding step, laid out for the CPU.
+"""A Heed model's weights and its decoding step, laid out for the CPU: the readable reference of `kernels.cpp`.
+
+`NativeNetwork` computes every model in torch; `CompiledNetwork` computes the same step of the paper's in one call.
 
 What makes a step cheap:
 
@@ -18,15 +20,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from heedful.attention_heed import HeedAttention
-from heedful.configuration_heed import RELATIVE_ENCODINGS
-from heedful.inference.native.fingerprint import obstacle_to_copies
-from heedful.inference.native.weights import Precision, Product, packed_linear
+from heedful.inference.native.kernels import Precision, Product, packed_linear
 from heedful.masks_heed import WindowedMask, neighbourhood_attention, pays_in_windows, windowed_mask
 from heedful.modeling_heed import HeedFeedForward, HeedForConditionalGeneration
 from heedful.positions_heed import positions_of
 
 NEVER = float("-inf")
-FINITE_MINIMUM = torch.finfo(torch.float32).min
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 # Tokens per chunk: `best_tokens` sorts only the best chunks of a row.
 CHUNK = 64
@@ -40,12 +39,8 @@ class NativeNetwork:
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
-        """Pack the weights; a `ValueError` says if `obstacle` finds one, or there are no kernels for `precision`."""
-        reason = obstacle(model)
-        if reason is not None:
-            raise ValueError(reason)
+        """Pack the weights of a model without an obstacle; `int8` needs `kernels.cpp`."""
         self.config: Any = model.config
-        self.precision = precision
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
         self.embed_target = _Embedding(decoder)
@@ -53,9 +48,7 @@ class NativeNetwork:
         self.decoder_layers = [_DecoderLayer(layer, precision) for layer in decoder.layers] * decoder.rounds
         self.encoder_norm, self.decoder_norm = _norm(encoder.norm), _norm(decoder.norm)
         cross = [layer.cross_attn for layer in decoder.layers] * decoder.rounds
-        self.project_source = _joined(
-            [projection for one in cross for projection in _key_value_projections(one)], precision
-        )
+        self.project_source = _joined([each for one in cross for each in _key_values(one)], precision)
         self.output = packed_linear(model.lm_head.weight, model.lm_head.bias, precision)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -79,13 +72,11 @@ class NativeNetwork:
         if radius is not None and pays_in_windows(length, radius):
             tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             return windowed_mask(tokens, radius, False, torch.float32)
-        mask = _source_mask(attention_mask)
         if radius is None:
-            return mask
+            return _source_mask(attention_mask)
         places = torch.arange(length)
-        near = _additive((places[:, None] - places).abs() <= radius)
-        mask = near[None, None] if mask is None else mask + near
-        return mask.clamp(min=FINITE_MINIMUM)  # or a row that sees nothing would become NaN
+        near = (places[:, None] - places).abs() <= radius
+        return _additive(near if attention_mask is None else near & attention_mask.bool()[:, None, None])
 
     def start(
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
@@ -120,22 +111,6 @@ class NativeNetwork:
             best, tokens = logits.max(-1, keepdim=True)
             return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
         return best_tokens(logits.log_softmax(-1, dtype=torch.float32), scores, count)
-
-
-def obstacle(model: Any) -> str | None:
-    """Return why the native decoder cannot take a model's place, or `None` if it can."""
-    reason = obstacle_to_copies(model, "the native decoder")
-    if reason is not None:
-        return reason
-    if model.config.position_encoding in RELATIVE_ENCODINGS:
-        encoding = model.config.position_encoding
-        told = "must be sinusoidal, learned, rotary or none for the native decoder"
-        return f"`position_encoding` {told}, but is {encoding} instead."
-    for name, weight in model.named_parameters():
-        if weight.device.type != "cpu":
-            device = weight.device
-            return f"The model's weights must be on the CPU for the native decoder, but {name} is on {device} instead."
-    return None
 
 
 class DecodingState:
@@ -215,14 +190,13 @@ class _Embedding:
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
         states = F.embedding(tokens, self.weight).float() * self.scale
-        return self.norm(states if self.encode_positions is None else states + self._encoded(positions))
+        if self.encode_positions is not None:
+            states = states + F.embedding(positions, self._table(int(positions.max()) + 1))
+        return self.norm(states)
 
     def encoding(self, position: int) -> torch.Tensor | None:
         """Return the `(D)` encoding of one position; `None` where there are none."""
         return None if self.encode_positions is None else self._table(position + 1)[position]
-
-    def _encoded(self, positions: torch.Tensor) -> torch.Tensor:
-        return F.embedding(positions, self._table(int(positions.max()) + 1))
 
     def _table(self, needed: int) -> torch.Tensor:
         """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
@@ -249,9 +223,9 @@ class _Attention:
         self.heads = module.q_proj.out_features // module.d_k
         self.widths = [self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v]
         self.rotary = None if is_cross_attention else module.rotary
-        query = _scaled(module.q_proj, module.scaling)
-        projections = [query] if is_cross_attention else [query, *_key_value_projections(module)]
-        self.project = _joined(projections, precision)
+        bias = module.q_proj.bias
+        query = module.q_proj.weight * module.scaling, None if bias is None else bias * module.scaling
+        self.project = _joined([query] if is_cross_attention else [query, *_key_values(module)], precision)
         self.project_output = packed_linear(module.out_proj.weight, module.out_proj.bias, precision)
 
 
@@ -333,9 +307,7 @@ class _DecoderLayer(_Layer):
             width = attention.widths[0]
             projected = attention.project(states)
             if attention.rotary is not None:
-                turned = (
-                    projected[:, : 2 * width].unflatten(1, (1, -1, attention.d_k)).transpose(1, 2)
-                )  # (R, 2 H, 1, d)
+                turned = projected[:, : 2 * width].unflatten(1, (-1, 1, attention.d_k))  # (R, 2 H, 1, d)
                 turned = attention.rotary(turned, torch.tensor([[state.length]])).flatten(1)
                 projected = torch.cat([turned, projected[:, 2 * width :]], 1)
             query = projected[:, None, :width].unflatten(2, (attention.heads, -1)).transpose(1, 2)
@@ -374,27 +346,20 @@ def _norm(module: nn.Module | None) -> Product:
     return lambda states: torch.layer_norm(states, shape, weight, bias, epsilon)
 
 
-def _scaled(linear: nn.Linear, factor: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return linear.weight * factor, None if linear.bias is None else linear.bias * factor
-
-
-def _key_value_projections(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Return weight and bias of the key and value projections, repeated for the heads that share them."""
 
-    def repeated(parameter: torch.Tensor | None, width: int) -> torch.Tensor | None:
+    def repeated(parameter: Any, width: int) -> Any:
         if parameter is None or module.num_key_value_groups == 1:
             return parameter
         by_head = parameter.view(-1, width, *parameter.shape[1:])
         return by_head.repeat_interleave(module.num_key_value_groups, dim=0).flatten(0, 1)
 
-    pairs: list[Any] = [
-        (repeated(linear.weight, width), repeated(linear.bias, width))
-        for linear, width in ((module.k_proj, module.d_k), (module.v_proj, module.d_v))
-    ]
-    return pairs
+    sides = (module.k_proj, module.d_k), (module.v_proj, module.d_v)
+    return [(repeated(linear.weight, width), repeated(linear.bias, width)) for linear, width in sides]
 
 
-def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Product:
+def _joined(projections: list[Any], precision: Precision) -> Product:
     """Return one matrix product in place of several with the same input."""
     weight = torch.cat([weight for weight, _ in projections])
     biases = [bias for _, bias in projections if bias is not None]
@@ -408,14 +373,13 @@ def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor,
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(allowed.shape).masked_fill(~allowed, NEVER)
+    """Return 0 where a score is allowed, and else a finite minimum, or a row that sees nothing would become NaN."""
+    return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
 
 
 def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(N, 1, 1, S)` from an `(N, S)` mask, with a finite minimum so that rows of padding do not become NaN."""
-    if attention_mask is None:
-        return None
-    return _additive(attention_mask.bool()).clamp(min=FINITE_MINIMUM)[:, None, None]
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask."""
+    return None if attention_mask is None else _additive(attention_mask.bool())[:, None, None]
 
 
 def best_tokens(

@@ -16,7 +16,7 @@ from heedful.inference.strategies.steps import filler
 # The share of finished sentences at which they leave the batch: until then they cost time at each step, and when they
 # leave, what a state knows of the others is copied.
 LEAVING_SHARE = 1 / 8
-# The logits processors of transformers that tell the rows of a batch apart by their number.
+# The logits processors of transformers that treat the rows of a batch by their number.
 ROW_PROCESSORS = (
     logits_process.PrefixConstrainedLogitsProcessor,
     logits_process.SynthIDTextWatermarkLogitsProcessor,
@@ -42,7 +42,7 @@ class SearchSettings:
         if self.fill == 0 and self.beams > 1 and ends:
             self.fill = ends[0]  # as in transformers' beam search, which takes the id 0 for "no padding token"
         self.ends = torch.tensor(ends, dtype=torch.long)
-        # Processors that are not of transformers may tell rows apart too: finished sentences stay in the batch then.
+        # Processors that are not of transformers may do so too: finished sentences stay in the batch then.
         self.keeps_rows = any(
             type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in processor
         )

@@ -21,7 +21,7 @@ from transformers.utils import can_return_tuple
 from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
-from heedful.versions_heed import by_name, given_cache, with_known_signature
+from heedful.versions_heed import by_name, cached_signature, given_cache
 
 # As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
@@ -91,7 +91,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
 
-    @with_known_signature
+    @cached_signature
     @can_return_tuple
     def forward(
         self,

@@ -24,7 +24,7 @@ from accelerate.utils import (
     parse_flag_from_env,
 )
 
-from heedful.inference.memory import keep_freed_memory
+from heedful.inference.host_memory import keep_freed_memory
 from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe

@@ -1,0 +1,168 @@
+"""When packed weights may compute in place of a model: what of the model and of a call allows it, and until when."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from heedful.configuration_heed import RELATIVE_ENCODINGS
+from heedful.fast_paths_heed import FILES_OF_MODULES, foreign_hooks, is_known, runs_known_functions
+from heedful.inference.native import kernels
+from heedful.inference.search_settings import SEARCH_SETTINGS, active_settings
+from heedful.inference.strategies.steps import BEAM_MODES, OTHER_MODES, UNSET
+from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.versions_heed import CACHE
+
+NAME = "the native decoder"
+# Numbers of each weight that are compared: a fused optimizer leaves no other trace.
+COMPARED = 4
+# Settings of other ways of decoding.
+UNREAD = {
+    **OTHER_MODES,
+    **BEAM_MODES,
+    **SEARCH_SETTINGS,
+    **{"do_sample": UNSET, "penalty_alpha": UNSET, "max_time": (None,), "stop_strings": (None,)},
+    # They read the source's tokens, of which only the encoding is left.
+    **{"encoder_no_repeat_ngram_size": (None, 0), "encoder_repetition_penalty": (None, 1.0)},
+}
+# What a step does not keep.
+RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# The stopping criteria that the native search applies itself.
+KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
+UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
+# What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
+COMPILED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("relu",),
+    "norm_type": ("layernorm",),
+    "embedding_norm": (False,),
+    "encoder_neighbourhood": (None,),
+    "decoder_neighbourhood": (None,),
+    "position_encoding": ("sinusoidal", "learned", "none"),
+}
+
+
+def model_obstacle(model: Any) -> str | None:
+    """Return why the native decoder cannot take a model's place, or `None` if it can."""
+    if (reason := obstacle_to_copies(model, NAME)) is not None:
+        return reason
+    if model.config.position_encoding in RELATIVE_ENCODINGS:
+        must = f"`position_encoding` must be sinusoidal, learned, rotary or none for {NAME}"
+        return f"{must}, but is {model.config.position_encoding} instead."
+    for name, weight in model.named_parameters():
+        if weight.device.type != "cpu":
+            return f"The model's weights must be on the CPU for {NAME}, but {name} is on {weight.device} instead."
+    return None
+
+
+def obstacle_to_copies(model: Any, engine: str) -> str | None:
+    """Return why weights copied into an engine would not compute what any model does, or `None` where they would.
+
+    The model must be Heed's Transformer, without parts of others.
+    """
+    if not isinstance(model, HeedForConditionalGeneration):
+        return f"The model must be a HeedForConditionalGeneration, but is a {type(model).__name__} instead."
+    if model.config.attention_scoring == "additive":
+        return f"`attention_scoring` must be scaled_dot or dot for {engine}, but is additive instead."
+    if not runs_known_functions(model):
+        return f"`F.linear` and the attention function must be torch's or transformers' for {engine}, but one is not."
+    for name, module in model.named_modules():
+        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
+        kind: Any = type(module)
+        has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
+        is_plain = kind in (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+        if not FILES_OF_MODULES.match(kind.__module__) or (has_weights and not is_plain):
+            return f"The model's modules must be Heed's for {engine}, but {name or 'it'} is a {kind} instead."
+        if foreign_hooks(module) or not is_known(kind.forward):
+            name = name or "the model itself"
+            return f"The model must have no forward hooks and no other `forward` for {engine}, but {name} has one."
+    for name, parameter in model.named_parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+        if not is_plain or parameter.is_meta or not parameter.is_floating_point():
+            return (
+                f"The model's weights must be floating-point numbers in memory for {engine}, but {name} is a "
+                f"{type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
+            )
+    return None
+
+
+def kernels_obstacle(config: Any, precision: str) -> str | None:
+    """Return why `kernels.cpp` cannot compute the steps of a model here, or `None` if it can."""
+    library = kernels.library()
+    if library is None:
+        return "they could not be compiled here"
+    if precision == "int8" and not library.has_bytes:
+        return "the processor lacks AVX-512 VNNI"
+    head = config.d_model / config.decoder_attention_heads
+    for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():
+        value = getattr(config, name)
+        if value not in known:
+            return f"they know no `{name}` of {value}"
+    return None
+
+
+def settings_obstacle(config: Any, stopping_criteria: Iterable[Any] = (), **model_kwargs: Any) -> str | None:
+    """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
+    for name, value in active_settings(config, UNREAD).items():
+        return f"`{name}` must not be set with {NAME}, but is {value!r} instead."
+    for name in RECORDS:
+        if config.return_dict_in_generate and getattr(config, name, None):
+            return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
+    for each in stopping_criteria:
+        if type(each) not in KNOWN_CRITERIA:
+            kind = type(each).__name__
+            return f"`stopping_criteria` must be lengths and end tokens with {NAME}, but one is a {kind} instead."
+    for name in UNREAD_ARGUMENTS:
+        if model_kwargs.get(name) is not None and model_kwargs[name] is not False:
+            return f"`{name}` must be None with {NAME}, but is given instead."
+    # `HeedGenerationMixin.generate` marks it so.
+    if getattr(model_kwargs.get(CACHE), "is_the_users", False):
+        return f"`{CACHE}` must be None with {NAME}, which fills none, but is given instead."
+    return padding_obstacle(model_kwargs.get("attention_mask"))
+
+
+def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
+    """Return what is wrong with a `(batch, source_length)` mask that hides a source: attention functions differ."""
+    if attention_mask is None or bool(attention_mask.any(dim=1).all()):
+        return None
+    return "`attention_mask` must leave a token of each source, but one is padding alone instead."
+
+
+class Fingerprint:
+    """What a model's weights and hooks were when a copy was made."""
+
+    def __init__(self, model: nn.Module):
+        self._model: Any = model
+        self._traces = _traces(model)
+        # Views of the weights, for what writes to `.data`, or is fused, changes no version.
+        flat = [parameter.detach().flatten() for parameter in model.parameters()]
+        self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
+        self._values = _bits(self._samples)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the model has other weights, other numbers in them, or other hooks of others."""
+        # First where the weights lie: if elsewhere, the samples are of those before.
+        return _traces(self._model) != self._traces or not torch.equal(_bits(self._samples), self._values)
+
+
+def _traces(model: Any) -> list[tuple[int, int]]:
+    """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
+    found = [(0, int(runs_known_functions(model)))]
+    kinds: list[Any] = list(dict.fromkeys(map(type, model.modules())))
+    found += [(id(kind), id(kind.forward)) for kind in kinds]
+    for module in model.modules():
+        found += [(id(module), id(hook)) for hook in foreign_hooks(module)]
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                version = 0 if parameter.is_inference() else parameter._version
+                found.append((parameter.data_ptr(), version))
+    return found
+
+
+def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
+    places = {(sample.dtype, sample.device) for sample in samples}
+    if len(places) > 1:
+        samples = [sample.float().cpu() for sample in samples]
+    return torch.cat(samples).float().view(torch.int32)  # NaN equals itself so

@@ -1,0 +1,191 @@
+"""The two doors to the native decoder: `prepare_for_inference` for `generate()`, and the engine of a `Translator`."""
+
+import warnings
+from typing import Any, Self
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from heedful.fast_paths_heed import runs_known_code
+from heedful.inference.engines import GenerateEngine
+from heedful.inference.native.conditions import model_obstacle, padding_obstacle, settings_obstacle
+from heedful.inference.native.decoder import NativeDecoder
+from heedful.inference.native.kernels import Precision
+
+
+def may_replace(model: Any, config: Any) -> bool:
+    """Return whether the native decoder gives the tokens of `generate()` with a generation config."""
+    return model.dtype == torch.float32 and settings_obstacle(config) is None and model_obstacle(model) is None
+
+
+class NativeEngine(GenerateEngine):
+    """`generate()` by the native decoder; a `ValueError` if that cannot take the model's place."""
+
+    def __init__(self, model: Any, tokenizers: Any = None, precision: Precision = "float32"):
+        super().__init__(model)
+        self.decoder = NativeDecoder(model, precision)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the packed weights are still the model's."""
+        return self.decoder.is_current
+
+    def check(self, config: Any) -> None:
+        """Raise a `ValueError` that names what the native decoder cannot follow of a generation config."""
+        if (reason := settings_obstacle(config)) is not None:
+            raise ValueError(reason)
+
+    def generate(
+        self, inputs: dict[str, torch.Tensor], settings: Any, processor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
+        settings.return_dict_in_generate = True
+        search = {"generation_config": settings, "logits_processor": processor, "custom_generate": self._decode}
+        return self.model.generate(**self.decoder.encoded(**inputs), **search)
+
+    def _decode(self, model: Any, input_ids: torch.Tensor, logits_processor: Any, **rest: Any) -> Any:
+        output = self.decoder(model, input_ids, logits_processor, **rest)
+        return output.sequences, None if len(logits_processor) else output.sequences_scores
+
+
+make_engine = NativeEngine
+
+
+def prepare_for_inference(model: Any, precision: Precision = "float32") -> "PreparedModel":
+    """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
+
+    Greedy search and beam search are then those of the native decoder, and so is the encoder that `get_encoder()`
+    returns, wherever no gradient is computed. What the native decoder cannot do (sampling, streaming, recorded scores
+    and attentions, other caches, …) runs as before. Weights that change are packed again. A change that is written to
+    a few numbers through `.data` or numpy may go unnoticed; one under `torch.no_grad()` does not. The packed copies
+    are not saved, copied or pickled with the model, and `undo` frees them. On Linux the C library is asked to keep
+    freed memory for the next step.
+
+        prepared = prepare_for_inference(model)
+        model.generate(**inputs, num_beams=4)
+        prepared.undo()
+
+    or, for a while, `with prepare_for_inference(model): …`.
+
+    Args:
+        model: A Heed model on the CPU, in evaluation mode.
+        precision: `float32`, or `int8` weights with the input of each product quantized row by row, the smallest and
+            fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
+
+    Returns:
+        The handle that undoes it.
+
+    Raises:
+        ValueError: If the model is in training mode or already prepared, the precision is unknown, or the native
+            decoder cannot take the model's place.
+    """
+    decoder = NativeDecoder(model, precision)
+    if model.training:
+        raise ValueError(
+            "The model must be in evaluation mode to be prepared, but is in training mode: call `eval()`."
+        )
+    if model.prepared is not None:
+        raise ValueError("The model must not be prepared already, but is: `undo()` the earlier preparation first.")
+    return PreparedModel(decoder)
+
+
+class PreparedModel:
+    """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
+
+    `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
+    """
+
+    def __init__(self, decoder: NativeDecoder):
+        self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
+        self._decoder: NativeDecoder = decoder
+        self._is_blocked = False
+        self.encoder = PreparedEncoder(self)
+        self.model.prepared = self
+
+    def __reduce__(self):
+        # A copy of the model is not prepared, neither here nor in another process.
+        return type(None), ()
+
+    def __enter__(self) -> Self:
+        """Return itself: the model is prepared since this was made."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Undo it."""
+        self.undo()
+
+    def undo(self) -> None:
+        """Let `generate()` use the model's own modules again. A second call does nothing."""
+        if self.model.prepared is self:
+            self.model.prepared = None
+
+    def encode(self, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> BaseModelOutput | None:
+        """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
+        is_plain = all(value is None or value is False for name, value in options.items() if name != "return_dict")
+        if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
+            return None
+        if attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask)):
+            return None
+        if (decoder := self._current_decoder()) is None:
+            return None
+        # The decoder's modules may have to go on with it.
+        states = decoder.encode(input_ids, attention_mask).to(self.model.get_input_embeddings().weight.dtype)
+        return BaseModelOutput(last_hidden_state=states)
+
+    def decode(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> torch.Tensor | None:
+        """Return the tokens as `Strategy` says, or `None` if the loops of `generate()` itself must find them."""
+        is_ours = (
+            self._may_compute()
+            and not generation_config.return_dict_in_generate
+            and generation_config.cache_implementation is None
+            and settings_obstacle(generation_config, stopping_criteria, **model_kwargs) is None
+            and runs_known_code(self.model)  # prefix tuning of peft, for one, sets a method of its own
+        )
+        decoder = self._current_decoder() if is_ours else None
+        if decoder is None:
+            return None
+        return decoder.search(input_ids, logits_processor, generation_config, model_kwargs)[0]
+
+    def _may_compute(self) -> bool:
+        return not (
+            self.model.training
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or torch.is_autocast_enabled("cpu")
+        )
+
+    def _current_decoder(self) -> NativeDecoder | None:
+        """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
+        if not self._decoder.is_current:
+            reason = model_obstacle(self.model)
+            if reason is not None:
+                if not self._is_blocked:
+                    warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
+                self._is_blocked = True
+                return None
+            self._decoder = NativeDecoder(self.model, self.precision)
+        self._is_blocked = False
+        return self._decoder
+
+
+class PreparedEncoder:
+    """The encoder of a prepared model as `generate()` calls it; what else is asked of it is the encoder's own."""
+
+    def __init__(self, prepared: PreparedModel):
+        self._prepared, self._encoder = prepared, prepared.model.model.encoder
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the encoder has by a name."""
+        return getattr(self._encoder, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode by the packed weights, or by the modules where those do not."""
+        found = self._prepared.encode(*args, **kwargs)
+        return self._encoder(*args, **kwargs) if found is None else found

@@ -19,7 +19,7 @@ from test_recipes import comments
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import split_update
-from heedful.training.processes.launch_checks import check_launch
+from heedful.training.launch.launch_checks import check_launch
 from heedful.training.recipe import OptimizationRecipe
 from heedful.training.recipe_file import read_recipe
 

@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,6 @@ from accelerate.utils import (
 )
 
 from heedful.inference.memory import keep_freed_memory
-from heedful.training.processes.launch_checks import check_launch, check_processes
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
 
@@ -71,6 +70,8 @@ def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
     """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
+    from heedful.training.launch.launch_checks import check_launch
+
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
         raise ValueError(
@@ -98,6 +99,8 @@ def join_processes(device: str | None) -> Accelerator:
 
     Each process takes a device of its own: cpu, cuda, or with `None` a GPU where there is one.
     """
+    from heedful.training.launch.launch_checks import check_processes
+
     if device not in (None, "cpu", "cuda"):
         raise ValueError(
             f"`device` must be cpu or cuda where several processes run, each of which takes its own, "
@@ -106,6 +109,23 @@ def join_processes(device: str | None) -> Accelerator:
     on_cpu = runs_on_cpu(device or "auto", name="device")
     check_processes(on_cpu)
     return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+
+
+class Watch(ExitStack):
+    """A context in which a process notices the loss of another; this one is for a process that is alone."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which this process may be silent, while it writes files."""
+        return nullcontext()
+
+
+def make_watch(accelerator: Accelerator) -> Watch:
+    """Return the watch for as many processes as there are."""
+    if accelerator.num_processes == 1:
+        return Watch()
+    from heedful.training.launch.heartbeat import Heartbeat
+
+    return Heartbeat(accelerator)
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:

@@ -4,7 +4,6 @@ They come before the processes meet: an error afterwards leaves some of them wai
 """
 
 import os
-from collections.abc import Sequence
 
 import torch
 
@@ -13,49 +12,37 @@ from heedful.training.recipe import OptimizationRecipe
 
 
 def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
-    """Check what the launcher says against the recipe and the machine.
-
-    More processes than GPUs, or fewer than were asked for; GPUs or FSDP on the CPU, where Accelerate would silently do
-    something else; precision or accumulation other than the recipe's; and what Heed does not support: each is a
-    `ValueError`.
-    """
-    if is_set("ACCELERATE_USE_DEEPSPEED"):
-        raise ValueError(
-            "`distributed_type` of the accelerate file must be NO, MULTI_GPU or FSDP (version 2), but is DEEPSPEED "
-            "instead: fsdp2.yaml shards weights and optimizer."
-        )
-    check_processes(on_cpu)
+    """Raise a `ValueError` where a launcher contradicts recipe or machine, or asks for what is not supported."""
     kind = _distributed_type()
-    if on_cpu and settings.device == "cpu" and kind == "FSDP":
+    kinds = "NO, MULTI_GPU or FSDP (version 2)" if kind == "DEEPSPEED" else "NO where there is no GPU"
+    hint = "fsdp2.yaml shards weights and optimizer; several processes on the CPU are started by torchrun."
+    if kind == "DEEPSPEED" or (on_cpu and settings.device == "auto" and kind != "NO"):
+        raise ValueError(f"`distributed_type` of the accelerate file must be {kinds}, but is {kind} instead: {hint}")
+    check_processes(on_cpu)
+    if on_cpu and kind == "FSDP":
         raise ValueError(
             "`optimization.device` must be auto or cuda where the accelerate file says `distributed_type: FSDP`, "
             "but is cpu instead."
         )
-    if on_cpu and settings.device == "auto" and kind != "NO":
-        raise ValueError(
-            f"`distributed_type` of the accelerate file must be NO where there is no GPU, but is {kind} instead. "
-            "Several processes on the CPU are started by torchrun."
-        )
     if kind == "FSDP":
-        _check_setting("fsdp_version", "FSDP_VERSION", "1", ["2"])
-        reason = ", because every process makes or loads the same weights"
-        _check_setting("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", ["false"], reason)
-    reason = ", because Heedful divides data, not layers"
-    _check_setting("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent", ["absent", "false"], reason)
+        _check_field("fsdp_version", "FSDP_VERSION", "2", unset="1")
+        reason = "every process makes or loads the same weights"
+        _check_field("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", reason)
+    reason = "Heedful divides data, not layers"
+    _check_field("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent or false", reason)
     # Accelerate would divide every loss by it.
-    reason = ", because accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
-    _check_setting("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", ["1"], reason)
+    reason = "accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
+    _check_field("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", reason)
     # In Accelerate the recipe's precision has precedence, so that the file's would be ignored; it does not know tf32.
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
-        allowed = list(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
-        reason = ", because `optimization.mixed_precision` of the recipe decides"
-        _check_setting("mixed_precision", "ACCELERATE_MIXED_PRECISION", "no", allowed, reason)
+        allowed = " or ".join(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
+        reason = "`optimization.mixed_precision` of the recipe decides"
+        _check_field("mixed_precision", "ACCELERATE_MIXED_PRECISION", allowed, reason)
 
 
 def check_processes(on_cpu: bool) -> None:
     """Check that as many processes were started as were asked for, and that each has a GPU if not on the CPU."""
-    here, world = local_world_size(), world_size()
-    gpus = 0 if on_cpu else torch.cuda.device_count()
+    here, world, gpus = local_world_size(), world_size(), torch.cuda.device_count()
     if not on_cpu and here > gpus:
         raise ValueError(
             f"The number of processes on this machine (`num_processes` of the accelerate file divided by "
@@ -79,16 +66,18 @@ def check_processes(on_cpu: bool) -> None:
 
 def _distributed_type() -> str:
     """Return the `distributed_type` of the accelerate file, as far as its processes can know it."""
-    if is_set("ACCELERATE_USE_FSDP"):
-        return "FSDP"
+    for kind in ("DEEPSPEED", "FSDP"):
+        if is_set(f"ACCELERATE_USE_{kind}"):
+            return kind
     # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
     by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ
     return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
 
 
-def _check_setting(field: str, variable: str, default: str, allowed: Sequence[str], reason: str = "") -> None:
+def _check_field(field: str, variable: str, allowed: str, reason: str = "", unset: str | None = None) -> None:
     """Check a field of the accelerate file, which its processes find in an environment variable."""
-    value = os.environ.get(variable, default)
-    if value.lower() not in allowed:
-        must = " or ".join(allowed) + reason
+    values = allowed.split(" or ")
+    value = os.environ.get(variable, unset or values[0])
+    if value.lower() not in values:
+        must = f"{allowed}, because {reason}" if reason else allowed
         raise ValueError(f"`{field}` of the accelerate file must be {must}, but is {value} instead.")

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 import crash_run
 import forked
 from full_disk import FileTooLarge
-from heedful.training.loop import validation
 from heedful.training.launch.heartbeat import Heartbeat
+from heedful.training.loop import validation
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder import store
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage

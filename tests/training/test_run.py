@@ -295,9 +295,10 @@ def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished,
         patch.chdir(folder / "model")
         with pytest.raises(ValueError, match="`output` must not hold the working directory where overwrite=true"):
             check_output_folder(recipe)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="must be a folder that can be renamed"):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", Mock(side_effect=OSError("Device or resource busy")))
-        folder_of_run(recipe.folder, overwrite=True).__enter__()
+        with pytest.raises(ValueError, match="must be a folder that can be renamed"):
+            folder_of_run(recipe.folder, overwrite=True).__enter__()
     with folder_of_run(folder), pytest.raises(ValueError, match="another run is writing into"):
         folder_of_run(recipe.folder, overwrite=True).__enter__()
     with caplog.at_level(logging.INFO, logger="heedful"), folder_of_run(recipe.folder, overwrite=True):

@@ -4,6 +4,7 @@ Gloo reports a closed connection. A machine that fails, or a process that hangs,
 cases. So every rank writes a heartbeat into a small store every few seconds, and checks those of the others.
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -15,8 +16,7 @@ from datetime import timedelta
 from accelerate import Accelerator
 from torch.distributed import TCPStore
 
-from heedful.training.processes.collectives import broadcast
-from heedful.training.processes.devices import Watch
+from heedful.training.processes.collectives import Watch, broadcast
 
 PERIOD = 5.0  # seconds between two heartbeats
 PATIENCE = 30.0  # seconds without a heartbeat after which a process counts as lost
@@ -87,9 +87,7 @@ class Heartbeat(Watch):
         """Send heartbeats and read those of the watched ranks, until the store is lost or the context left."""
         assert self._store is not None
         last = dict.fromkeys(self._last_seen, b"")
-        count = 0
-        while not self._stopped.wait(self.period):
-            count += 1
+        for count in itertools.takewhile(lambda _: not self._stopped.wait(self.period), itertools.count(1)):
             try:
                 self._send(count)
                 for rank in self._last_seen:
@@ -102,10 +100,7 @@ class Heartbeat(Watch):
                 return
 
     def _judge(self) -> None:
-        """End this process if another has not been seen alive for too long.
-
-        This thread never calls the store: a call to a main process that hangs does not end.
-        """
+        """End this process if another has not been seen alive for too long; never call the store, which may hang."""
         looked = time.monotonic()
         while not self._stopped.wait(self.period):
             before, looked = looked, time.monotonic()
@@ -117,9 +112,7 @@ class Heartbeat(Watch):
 
     def _end(self, rank: int, what: str) -> None:
         """End at once, because the main thread waits in a call that nothing interrupts."""
-        sys.stderr.write(
-            f"heedful: Process {rank} of this run {what}, so process {self.accelerator.process_index} ends too: "
-            "look for its message, and continue with resume=true.\n"
-        )
+        end = f"process {self.accelerator.process_index} ends too: look for its message, and continue with resume=true"
+        sys.stderr.write(f"heedful: Process {rank} of this run {what}, so {end}.\n")
         sys.stderr.flush()
         os._exit(1)

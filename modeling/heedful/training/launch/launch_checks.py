@@ -19,12 +19,10 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     if kind == "DEEPSPEED" or (on_cpu and settings.device == "auto" and kind != "NO"):
         raise ValueError(f"`distributed_type` of the accelerate file must be {kinds}, but is {kind} instead: {hint}")
     check_processes(on_cpu)
-    if on_cpu and kind == "FSDP":
-        raise ValueError(
-            "`optimization.device` must be auto or cuda where the accelerate file says `distributed_type: FSDP`, "
-            "but is cpu instead."
-        )
     if kind == "FSDP":
+        if on_cpu:
+            where = "where the accelerate file says `distributed_type: FSDP`"
+            raise ValueError(f"`optimization.device` must be auto or cuda {where}, but is cpu instead.")
         _check_field("fsdp_version", "FSDP_VERSION", "2", unset="1")
         reason = "every process makes or loads the same weights"
         _check_field("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", reason)
@@ -49,12 +47,9 @@ def check_processes(on_cpu: bool) -> None:
             f"`num_machines`, `--nproc_per_node` of torchrun) must be at most {gpus}, the number of its GPUs, "
             f"but is {here} instead."
         )
-    if not on_cpu and world > 1 and "LOCAL_RANK" not in os.environ:
-        # Accelerate would make each of them a run of its own.
-        raise ValueError(
-            f"Processes on GPUs must be started by accelerate launch or torchrun, but `WORLD_SIZE` is {world} and "
-            "`LOCAL_RANK` is missing."
-        )
+    if not on_cpu and world > 1 and "LOCAL_RANK" not in os.environ:  # Accelerate would make each its own run
+        must = "Processes on GPUs must be started by accelerate launch or torchrun"
+        raise ValueError(f"{must}, but `WORLD_SIZE` is {world} and `LOCAL_RANK` is missing.")
     # Accelerate's launcher for one process sets this, and an address where it was asked for more.
     if world == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
         raise ValueError(

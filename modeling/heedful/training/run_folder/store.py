@@ -9,8 +9,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import leftovers, remove
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import Engine
-from heedful.training.processes.collectives import any_rank, broadcast, full_weights
-from heedful.training.processes.devices import Watch
+from heedful.training.processes.collectives import Watch, any_rank, broadcast, full_weights
 from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import (

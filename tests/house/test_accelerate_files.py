@@ -84,10 +84,10 @@ STARTS = [
 def test_on_a_machine_without_gpu_each_file_trains_or_ends_at_once_with_the_reason(tmp_path, name, options, refusal):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FILES[name]), *options.split()]
     train = [str(ROOT / "scripts" / "train.py"), str(ROOT / "configuration" / "recipes" / "quickstart.yaml")]
-    few = [f"output={tmp_path / 'run'}", "data.train=builtin:train:300", "optimization.max_epochs=null"]
-    command = [*launch, "--main_process_port", "0", *train, *few, "optimization.max_updates=1"]
+    few = ["data.train=builtin:train:300", "data.test={}", "validation.sentences=5", "optimization.max_updates=1"]
+    command = [*launch, "--main_process_port", "0", *train, *few, f"output={tmp_path / 'run'}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert (finished.returncode == 0) == (refusal is None), finished.stderr[-2000:]
     assert (tmp_path / "run/model/config.json").is_file() == (refusal is None)
     if refusal is not None:

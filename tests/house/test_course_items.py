@@ -158,7 +158,7 @@ COMMANDS = {
         "maximum path length",
     ),
     "heedful embeddings": (["embeddings", "model", "이모는", "--sentence", SENTENCE], "layer 1"),
-    "heedful attention --steps": (["attention", "model", SENTENCE, "--steps"], "softmax"),
+    "heedful attention-numbers": (["attention-numbers", "model", SENTENCE], "softmax"),
     "heedful attention --grid --scores": (["attention", "model", SENTENCE, "--grid", "--scores", "-o=a.svg"], "a.svg"),
     "heedful train quickstart --dry-run": (
         ["train", "quickstart", "--dry-run", "data.train=builtin:train:200", *FEW],

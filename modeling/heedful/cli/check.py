@@ -94,7 +94,7 @@ def compare(
     device: options.Device = None,
 ):
     """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where."""
-    from heedful.data.sources import read_pairs, references_of
+    from heedful.data.sources import references_of
     from heedful.evaluation import comparison, metrics
 
     options.check_output(output, "--output", [*data, *chain.from_iterable(system.split(",") for system in systems)])
@@ -111,20 +111,18 @@ def compare(
         raise ValueError(
             f"`{given[0]}` must be left out where no model translates, but files of predictions are given."
         )
-    where = data[0] if len(data) == 1 else data
-    pairs = list(read_pairs(where, source=source, target=target, split="test", references=references))
+    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
     metrics.references_left(ignore, accepted)  # raises now what it would raise when all is translated
     texts = {place: comparison.read_predictions(Path(place), len(pairs)) for place in files}
     from heedful.inference.loading import model_folder
-    from heedful.inference.translation import Translator
 
     options.quieten()
     sources = [pair["source"] for pair in pairs]
     folders = {place: model_folder(place) for place in places if place not in files}
     for place, folder in folders.items():
-        translator = Translator.from_pretrained(folder, device)
-        texts[place] = [best.text for best, *_ in translator.translate(sources, **search)]
+        translations = options.load_translator(folder, device).translate(sources, **search)
+        texts[place] = [best.text for best, *_ in translations]
     translated = {name: [texts[place] for place in seeds] for name, seeds in named.items()}
     result = comparison.compare_translations(translated, accepted, sources, settings)
     if output is not None:
@@ -143,7 +141,7 @@ def study(
 ):
     """Run one of the paper's arguments as an experiment: tables, figures and findings in a folder.
 
-    Trained models are kept in the folder `trainings` beside the output, and found there the next time.
+    Trained models are kept in the folder `trainings` next to the output, and found there the next time.
     """
     from heedful.studies.catalogue import NAMES, find_study
     from heedful.studies.study import Lab, run_study
@@ -187,7 +185,7 @@ def complexity(
 
 
 def version():
-    """Print the versions of Heedful and of what it stands on."""
+    """Print the versions of Heedful and of the packages under it."""
     from importlib.metadata import version as version_of
 
     for name in ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate"):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.files import check_inside, import_extra, listed, read_object
-from heedful.inference.strategies.steps import SEARCH_SETTINGS
+from heedful.inference.search_settings import SEARCH_SETTINGS
 
 WEIGHT_FILES = (
     "model.safetensors",

@@ -12,7 +12,7 @@ from heedful.data.encoding import EncodedPairs
 from heedful.data.epochs.augmentation import check_room
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import shortened
-from heedful.inference.translation import MOST_SOURCE_TOKENS
+from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.training.preparation import Corpus, StoredCorpus
 from heedful.training.recipe import Recipe
 

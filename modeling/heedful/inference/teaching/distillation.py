@@ -22,8 +22,9 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_at_least, new_folder, read_object, write_text
 from heedful.inference.loading import first_line
 from heedful.inference.scoring import forced_batches, logits_in_parts
+from heedful.inference.search_settings import MOST_SOURCE_TOKENS
 from heedful.inference.strategies.steps import average
-from heedful.inference.translation import MOST_SOURCE_TOKENS, Translator
+from heedful.inference.translation import Translator
 
 FACTS = "distillation.json"
 # Of R rows with N target tokens: `(R)` keys, sorted, and where the tokens of each row start; `(N, k)` the teacher's.

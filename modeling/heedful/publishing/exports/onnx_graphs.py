@@ -19,6 +19,7 @@ from heedful.attention_heed import AdditiveScore
 from heedful.files import listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.positions_heed import RELATIVE_PARTS
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
@@ -27,7 +28,6 @@ from heedful.publishing.exports.onnx_model import (
     cached_tensors,
     fill_cache,
 )
-from heedful.relative_positions_heed import RELATIVE_PARTS
 
 # The oldest set of operators that torch's exporter writes: the most runtimes read it.
 OPSET = 18

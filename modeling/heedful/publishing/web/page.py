@@ -19,7 +19,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_writable, filled_template, json_in_html, write_text
 from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.inference.loading import load_model, model_folder
-from heedful.inference.strategies.steps import asked_of, end_tokens
+from heedful.inference.search_settings import end_tokens
+from heedful.inference.strategies.steps import asked_of
 from heedful.publishing.exports import comparison
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))

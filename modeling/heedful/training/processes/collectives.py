@@ -26,6 +26,8 @@ CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "glo
 class ProcessLostError(RuntimeError):
     """Raised when another process of the run has ended, so that this one cannot continue."""
 
+    exit_code = 1  # of the command
+
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether each rank holds a shard of the weights, as under FSDP2."""

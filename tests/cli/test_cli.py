@@ -126,7 +126,7 @@ def test_training_writes_no_line_that_is_not_ours(trained):
 
 
 def test_a_run_is_plotted_and_all_of_it_is_its_own(trained, model, heedful, refused, tmp_path):
-    assert foreign_files(trained[1]) == []  # so that overwrite=true deletes the picture too
+    assert foreign_files(trained[1] / "model") == []  # so that a run that goes on replaces the picture too
     picture = tmp_path / "curve.svg"
     assert heedful("plot", trained[1], "-o", picture) == (0, f"{picture}\n", "")
     assert "validation/loss" in picture.read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ EVALUATION_SIZES = (1, 8, 48)
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 400}
 HUGE = 10**6  # padded tokens
-STOP, END = 10, 14  # updates; an epoch has about eight
+STOP, END = 5, 7  # updates; an epoch has four
 
 
 # What is measured on
@@ -70,7 +70,7 @@ def shake(model) -> None:
     # Many tokens end a sentence, so that those of a batch end at different steps.
     model.generation_config.eos_token_id = list(range(2, 14))
     model.generation_config.no_repeat_ngram_size = 1
-    model.generation_config.max_length = 40
+    model.generation_config.max_length = 24
 
 
 def prepare(folder: Path) -> None:
@@ -234,11 +234,14 @@ class WithTrainer:
         options: dict[str, Any] = {}
         arguments = {"max_steps": END, "save_strategy": "steps", "save_steps": STOP, "learning_rate": 1e-3, **more}
         if not by_length:
-            arguments["per_device_train_batch_size"] = 6 // self.world
+            arguments["per_device_train_batch_size"] = 12 // self.world
         elif self.is_ours:
-            options = {"tokens_per_update": tokens_per_update(self.rows["training"]) // 6}
+            options = {"tokens_per_update": tokens_per_update(self.rows["training"]) // 3}
         else:
-            arguments |= {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 6 // self.world}
+            arguments |= {
+                "train_sampling_strategy": "group_by_length",
+                "per_device_train_batch_size": 12 // self.world,
+            }
         for start in (None, True):
             torch.manual_seed(3)
             model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / self.model, dropout=0.1)

@@ -18,17 +18,13 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run import train
 from tiny_runs import tiny_recipe
 
-CHANGES = {"optimization.max_updates": 30, "optimization.token_budget": 800, "logging.every_updates": 3}
+CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3}
 CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
 CHANGES |= {"validation.sentences": 4, "checkpoints.keep_best": 2}
 
 
-def attempt(folder: Path) -> tuple[int, int]:
-    """Start the run or go on with it, in a new process.
-
-    Returns:
-        The process, and a pipe that says something, or ends, when training begins.
-    """
+def attempt(folder: Path, updates: int) -> tuple[int, int]:
+    """Start the run or go on with it; return the process, and a pipe that says when training begins, or ends."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
@@ -37,16 +33,16 @@ def attempt(folder: Path) -> tuple[int, int]:
     code = 1
     run = TrainingLoop.run
 
-    def run_and_tell(loop):
+    def run_and_report(loop):
         os.write(writing, b"!")
         return run(loop)
 
     try:
         torch.set_num_threads(1)
-        TrainingLoop.run = run_and_tell
+        TrainingLoop.run = run_and_report
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
         AcceleratorState._reset_state(reset_partial_state=True)
-        train(tiny_recipe(folder, {**CHANGES, "resume": True}))
+        train(tiny_recipe(folder, {**CHANGES, "optimization.max_updates": updates, "resume": True}))
         code = 0
     except TrainingInterrupted:
         code = 130
@@ -54,9 +50,9 @@ def attempt(folder: Path) -> tuple[int, int]:
         os._exit(code)
 
 
-def finish(folder: Path) -> tuple[int, float]:
+def finish(folder: Path, updates: int) -> tuple[int, float]:
     """Let the run come to its end; return the exit code and the seconds from the beginning of training."""
-    child, pipe = attempt(folder)
+    child, pipe = attempt(folder, updates)
     os.read(pipe, 1)
     begun = time.perf_counter()
     os.close(pipe)
@@ -70,16 +66,16 @@ def wait_for_a_save(checkpoints: Path) -> None:
         time.sleep(0.0005)
 
 
-def end_at_a_random_moment(folder: Path, number: int, seconds: float, draw: random.Random) -> dict:
-    """Start an attempt, send it a signal, and tell what it was doing."""
-    child, pipe = attempt(folder)
+def end_at_a_random_moment(folder: Path, updates: int, number: int, seconds: float, draw: random.Random) -> dict:
+    """Start an attempt, send it a signal, and return what it was doing."""
+    child, pipe = attempt(folder, updates)
     if draw.random() < 0.9:  # else while it loads
         os.read(pipe, 1)
     time.sleep(draw.uniform(0, seconds))
     if number == signal.SIGKILL and draw.random() < 0.3:
         wait_for_a_save(folder / "checkpoints")
     os.kill(child, number)
-    told = time.perf_counter()
+    signalled = time.perf_counter()
     _, status = os.waitpid(child, 0)
     os.close(pipe)
     checkpoints = folder / "checkpoints"
@@ -87,22 +83,22 @@ def end_at_a_random_moment(folder: Path, number: int, seconds: float, draw: rand
     return {
         "signal": number,
         "code": os.waitstatus_to_exitcode(status),
-        "seconds": time.perf_counter() - told,
+        "seconds": time.perf_counter() - signalled,
         "was_saving": any(name.endswith(".partial") for name in names),
         "checkpoints": names,
         "finished": (folder / "model" / "metrics.json").is_file(),
     }
 
 
-def end_again_and_again(folder: Path, kills: int, seed: int) -> list[dict]:
+def end_again_and_again(folder: Path, kills: int, updates: int, seed: int) -> list[dict]:
     """Train one run undisturbed, and one that is ended that many times; return what it was doing each time."""
-    code, seconds = finish(folder / "undisturbed")
+    code, seconds = finish(folder / "undisturbed", updates)
     assert code == 0
     draw, ends = random.Random(seed), []
     while len(ends) < kills:
         number = signal.SIGTERM if len(ends) % 4 == 3 else signal.SIGKILL
         # Short enough that the run is still going on at the last kill.
-        ends.append(end_at_a_random_moment(folder / "killed", number, 1.5 * seconds / kills, draw))
-    code, _ = finish(folder / "killed")
+        ends.append(end_at_a_random_moment(folder / "killed", updates, number, 1.5 * seconds / kills, draw))
+    code, _ = finish(folder / "killed", updates)
     assert code == 0
     return ends

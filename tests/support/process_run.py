@@ -14,12 +14,17 @@ from heedful.training.loop.validation import translate_on_ranks, validation_loss
 from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
-from process_checks import NO_DROPOUT, all_checks, make_loop
+from process_checks import END, NO_DROPOUT, all_checks, make_loop
 from tiny_runs import logged, tiny_recipe
 
 # With this budget an update is several micro-batches.
 PLAIN = {"optimization.token_budget": 700, "model.options.dropout": 0.0, "decoding.bootstrap": 40}
-PLAIN |= {"data.test": {"small": "builtin:test:7"}, "validation.every_updates": 3, "validation.sentences": 5}
+PLAIN |= {
+    "optimization.max_updates": END,
+    "data.test": {"small": "builtin:test:7"},
+    "validation.every_updates": 3,
+    "validation.sentences": 5,
+}
 
 
 def losses_of_single_rows(folder: Path, accelerator) -> list[float]:

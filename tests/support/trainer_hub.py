@@ -8,15 +8,19 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from transformers import Seq2SeqTrainer
 
-from trainer_runs import SEPARATE, TRAINERS, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
+from heedful import HeedSeq2SeqTrainer
+from trainer_runs import SEPARATE, encoded_pairs, fresh_model, make_trainer, separate_tokenizers
 
-STRATEGIES = ("every_save", "checkpoint", "all_checkpoints", "end")
+# transformers' trainer is a measure of what ours sends, once before the end and there.
+PUSHES = [*product([HeedSeq2SeqTrainer], ("every_save", "checkpoint", "all_checkpoints", "end"))]
+PUSHES += [*product([Seq2SeqTrainer], ("every_save", "end"))]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     tokenizers = separate_tokenizers()
-    for kind, strategy in product(TRAINERS, STRATEGIES):
+    for kind, strategy in PUSHES:
         name = f"{kind.__name__}-{strategy}"
         trainer = make_trainer(
             kind,

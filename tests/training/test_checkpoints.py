@@ -2,6 +2,7 @@ import json
 import logging
 import re
 import shutil
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -73,11 +74,8 @@ def test_checkpoints_are_listed_oldest_first(folder):
     assert list_checkpoints(folder / "nowhere") == []
 
 
-def test_nothing_half_written_is_left_after_saving(saved):
+def test_a_whole_checkpoint_has_every_file_in_its_manifest_and_nothing_is_left_beside_it(saved):
     assert sorted(path.name for path in saved.iterdir()) == ["update-00000003", "update-00000007", "update-00000020"]
-
-
-def test_a_whole_checkpoint_has_every_file_in_its_manifest(saved):
     path = checkpoint_path(saved, 20)
     assert find_damage(path) is None
     named = set(json.loads((path / MANIFEST).read_text()))
@@ -99,6 +97,11 @@ def flip_a_bit(path, name="model.safetensors"):
     (path / name).write_bytes(content)
 
 
+def write_manifest(text):
+    return lambda path: (path / MANIFEST).write_text(text((path / MANIFEST).read_text()))
+
+
+NO_MANIFEST = "manifest.json is missing or unreadable"
 DAMAGE = {
     "truncated": (truncate, r"model.safetensors has \d+ bytes instead of \d+"),
     "a flipped bit": (flip_a_bit, "model.safetensors has another checksum"),
@@ -107,28 +110,13 @@ DAMAGE = {
         "training_state/optimizer.pt has another checksum",
     ),
     "a missing file": (lambda path: (path / "config.json").unlink(), "config.json is missing"),
-    "no manifest": (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing or unreadable"),
-    "half a manifest": (
-        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text()[:50]),
-        "manifest.json is missing or unreadable",
-    ),
-    "a flipped bit in the manifest": (
-        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"size"', '"sixe"')),
-        "manifest.json is missing or unreadable",
-    ),
-    "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], "manifest.json is missing or unreadable"),
-    "a manifest of nothing": (
-        lambda path: (path / MANIFEST).write_text("{}"),
-        "manifest.json is missing or unreadable",
-    ),
-    "a manifest of files elsewhere": (
-        lambda path: (path / MANIFEST).write_text('{"../x": {"size": 1, "sha256": ""}}'),
-        "manifest.json is missing or unreadable",
-    ),
-    "a manifest that is a folder": (
-        lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()],
-        "manifest.json is missing or unreadable",
-    ),
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), NO_MANIFEST),
+    "half a manifest": (write_manifest(lambda text: text[:50]), NO_MANIFEST),
+    "a flipped bit in the manifest": (write_manifest(lambda text: text.replace('"size"', '"sixe"')), NO_MANIFEST),
+    "an empty folder": (lambda path: [shutil.rmtree(path), path.mkdir()], NO_MANIFEST),
+    "a manifest of nothing": (write_manifest(lambda text: "{}"), NO_MANIFEST),
+    "a manifest of files elsewhere": (write_manifest(lambda text: '{"../x": {"size": 1, "sha256": ""}}'), NO_MANIFEST),
+    "a manifest that is a folder": (lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], NO_MANIFEST),
     "a file": (lambda path: [shutil.rmtree(path), path.write_text("")], "it is no folder"),
 }
 
@@ -148,12 +136,9 @@ def test_a_damaged_checkpoint_is_found_and_the_newest_whole_one_used(folder, cap
     assert re.fullmatch(description, find_damage(checkpoint_path(folder, 3)))
 
 
-def test_the_newest_of_whole_checkpoints_is_the_one_of_the_last_update(folder):
-    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
+def test_the_newest_whole_checkpoint_is_that_of_the_last_update_and_never_a_half_written_one(folder):
     assert newest_whole_checkpoint(folder / "nowhere") is None
-
-
-def test_a_half_written_checkpoint_is_never_used(folder):
+    assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 20)
     checkpoint_path(folder, 20).rename(folder / ".update-00000020.abcdefgh.partial")
     assert newest_whole_checkpoint(folder) == checkpoint_path(folder, 7)
 
@@ -214,13 +199,8 @@ def test_a_checkpoint_that_cannot_be_deleted_now_is_left_for_later(folder, monke
         patch.setattr(shutil, "rmtree", Mock(side_effect=OSError("Device or resource busy")))
         prune_checkpoints(folder, {20})
     assert "update-00000003 could not be deleted: Device or resource busy" in caplog.text
-    prune_checkpoints(folder, {20})
+    prune_checkpoints(folder, {20, 99})
     assert [update for update, _ in list_checkpoints(folder)] == [20]
-
-
-def test_only_the_wanted_checkpoints_are_kept(folder):
-    prune_checkpoints(folder, {3, 20, 99})
-    assert [update for update, _ in list_checkpoints(folder)] == [3, 20]
 
 
 def test_a_checkpoint_is_an_ordinary_model_folder(saved):
@@ -238,33 +218,28 @@ def test_progress_comes_back(saved):
     assert load_progress(checkpoint_path(saved, 7)) == Progress(update=7, best=[(1.5, 3)], window={"loss": 0.1 + 0.2})
 
 
-def test_a_newer_format_is_refused(folder):
+@pytest.mark.parametrize(
+    ("written", "way"), [(3, "upgrade it"), (1, "resume with the version that wrote it, or .*`model.start_from`")]
+)
+def test_another_format_is_refused_with_the_way_out(folder, written, way):
     file = checkpoint_path(folder, 7) / "training_state/progress.json"
-    state = json.loads(file.read_text())
-    file.write_text(json.dumps({**state, "format": checkpoints.FORMAT + 1, "unheard_of": 1}))
-    with pytest.raises(ValueError, match=r"has format 3; this Heedful reads 2: upgrade it"):
-        load_progress(checkpoint_path(folder, 7))
-
-
-def test_an_older_format_is_refused_with_the_way_out(folder):
-    file = checkpoint_path(folder, 7) / "training_state/progress.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    with pytest.raises(ValueError, match=r"resumes only format 2: .*`model.start_from`"):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": written, "unheard_of": 1}))
+    with pytest.raises(ValueError, match=rf"has format {written}; this Heedful reads 2: {way}"):
         load_progress(checkpoint_path(folder, 7))
 
 
 def test_moving_average_and_scaler_come_back(tokenizers, tmp_path):
     model = tiny_model(**SIZES)
-    state = state_of(model, torch.optim.Adam(model.parameters()), 4)
-    state.moving_average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
+    average = {name: weight.detach() + 1 for name, weight in model.named_parameters()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
     scaler.scale(torch.ones(1))
-    state.scaler = scaler.state_dict()
+    state = state_of(model, torch.optim.Adam(model.parameters()), 4)
+    state = replace(state, moving_average=average, scaler=scaler.state_dict())
     loaded = load_state(save_checkpoint(tmp_path, model, state, tokenizers, RECIPE))
     assert loaded.scaler == state.scaler
     assert loaded.scaler["scale"] == 128
-    assert loaded.moving_average.keys() == state.moving_average.keys()
-    assert all(torch.equal(loaded.moving_average[name], value) for name, value in state.moving_average.items())
+    assert loaded.moving_average.keys() == average.keys()
+    assert all(torch.equal(loaded.moving_average[name], value) for name, value in average.items())
 
 
 @pytest.mark.parametrize("size", [0, 600, 5000, 10_000, 20_000])

@@ -20,14 +20,10 @@ from tiny_runs import tiny_recipe
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
 TWO = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
 TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-FSDP = {
-    **LAUNCHED,
-    **TWO,
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-}
+FSDP = {**LAUNCHED, **TWO, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+FSDP |= {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
 DEEPSPEED = {**TWO, "ACCELERATE_USE_DEEPSPEED": "true"}
+ON_CPU = {"ACCELERATE_USE_CPU": "True"}
 
 
 class ReachedAcceleratorError(Exception):
@@ -65,7 +61,7 @@ def begin(monkeypatch, tmp_path):
     [
         ({}, 0, True),
         ({}, 1, False),
-        ({"ACCELERATE_USE_CPU": "True"}, 1, True),
+        (ON_CPU, 1, True),
         (TWO, 0, True),
         ({**LAUNCHED, **TWO}, 2, False),
         (FSDP, 2, False),
@@ -135,28 +131,24 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
     assert timedelta(hours=1) <= handler.to_kwargs()["timeout"] <= timedelta(days=1)
 
 
+ACCUMULATING = {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+IN_BF16 = {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"}
+NO_GPU = "`distributed_type` .* must be NO where there is no GPU, but is"
+PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but is"
+
+
 @pytest.mark.parametrize(
     ("environment", "gpus", "settings", "message"),
     [
         (TWO, 1, {}, r"number of processes on this machine .*at most 1, the number of its GPUs, but is 2 instead"),
         ({"WORLD_SIZE": "2"}, 2, {}, "`WORLD_SIZE` is 2 and `LOCAL_RANK` is missing"),
         ({}, 0, {"device": "cuda"}, "`optimization.device` must be cpu or auto where there is no GPU"),
-        ({"ACCELERATE_USE_CPU": "True"}, 1, {"device": "cuda"}, "where the accelerate file says `use_cpu`"),
-        (
-            {"ACCELERATE_USE_CPU": "True"},
-            1,
-            {"precision": "fp16"},
-            "`optimization.mixed_precision` must be no or bf16",
-        ),
-        ({}, 0, {"precision": "tf32"}, "`optimization.mixed_precision` must be no or bf16 on the CPU, but is tf32"),
-        (
-            {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
-            0,
-            {"device": "cpu"},
-            "asked for more and has started one",
-        ),
-        ({**LAUNCHED, **TWO}, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is MULTI_GPU"),
-        (FSDP, 0, {}, "`distributed_type` .* must be NO where there is no GPU, but is FSDP"),
+        (ON_CPU, 1, {"device": "cuda"}, "where the accelerate file says `use_cpu`"),
+        (ON_CPU, 1, {"precision": "fp16"}, f"{PRECISION} fp16"),
+        ({}, 0, {"precision": "tf32"}, f"{PRECISION} tf32"),
+        ({**ON_CPU, "MASTER_ADDR": "127.0.0.1"}, 0, {"device": "cpu"}, "asked for more and has started one"),
+        ({**LAUNCHED, **TWO}, 0, {}, f"{NO_GPU} MULTI_GPU"),
+        (FSDP, 0, {}, f"{NO_GPU} FSDP"),
         *((DEEPSPEED, gpus, {}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED.*fsdp2") for gpus in (0, 1, 2)),
         (FSDP, 2, {"device": "cpu"}, "`optimization.device` must be auto or cuda .*`distributed_type: FSDP`"),
         (DEEPSPEED, 2, {"device": "cpu"}, "must be NO, MULTI_GPU or FSDP .*, but is DEEPSPEED"),
@@ -167,28 +159,17 @@ def test_processes_wait_long_for_the_one_that_prepares_the_data(begin):
             {},
             "`fsdp_cpu_ram_efficient_loading` .*must be false",
         ),
-        (
-            {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-            0,
-            {},
-            "`gradient_accumulation_steps` .*`optimization.tokens_per_update`.* is 4 instead",
-        ),
-        (
-            {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"},
-            2,
-            {},
-            "`mixed_precision` of the accelerate file must be no, because `optimization.mixed_precision`.*bf16",
-        ),
-        (
-            {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"},
-            2,
-            {"precision": "tf32"},
-            "`mixed_precision` of the accelerate file must be no, because .*bf16",
-        ),
+        (ACCUMULATING, 0, {}, "`gradient_accumulation_steps` .*`optimization.tokens_per_update`.* is 4 instead"),
+        (IN_BF16, 2, {}, "`mixed_precision` .* must be no, because `optimization.mixed_precision`.*bf16"),
+        (IN_BF16, 2, {"precision": "tf32"}, "`mixed_precision` of the accelerate file must be no, because .*bf16"),
+        (IN_BF16, 2, {"precision": "fp16"}, "`mixed_precision` .* must be no or fp16, because .* is bf16 instead"),
         ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),
     ],
 )
-def test_what_contradicts_is_refused_before_any_process_waits(begin, environment, gpus, settings, message):
+def test_what_contradicts_is_refused_before_any_process_waits(
+    begin, environment, gpus, settings, message, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     with pytest.raises(ValueError, match=message):
         begin(environment, gpus, **settings)
     assert not torch.distributed.is_initialized()

@@ -1,5 +1,9 @@
 import json
+import logging
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -203,7 +207,12 @@ def test_what_lies_beside_a_published_model_stays_when_the_run_goes_on(tmp_path)
 def test_all_that_a_run_with_two_tokenizers_writes_is_the_runs(tmp_path):
     changes = {"tokenizer.joint": False, "tokenizer.vocab_size": 300, "optimization.max_updates": 1}
     write_run_card(train(tiny_recipe(tmp_path / "run", changes)))
-    assert foreign_files(tmp_path / "run") == []
+    folders = [tmp_path / "run" / name for name in ("model", "tokenizer")]
+    assert list(map(foreign_files, folders)) == [[], []]
+    for name in ("thesis.txt", "onnx/config.json", "target_tokenizer/a.txt"):
+        (folders[0] / name).parent.mkdir(exist_ok=True)
+        (folders[0] / name).write_text("mine")
+    assert list(map(str, foreign_files(folders[0]))) == ["onnx/config.json", "target_tokenizer/a.txt", "thesis.txt"]
 
 
 def test_a_mistake_before_training_leaves_a_folder_that_the_corrected_recipe_can_use(tmp_path):
@@ -258,51 +267,46 @@ def test_a_stream_whose_pairs_are_all_too_long_says_so(tmp_path):
         train(tiny_recipe(tmp_path / "run", {"data.streaming": True, "data.max_source_tokens": 2}))
 
 
-def test_overwriting_deletes_the_runs_own_files_and_nothing_else(tmp_path, caplog):
-    folder = tmp_path / "run"
+def test_overwriting_moves_an_earlier_run_aside_with_everything_in_its_folder(tmp_path, caplog):
+    folder, left = tmp_path / "run", tmp_path / "run.replaced"  # what an earlier version left
     train(tiny_recipe(folder, {"optimization.max_updates": 2, "checkpoints.every_updates": 1}))
-    (folder / "notes.txt").write_text("mine")
-    (folder / "mine").mkdir()
-    (folder / "model" / "mine").mkdir()
-    thesis = [folder / name for name in ("model/thesis.txt", "model/mine/a.txt", "checkpoints/b.txt")]
-    for path in thesis:
-        path.write_text("mine")
-    before = (folder / "model" / "model.safetensors").read_bytes()
-    result = train(tiny_recipe(folder, {"optimization.max_updates": 1, "overwrite": True, "seed": 3}))
-    assert (folder / "notes.txt").read_text() == "mine"
-    assert (folder / "mine").is_dir()
-    assert [path.read_text() for path in thesis] == ["mine"] * 3
-    assert "no run writes such files: checkpoints/b.txt, model/mine/a.txt, model/thesis.txt" in caplog.text
-    assert (folder / "model" / "model.safetensors").read_bytes() != before
-    assert not (tmp_path / "run.replaced").exists()
-    assert [update for update, _ in list_checkpoints(folder / "checkpoints")] == [1]
-    assert len(logged(folder, "train/loss")) == result.progress.update == 1
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        {"data.train": "no_such_file.jsonl"},
-        {"tokenizer.vocab_size": 5},
-        {"model.options.decoder_attention_heads": 5},
-    ],
-)
-def test_a_mistake_in_a_run_that_overwrites_leaves_the_earlier_run_as_it_was(tmp_path, mistake):
-    folder = tmp_path / "run"
-    train(tiny_recipe(folder, {"optimization.max_updates": 1}))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises((ValueError, FileNotFoundError)):
+    for file in (folder / "notes.txt", folder / "model/mine/a.txt", left / "log.jsonl", tmp_path / "run.1/b.txt"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    mistake = {"data.train": "no_such_file.jsonl"}  # leaves a folder that the corrected recipe can use
+    with pytest.raises(FileNotFoundError):
         train(tiny_recipe(folder, {"overwrite": True, **mistake}))
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with caplog.at_level(logging.INFO, logger="heedful"):
+        result = train(tiny_recipe(folder, {"optimization.max_updates": 1, "overwrite": True, "seed": 3}))
+    aside = tmp_path / "run.2"
+    assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.1", "run.2", "run.replaced"]
+    assert (left / "log.jsonl").read_text() == (tmp_path / "run.1/b.txt").read_text() == "mine"
+    assert len(logged(folder, "train/loss")) == result.progress.update == 1
+    assert "is now in" not in caplog.text  # it was moved by the recipe with the mistake
 
 
-def test_what_an_interrupted_overwrite_set_aside_is_not_touched(tmp_path):
-    (tmp_path / "run.replaced").mkdir()
-    (tmp_path / "run.replaced" / "log.jsonl").write_text("an earlier run")
-    with pytest.raises(ValueError, match=r"run\.replaced holds a run"):
-        train(tiny_recipe(tmp_path / "run", {"overwrite": True}))
-    assert (tmp_path / "run.replaced" / "log.jsonl").read_text() == "an earlier run"
+def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished, tmp_path, monkeypatch, caplog):
+    folder = shutil.copytree(finished.recipe.folder, tmp_path / "disk/run")
+    (tmp_path / "link").symlink_to(folder)
+    recipe = tiny_recipe(tmp_path / "link", {"overwrite": True})
+    with monkeypatch.context() as patch:
+        patch.chdir(folder / "model")
+        with pytest.raises(ValueError, match="`output` must not hold the working directory where overwrite=true"):
+            check_output_folder(recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", Mock(side_effect=OSError("Device or resource busy")))
+        with pytest.raises(ValueError, match="must be a folder that can be renamed"):
+            folder_of_run(recipe.folder, overwrite=True).__enter__()
+    with folder_of_run(folder), pytest.raises(ValueError, match="another run is writing into"):
+        folder_of_run(recipe.folder, overwrite=True).__enter__()
+    with caplog.at_level(logging.INFO, logger="heedful"), folder_of_run(recipe.folder, overwrite=True):
+        assert list(folder.iterdir()) == []
+        with pytest.raises(ValueError, match="another run is writing into"):
+            folder_of_run(folder).__enter__()
+    assert f"the earlier run in {folder} is now in {folder}.1" in caplog.text
+    assert (tmp_path / "disk/run.1/model/config.json").is_file()
 
 
 @pytest.mark.parametrize(

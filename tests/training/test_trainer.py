@@ -306,8 +306,6 @@ def test_generated_tokens_end_once_whatever_generate_fills_up_with():
         ({"tokens_per_update": 900}, {"per_device_train_batch_size": 4}, "`per_device_train_batch_size` must be left"),
         ({"tokens_per_update": 900}, {"train_sampling_strategy": "sequential"}, "`train_sampling_strategy` must be r"),
         ({}, {"train_sampling_strategy": "group_by_length"}, "`train_sampling_strategy` must be random or sequential"),
-        ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` must be False"),
-        ({}, {"dataloader_drop_last": True}, "`dataloader_drop_last` must be False"),
         ({}, {"accelerator_config": {"split_batches": True}}, "`accelerator_config.split_batches` must be False"),
         ({"compute_loss_func": print}, {}, "`compute_loss_func` must be None"),
     ],

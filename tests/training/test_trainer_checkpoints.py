@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from full_disk import FileTooLarge
 from heedful import HeedSeq2SeqTrainer
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
-from heedful.training.trainer import checkpoints
+from heedful.training.trainer import saving
 from trainer_runs import fresh_model, make_trainer, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
@@ -132,11 +132,11 @@ KILLS = [
     ("transformers.modeling_utils.safe_save_file", 0),
     ("torch.save", 1),  # of the arguments, the optimizer, the schedule, the random numbers
     ("torch.save", 3),
-    ("heedful.training.trainer.trainer.finish_checkpoint", 0),
+    ("heedful.training.trainer.saving.finish_checkpoint", 0),
     ("heedful.training.run_folder.checkpoints.flush", 3),
     ("pathlib.Path.rename", 0),
-    ("heedful.training.trainer.checkpoints.flush", 0),
-    ("heedful.training.trainer.trainer.rotate_checkpoints", 0),
+    ("heedful.training.trainer.saving.flush", 0),
+    ("heedful.training.trainer.saving.rotate_checkpoints", 0),
 ]
 
 
@@ -181,6 +181,6 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_a_whole_checkpoint(who
 
 
 def test_a_checkpoint_that_is_written_again_is_never_away(whole, folder):
-    (folder / checkpoints.UNFINISHED).mkdir()
-    (folder / "checkpoint-6").rename(folder / checkpoints.UNFINISHED / "checkpoint-6")
-    assert checkpoints.checkpoint_to_resume(folder) == folder / "checkpoint-6"
+    (folder / saving.UNFINISHED).mkdir()
+    (folder / "checkpoint-6").rename(folder / saving.UNFINISHED / "checkpoint-6")
+    assert saving.checkpoint_to_resume(folder) == folder / "checkpoint-6"

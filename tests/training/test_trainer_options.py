@@ -23,6 +23,7 @@ from heedful import HeedSeq2SeqTrainer
 from heedful.modeling_heed import HeedFeedForward
 from trainer_runs import TRAINERS, collator, encoded_pairs, fresh_model, logged, make_trainer, trained
 
+RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
 both = pytest.mark.parametrize("kind", TRAINERS)
 
 
@@ -74,12 +75,10 @@ def test_labels_that_transformers_trainer_takes_away_are_asked_for_clearly(tmp_p
 
 @both
 def test_noise_on_embeddings_is_there_in_training_alone(kind, tmp_path):
-    plain = trained(kind, tmp_path)
-    noisy = trained(kind, tmp_path, neftune_noise_alpha=5.0)
+    plain, noisy = (trained(kind, tmp_path, **options) for options in ({}, {"neftune_noise_alpha": 5.0}))
     assert logged(noisy)[0] != pytest.approx(logged(plain)[0], rel=1e-4)
-    model = fresh_model()
-    before = make_trainer(kind, tmp_path, model).evaluate()["eval_loss"]
-    assert make_trainer(kind, tmp_path, model, neftune_noise_alpha=5.0).evaluate()["eval_loss"] == before
+    losses = [make_trainer(kind, tmp_path, neftune_noise_alpha=alpha).evaluate()["eval_loss"] for alpha in (None, 5.0)]
+    assert losses[0] == losses[1]
     assert not noisy.model.get_input_embeddings()._forward_hooks
 
 
@@ -135,60 +134,29 @@ def test_a_compiled_model_trains_alike_and_is_saved_under_its_own_names(kind, tm
 
 
 @both
-def test_the_cache_of_the_device_is_emptied_as_often_as_asked(kind, tmp_path):
+def test_the_cache_is_emptied_as_often_as_asked_and_tokens_that_were_seen_are_counted(kind, tmp_path):
     with patch("transformers.trainer.clear_device_cache") as clear:
-        trained(kind, tmp_path, torch_empty_cache_steps=1)
+        trainer = trained(kind, tmp_path, torch_empty_cache_steps=1, include_num_input_tokens_seen="non_padding")
     assert clear.call_count == 2
+    assert trainer.state.num_input_tokens_seen == 2 * sum(len(row["input_ids"]) for row in encoded_pairs())
 
 
 # Optimizer
 
 
 @both
-@pytest.mark.parametrize(
-    ("name", "class_name"), [("adamw_torch", "AdamW"), ("adamw_torch_fused", "AdamW"), ("adafactor", "Adafactor")]
-)
-def test_the_optimizer_is_the_one_asked_for(kind, name, class_name, tmp_path):
-    trainer = trained(kind, tmp_path, optim=name, max_steps=4, learning_rate=1e-2)
-    optimizer = trainer.optimizer.optimizer
-    assert type(optimizer).__name__ == class_name
-    assert bool(optimizer.defaults.get("fused")) == (name == "adamw_torch_fused")
-    assert logged(trainer)[-1] < logged(trainer)[0]
-
-
-@both
-def test_an_optimizer_whose_library_is_missing_is_refused(kind, tmp_path):
+def test_the_optimizer_its_schedule_and_its_gradients_are_those_asked_for(kind, tmp_path):
+    for name, expected in {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "adafactor": "Adafactor"}.items():
+        trainer = trained(kind, tmp_path, optim=name, max_steps=4, learning_rate=1e-2)
+        optimizer = trainer.optimizer.optimizer
+        assert type(optimizer).__name__ == expected
+        assert bool(optimizer.defaults.get("fused")) == (name == "adamw_torch_fused")
+        assert logged(trainer)[-1] < logged(trainer)[0]
     with pytest.raises(ImportError, match="bitsandbytes"):
         trained(kind, tmp_path, optim="paged_adamw_8bit")
-
-
-@both
-def test_the_learning_rate_rises_and_falls_as_the_paper_has_it(kind, tmp_path):
     trainer = trained(kind, tmp_path, lr_scheduler_type="inverse_sqrt", warmup_steps=3, max_steps=8, learning_rate=0.5)
-    expected = [0.5 * min(step / 3, (3 / max(step, 1)) ** 0.5) for step in range(8)]
+    expected = [0.5 * min(step / 3, (3 / max(step, 1)) ** 0.5) for step in range(8)]  # as the paper has it
     assert logged(trainer, "learning_rate") == pytest.approx(expected, abs=1e-6)
-
-
-@both
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"},
-        {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True},
-    ],
-)
-def test_weights_decay_and_biases_and_norms_do_not(kind, options, tmp_path):
-    model = fresh_model(**options)
-    optimizer = make_trainer(kind, tmp_path, model, weight_decay=0.1).create_optimizer()
-    decays = {id(weight): group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
-    expected = {name: 0.1 if weight.dim() > 1 else 0.0 for name, weight in model.named_parameters()}
-    assert {name: decays[id(weight)] for name, weight in model.named_parameters()} == expected
-    assert {0.0, 0.1} == set(expected.values())
-
-
-@both
-def test_gradients_are_cut_to_the_norm_asked_for(kind, tmp_path):
     model = fresh_model()
     before = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     trainer = trained(kind, tmp_path, model, optim="sgd", learning_rate=1.0, max_grad_norm=0.01, max_steps=1)
@@ -197,40 +165,26 @@ def test_gradients_are_cut_to_the_norm_asked_for(kind, tmp_path):
     assert logged(trainer, "grad_norm")[0] > 0.1
 
 
+@both
+def test_weights_decay_and_biases_and_norms_do_not(kind, tmp_path):
+    modern = {"norm_placement": "pre", "norm_type": "rmsnorm", "activation_function": "swiglu"}
+    biased = {"position_encoding": "learned", "embedding_norm": True, "output_bias": True, "attention_bias": True}
+    for options in ({}, modern, biased):
+        model = fresh_model(**options)
+        optimizer = make_trainer(kind, tmp_path, model, weight_decay=0.1).create_optimizer()
+        decays = {id(weight): group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
+        expected = {name: 0.1 if weight.dim() > 1 else 0.0 for name, weight in model.named_parameters()}
+        assert {name: decays[id(weight)] for name, weight in model.named_parameters()} == expected
+        assert {0.0, 0.1} == set(expected.values())
+
+
 # Order, seeds, and going on
-
-
-def test_transformers_trainer_groups_by_length_with_and_without_a_column(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = [{"input_ids": [5] * (3 + number % 2), "labels": [7, 2]} for number in range(64)]
-
-    def collate(rows):
-        return collator()([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
-
-    def mixed(data, **options) -> int:
-        """Return how many of the 32 batches hold both lengths."""
-        given = {"train_dataset": data, "data_collator": collate}
-        trainer = make_trainer(Seq2SeqTrainer, tmp_path, given=given, per_device_train_batch_size=2, **options)
-        sums = [batch["attention_mask"].sum(1).tolist() for batch in trainer.get_train_dataloader()]
-        return sum(one != other for one, other in sums)
-
-    assert mixed(rows, train_sampling_strategy="random") > 8
-    # At most one in each of the four groups that are sorted.
-    assert mixed(rows, train_sampling_strategy="group_by_length") <= 4
-    columns = datasets.Dataset.from_list([{**row, "size": number // 2} for number, row in enumerate(rows)])
-    options = {"train_sampling_strategy": "group_by_length", "length_column_name": "size"}
-    trainer = make_trainer(Seq2SeqTrainer, tmp_path, train_sampling_strategy="group_by_length")
-    assert list(trainer._get_eval_sampler(rows)) != list(range(64))  # and so do predictions come
-    # Trainer removes the column before it looks for it, unless it is told to remove none.
-    assert mixed(columns, **options) <= 4
-    assert mixed(columns, **options, remove_unused_columns=False) > 8
 
 
 @both
 def test_runs_of_one_seed_are_alike_and_of_another_seed_not(kind, tmp_path):
     def run(**options):
-        arguments = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 2}
-        return logged(trained(kind, tmp_path, fresh_model(dropout=0.2), **arguments, **options))
+        return logged(trained(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM | {"max_steps": 2}, **options))
 
     first = run(seed=1, data_seed=1)
     assert first == run(seed=1, data_seed=1)
@@ -243,21 +197,16 @@ def test_runs_of_one_seed_are_alike_and_of_another_seed_not(kind, tmp_path):
 
 
 @both
-def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(kind, tmp_path, caplog):
-    def run(**options):
-        arguments = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
-        arguments |= {"save_strategy": "steps", "save_steps": 2}
-        trainer = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **arguments)
-        with patch("transformers.trainer.logger.warning") as warning:
-            trainer.train(**options)
-        return trainer, [str(call) for call in warning.call_args_list]
-
-    whole, _ = run()
-    resumed, warnings = run(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+def test_a_resumed_run_ends_with_the_same_weights_and_without_false_alarm(kind, tmp_path):
+    saving = {**RANDOM, "save_strategy": "steps", "save_steps": 2}
+    whole = trained(kind, tmp_path, fresh_model(dropout=0.2), **saving)
+    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **saving)
+    with patch("transformers.trainer.logger.warning") as warning:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
     # transformers takes tied weights, which are saved once, for missing.
-    assert any("missing keys" in text for text in warnings) == (kind is Seq2SeqTrainer)
+    assert any("missing keys" in str(call) for call in warning.call_args_list) == (kind is Seq2SeqTrainer)
 
 
 class Terminated(TrainerCallback):
@@ -269,21 +218,14 @@ class Terminated(TrainerCallback):
 
 @both
 def test_a_terminated_run_saves_at_once_and_goes_on_from_there(kind, tmp_path):
-    arguments = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
-    whole = trained(kind, tmp_path / "whole", fresh_model(dropout=0.2), **arguments)
-    stopped = make_trainer(
-        kind,
-        tmp_path,
-        fresh_model(dropout=0.2),
-        {"callbacks": [Terminated()]},
-        enable_jit_checkpoint=True,
-        **arguments,
-    )
+    whole = trained(kind, tmp_path / "whole", fresh_model(dropout=0.2), **RANDOM)
+    given, saving = {"callbacks": [Terminated()]}, {"enable_jit_checkpoint": True, **RANDOM}
+    stopped = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), given, **saving)
     managers = [getattr(callback, "jit_manager", None) for callback in stopped.callback_handler.callbacks]
     next(manager for manager in managers if manager).kill_wait = 0
     stopped.train()
     assert stopped.state.global_step < 5
-    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **arguments)
+    resumed = make_trainer(kind, tmp_path, fresh_model(dropout=0.2), **RANDOM)
     resumed.train(resume_from_checkpoint=True)
     assert len(logged(resumed)) == 5
     assert same_weights(resumed.model, whole.model)
@@ -291,17 +233,9 @@ def test_a_terminated_run_saves_at_once_and_goes_on_from_there(kind, tmp_path):
 
 @both
 def test_training_stops_early_where_nothing_gets_better(kind, tmp_path):
-    trainer = trained(
-        kind,
-        tmp_path,
-        given={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
-        learning_rate=0.0,
-        max_steps=9,
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="loss",
-        save_strategy="best",
-    )
+    options = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "save_strategy": "best"}
+    given = {"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]}
+    trainer = trained(kind, tmp_path, given=given, learning_rate=0.0, max_steps=9, **options)
     assert trainer.state.global_step == 3
 
 
@@ -317,34 +251,30 @@ def test_a_model_made_anew_keeps_the_generation_settings_of_the_arguments(tmp_pa
     assert all(map(torch.equal, first.values(), trainer.model.state_dict().values()))
 
 
-@both
-def test_tokens_that_were_seen_are_counted(kind, tmp_path):
-    trainer = trained(kind, tmp_path, include_num_input_tokens_seen="non_padding")
-    assert trainer.state.num_input_tokens_seen == 2 * sum(len(row["input_ids"]) for row in encoded_pairs())
-
-
 # What HeedSeq2SeqTrainer refuses
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("use_liger_kernel", True, "`use_liger_kernel` must be False, because Liger has no"),
-        ("eval_use_gather_object", True, "`eval_use_gather_object` must be False"),
-        ("label_names", ["target"], "`label_names` must be None"),
-        ("length_column_name", "size", "`length_column_name` must be length"),
-        ("dataloader_in_order", False, "`dataloader_in_order` must be True"),
-        ("ignore_data_skip", True, "`ignore_data_skip` must be False"),
-        ("train_sampling_strategy", "batch_rebalance", "`train_sampling_strategy` must be random or sequential"),
-        ("parallelism_config", SimpleNamespace(cp_size=2), "`parallelism_config` must be one that leaves sequences"),
-    ],
-)
-def test_what_would_be_ignored_is_refused_before_a_folder_is_made(name, value, message, tmp_path):
-    arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none")
-    setattr(arguments, name, value)
-    with pytest.raises(ValueError, match=message):
-        HeedSeq2SeqTrainer(fresh_model(), arguments, collator(), encoded_pairs(), encoded_pairs())
-    assert not (tmp_path / "run").exists()
+REFUSED = {
+    "use_liger_kernel": (True, "False, because Liger has no"),
+    "eval_use_gather_object": (True, "False"),
+    "label_names": (["target"], "None"),
+    "length_column_name": ("size", "length"),
+    "dataloader_in_order": (False, "True"),
+    "ignore_data_skip": (True, "False"),
+    "train_sampling_strategy": ("batch_rebalance", "random or sequential"),
+    "parallelism_config": (SimpleNamespace(cp_size=2), "one that leaves sequences"),
+    "auto_find_batch_size": (True, "False"),
+    "dataloader_drop_last": (True, "False"),
+}
+
+
+def test_what_would_be_ignored_is_refused_before_a_folder_is_made(tmp_path):
+    for name, (value, must) in REFUSED.items():
+        arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none")
+        setattr(arguments, name, value)
+        with pytest.raises(ValueError, match=f"`{name}` must be {must}"):
+            HeedSeq2SeqTrainer(fresh_model(), arguments, collator(), encoded_pairs(), encoded_pairs())
+        assert not (tmp_path / "run").exists()
 
 
 def test_arguments_of_another_trainer_are_refused(tmp_path):
@@ -376,8 +306,5 @@ def test_our_trainer_asks_for_no_logits_and_transformers_trainer_after_a_switch(
         trained(kind, tmp_path, model, max_steps=1)
         return set(kept)
 
-    assert [logits_of(*given) for given in [(HeedSeq2SeqTrainer,), (Seq2SeqTrainer,), (Seq2SeqTrainer, True)]] == [
-        {False},
-        {True},
-        {False},
-    ]
+    assert logits_of(HeedSeq2SeqTrainer) == logits_of(Seq2SeqTrainer, switch=True) == {False}
+    assert logits_of(Seq2SeqTrainer) == {True}

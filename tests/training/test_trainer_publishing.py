@@ -15,7 +15,7 @@ from heedful.publishing.finetuned_card import write_finetuned_card
 from heedful.publishing.hub import check_folder, read_card
 from helpers import CODE
 from hub_stand_in import HubStandIn
-from trainer_hub import STRATEGIES
+from trainer_hub import PUSHES
 from trainer_runs import (
     SEPARATE,
     SOURCES,
@@ -116,8 +116,7 @@ def repositories(tmp_path_factory):
 
 
 @pytest.mark.multiprocess
-@both
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("kind", "strategy"), PUSHES)
 def test_what_is_pushed_is_whole(repositories, kind, strategy, tmp_path):
     repository = repositories[f"me/{kind.__name__}-{strategy}"]
     files = repository.commits[repository.branches["main"]]

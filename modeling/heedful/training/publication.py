@@ -75,11 +75,9 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-            for file in foreign_files(recipe.folder):
-                if file.parts[0] == MODEL_FOLDER:
-                    kept = partial.joinpath(*file.parts[1:])
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(recipe.folder / file, kept, follow_symlinks=False)
+            for file in foreign_files(recipe.folder / MODEL_FOLDER):
+                (partial / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(recipe.folder / MODEL_FOLDER / file, partial / file, follow_symlinks=False)
     accelerator.wait_for_everyone()
     return model
 

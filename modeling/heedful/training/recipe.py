@@ -278,7 +278,9 @@ class Recipe:
         if not 0 <= self.seed < 2**32:
             raise _mistake("seed", "at least 0 and below 2^32", self.seed)
         if self.resume and self.overwrite:
-            raise ValueError("`resume` and `overwrite` must not both be true: one keeps the run, one deletes it.")
+            raise ValueError(
+                "`resume` and `overwrite` must not both be true: one goes on with the run, one moves it aside."
+            )
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false where `resume` is: there is no run that could differ.")
         if (self.optimization.ema_decay is not None) != (self.checkpoints.publish == "ema"):

@@ -17,7 +17,7 @@ from heedful.training.processes.devices import float32_products, hardware_in_wor
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.folder import check_output_folder, earlier_run_backed_up, folder_of_run
+from heedful.training.run_folder.folder import check_output_folder, folder_of_run
 from heedful.training.run_folder.progress import Progress
 from heedful.training.start_checks import check_installed
 
@@ -59,21 +59,19 @@ def train(recipe: Recipe) -> RunResult:
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
         accelerator.wait_for_everyone()  # all look before one writes
-        with folder_of_run(recipe.folder) if accelerator.is_main_process else nullcontext():
+        with folder_of_run(recipe.folder, recipe.overwrite) if accelerator.is_main_process else nullcontext():
             return _train(recipe, accelerator)
 
 
 def _train(recipe: Recipe, accelerator: Accelerator) -> RunResult:
     set_seed(recipe.seed)
-    is_overwriting = recipe.overwrite and accelerator.is_main_process
-    with earlier_run_backed_up(recipe.folder) if is_overwriting else nullcontext():
-        with accelerator.main_process_first():
-            corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
-        if isinstance(corpus, StoredCorpus):
-            logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
-        loop = TrainingLoop(recipe, corpus, accelerator)
-        if accelerator.is_main_process:
-            write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
+    with accelerator.main_process_first():
+        corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
+    if isinstance(corpus, StoredCorpus):
+        logger.info("%s training pairs, %s too long\n%s", corpus.pairs, corpus.too_long, corpus.report)
+    loop = TrainingLoop(recipe, corpus, accelerator)
+    if accelerator.is_main_process:
+        write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
     if recipe.logging.trackers:
         accelerator.init_trackers(recipe.name)
     progress = loop.run()

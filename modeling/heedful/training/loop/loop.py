@@ -28,7 +28,7 @@ from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import Corpus, StoredCorpus, Update
 from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
-from heedful.training.processes.heartbeat import Heartbeat
+from heedful.training.processes.devices import make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.progress import Progress
@@ -66,8 +66,8 @@ class TrainingLoop:
         self.engine = make_engine(accelerator, model, self.settings)
         decay = self.settings.ema_decay
         self.moving_average = None if decay is None else MovingAverage(self.engine.network, decay)
-        self.signals, self.heartbeat = StopSignals(), Heartbeat(accelerator)
-        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.heartbeat)
+        self.signals, self.watch = StopSignals(), make_watch(accelerator)
+        self.checkpoints = CheckpointStore(recipe, corpus.tokenizers, self.engine, self.moving_average, self.watch)
         self.progress = Progress(processes=accelerator.num_processes, data=corpus.fingerprint)
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
@@ -89,7 +89,7 @@ class TrainingLoop:
         is_hidden = not self.accelerator.is_main_process
         total, done = self.settings.max_updates, self.progress.update
         bar = tqdm(total=total, initial=done, unit="update", disable=is_hidden, mininterval=1.0)
-        with bar, self.signals, lost_processes_reported(self.accelerator), self.heartbeat:
+        with bar, self.signals, lost_processes_reported(self.accelerator), self.watch:
             self._train(bar)
             self.checkpoints.save(self.progress, must=True)
             # This also makes every rank wait until the main one has written.

@@ -1,1 +1,1 @@
-"""The processes and devices of a run: how they are started, what they exchange, and how a lost one is noticed."""
+"""The processes and devices of a run: what a launcher says of them, what they exchange, and which signals end them."""

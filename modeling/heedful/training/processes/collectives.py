@@ -4,7 +4,7 @@ With one process, and weights that are not sharded, nothing is sent and nothing 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -45,10 +45,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
-    """Return weights with all their shards, gathered one after another to save memory.
-
-    Sharded ones come to the CPU. A rank that does not keep them gets an empty dictionary.
-    """
+    """Return weights with all their shards, gathered one after another on the CPU; a rank that keeps none: none."""
     weights = {}
     for name, tensor in tensors.items():
         complete = full_tensor(tensor.detach())
@@ -86,8 +83,7 @@ def broadcast(accelerator: Accelerator, value: Any) -> Any:
 def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
     """Yield the rows of a stream, the same on every rank, each of which encodes its share of them.
 
-    Every rank must read the stream to its end, because none can yield a row that another does not. The encoder's count
-    of long rows becomes that of all ranks.
+    Every rank must read the stream to its end. The encoder's count of long rows becomes that of all ranks.
     """
     if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
@@ -101,6 +97,14 @@ def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerato
             too_long += more_too_long
             yield from rows
         encoder.too_long = too_long
+
+
+class Watch(ExitStack):
+    """A context in which a process notices the loss of another; this one is for a process that is alone."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which this process may be silent, while it writes files."""
+        return nullcontext()
 
 
 @contextmanager

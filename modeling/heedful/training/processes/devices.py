@@ -1,14 +1,10 @@
-"""The machine that a run uses: processes, devices, precision and trackers.
-
-Processes are started by `accelerate launch --config_file configuration/accelerate/…` or by `torchrun`, which tell each
-of them its rank by environment variables.
-"""
+"""The machine that a run uses: processes, devices, precision and trackers."""
 
 import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,14 +21,13 @@ from accelerate.utils import (
 )
 
 from heedful.inference.host_memory import keep_freed_memory
-from heedful.training.processes.launch_checks import check_launch, check_processes
+from heedful.training.processes.collectives import Watch
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
 
-# How long a process waits for another. The main one may read, clean and tokenize a large corpus while the others wait;
-# 10 minutes, NCCL's default, are too short for that. If a process dies, the launcher ends the others within seconds.
+# How long processes wait for the main one, which may prepare a large corpus; NCCL's default is 10 minutes.
 PATIENCE = timedelta(hours=3)
 
 
@@ -59,18 +54,18 @@ def float32_products(precision: str) -> Iterator[None]:
     if precision != "tf32":
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with ExitStack() as afterwards:
+        afterwards.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high")
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
     """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
+    from heedful.training.launch.launch_checks import check_launch
+
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
         raise ValueError(
@@ -96,8 +91,10 @@ def make_accelerator(
 def join_processes(device: str | None) -> Accelerator:
     """Join the processes that a launcher has started, for work without a recipe such as translating a test set.
 
-    Each process takes a device of its own: cpu, cuda, or with `None` a GPU where there is one.
+    Each process takes its own device: cpu, cuda, or with `None` a GPU where there is one.
     """
+    from heedful.training.launch.launch_checks import check_processes
+
     if device not in (None, "cpu", "cuda"):
         raise ValueError(
             f"`device` must be cpu or cuda where several processes run, each of which takes its own, "
@@ -108,27 +105,29 @@ def join_processes(device: str | None) -> Accelerator:
     return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
 
 
+def make_watch(accelerator: Accelerator) -> Watch:
+    """Return the watch for as many processes as there are."""
+    if accelerator.num_processes == 1:
+        return Watch()
+    from heedful.training.launch.heartbeat import Heartbeat
+
+    return Heartbeat(accelerator)
+
+
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
     """Return whether the CPU is used: asked for by a recipe, an option or the accelerate file, or for lack of a GPU.
 
-    The device is auto, cpu or cuda; cuda is a `ValueError`, with the name that the user knows it by, where it is not
-    there or the accelerate file forbids it.
+    The device is auto, cpu or cuda, which is a `ValueError` where there is none or the accelerate file forbids it.
     """
-    obstacles = {
-        "there is no GPU": not torch.cuda.is_available(),
-        "the accelerate file says `use_cpu`": parse_flag_from_env("ACCELERATE_USE_CPU"),
-    }
-    for obstacle, is_there in obstacles.items():
-        if device == "cuda" and is_there:
-            raise ValueError(f"`{name}` must be cpu or auto where {obstacle}, but is cuda instead.")
-    return device == "cpu" or any(obstacles.values())
+    obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
+    obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
+    if device == "cuda" and obstacles:
+        raise ValueError(f"`{name}` must be cpu or auto where {obstacles[0]}, but is cuda instead.")
+    return device == "cpu" or bool(obstacles)
 
 
 def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Let FSDP2 sum gradients and return losses in float32 under mixed precision, as DDP does.
-
-    Accelerate would do both in the precision of the matrix products, of which bf16 keeps 8 bits.
-    """
+    """Let FSDP2 sum gradients and return losses in float32 under mixed precision, as DDP does; Accelerate does not."""
     policy = plugin.mixed_precision_policy
     if policy is not None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
@@ -139,10 +138,8 @@ def check_trackers(names: Sequence[str]) -> None:
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
         if name not in installed:
-            raise ValueError(
-                f"`logging.trackers` must name installed ones ({', '.join(installed) or 'there is none'}), "
-                f"but names {name}."
-            )
+            ones = ", ".join(installed) or "there is none"
+            raise ValueError(f"`logging.trackers` must name installed ones ({ones}), but names {name}.")
 
 
 def hardware_in_words(accelerator: Accelerator) -> str:

@@ -22,7 +22,9 @@ from heedful.training.run_folder.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-STATE_FOLDER = "training_state"
+CHECKPOINTS = "checkpoints"  # in a run's folder
+STATE_FOLDER = "training_state"  # in a checkpoint
+RECIPE = f"{STATE_FOLDER}/recipe.yaml"
 OPTIMIZER = "optimizer.pt"
 MOVING_AVERAGE = "moving_average.safetensors"
 SCALER = "scaler.json"
@@ -32,7 +34,7 @@ PREFIX = "update-"
 FORMAT = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingState:
     """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors."""
 
@@ -55,10 +57,9 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
 
 
 def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: TokenizerPair, recipe: str) -> Path:
-    """Write a checkpoint under another name first, rename it when it is whole, and return its path.
+    """Write a checkpoint whole or not at all, which is an `OSError`, on a full disk say; return its path.
 
-    The model is any of the right config: the weights written are those of `state`. The recipe is YAML. If a checkpoint
-    cannot be written, on a full disk say, it is an `OSError`, and nothing half-written is left.
+    The model is any of the right config: the weights written are those of `state`. The recipe is YAML.
     """
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
@@ -72,7 +73,7 @@ def save_checkpoint(folder: Path, model, state: TrainingState, tokenizers: Token
         if state.scaler is not None:
             (training / SCALER).write_text(json.dumps(state.scaler))
         (training / PROGRESS).write_text(json.dumps({"format": FORMAT, **asdict(state.progress)}, indent=2))
-        (training / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        (partial / RECIPE).write_text(recipe, encoding="utf-8")
         write_manifest(partial)
     return path
 
@@ -105,37 +106,33 @@ def load_progress(path: Path) -> Progress:
     """Read how far the run of a checkpoint was; another format than this version's is a `ValueError`."""
     state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
     written = state.pop("format")
-    if written > FORMAT:
-        raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: upgrade it.")
-    if written < FORMAT:
-        raise ValueError(
-            f"The checkpoint {path} has format {written}; this Heedful resumes only format {FORMAT}: resume with the "
-            "version that wrote it, or train on from its weights with `model.start_from`."
-        )
+    if written != FORMAT:
+        older = "resume with the version that wrote it, or train on from its weights with `model.start_from`"
+        way = "upgrade it" if written > FORMAT else older
+        raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: {way}.")
     state["best"] = [(value, update) for value, update in state["best"]]
     return Progress(**state)
 
 
-def newest_whole_checkpoint(folder: Path, prefix: str = PREFIX) -> Path | None:
+def newest_whole_checkpoint(
+    folder: Path, prefix: str = PREFIX, setting: str = "resume", others: str = "overwrite=true or another `output`"
+) -> Path | None:
     """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
 
-    If all are damaged, it is a `ValueError`; a file that cannot be read, an `OSError`: it is no damage and may pass.
+    If all are damaged, it is a `ValueError`, which names the setting that asked for one and others to start again. A
+    file that cannot be read is an `OSError`: it is no damage and may pass.
     """
-    damages = {}
+    damages = []
     for _, path in reversed(list_checkpoints(folder, prefix)):
         damage = find_damage(path)
         if damage is None:
             return path
-        damages[path.name] = damage
+        damages.append(f"{path.name} ({damage})")
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
     if damages:
-        reasons = ", ".join(f"{name} ({damage})" for name, damage in damages.items())
-        setting, again = ("resume", "overwrite=true or another `output`")
-        if prefix != PREFIX:
-            setting, again = ("resume_from_checkpoint", "another `output_dir`, or leave `resume_from_checkpoint` out")
         raise ValueError(
-            f"`{setting}` must find a whole checkpoint in {folder}, but all are damaged: {reasons}. To start again, "
-            f"set {again}."
+            f"`{setting}` must find a whole checkpoint in {folder}, but all are damaged: {', '.join(damages)}. To "
+            f"start again, set {others}."
         )
     return None
 
@@ -148,25 +145,24 @@ def find_damage(path: Path) -> str | None:
         manifest = json.loads((path / MANIFEST).read_text())
         for name in manifest:
             check_name_inside(name, MANIFEST)
-        entries = [(path / name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
+        entries = [(name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
     except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         entries = []  # whatever a flipped bit made of it
     if not entries:
         return f"{MANIFEST} is missing or unreadable"
-    for file, size, expected in entries:
-        name = file.relative_to(path)
-        if not file.is_file():
+    for name, size, expected in entries:
+        if not (path / name).is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if checksum(file) != expected:
+        if (found := (path / name).stat().st_size) != size:
+            return f"{name} has {found} bytes instead of {size}"
+        if checksum(path / name) != expected:
             return f"{name} has another checksum"
     return None
 
 
 def write_manifest(folder: Path) -> None:
     """Write the sizes and checksums of all files of a folder, when the disk has them, into its manifest."""
-    manifest: dict[str, Any] = {}
+    manifest = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
         flush(file)
         manifest[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": checksum(file)}

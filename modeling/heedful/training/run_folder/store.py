@@ -9,11 +9,11 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import leftovers, remove
 from heedful.training.loop.averaging import MovingAverage
 from heedful.training.loop.engine import TrainingEngine
-from heedful.training.processes.collectives import any_rank, broadcast, full_weights
-from heedful.training.processes.heartbeat import Heartbeat
+from heedful.training.processes.collectives import Watch, any_rank, broadcast, full_weights
 from heedful.training.recipe import CheckpointRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.checkpoints import (
+    CHECKPOINTS,
     PREFIX,
     TrainingState,
     checkpoint_path,
@@ -27,66 +27,59 @@ from heedful.training.run_folder.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
-
 
 def checkpoint_to_resume(recipe: Recipe, accelerator: Accelerator) -> Path | None:
     """Return the newest whole checkpoint of the run, as the main process sees it; `None` for none."""
     is_reader = recipe.resume and accelerator.is_main_process
-    return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / FOLDER) if is_reader else None)
+    return broadcast(accelerator, newest_whole_checkpoint(recipe.folder / CHECKPOINTS) if is_reader else None)
 
 
 class CheckpointStore:
-    """Saves and loads what a run needs to go on; its heartbeat is paused while files are written."""
+    """Saves and loads what a run needs to go on; the watch is paused while files are written."""
 
     def __init__(
         self,
         recipe: Recipe,
         tokenizers: TokenizerPair,
         engine: TrainingEngine,
-        moving_average: MovingAverage | None,
-        heartbeat: Heartbeat,
+        average: MovingAverage | None,
+        watch: Watch,
     ):
         self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
-        self.engine, self.moving_average, self.heartbeat = engine, moving_average, heartbeat
+        self.engine, self.moving_average, self.watch = engine, average, watch
         self.accelerator = engine.accelerator
-        self.folder = recipe.folder / FOLDER
+        self.folder = recipe.folder / CHECKPOINTS
         self.saved_update: int | None = None  # whose checkpoint was written or read last
 
     def load(self, path: Path, now: Progress) -> Progress:
         """Load optimizer and averages of a checkpoint, whose weights the engine has, and return how far the run was.
 
-        The processes and the data are those of `now`: any number of processes may have written the checkpoint, but
-        data that have changed are a `ValueError` unless the recipe allows it.
+        `now` has this run's processes and data: other data are a `ValueError` unless the recipe allows changes.
         """
         state = load_state(path)
-        progress = state.progress
+        progress, average, scaler = state.progress, self.moving_average, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
             raise ValueError(
                 f"The data must be those of the run that is resumed ({path}), but their rows have changed; "
                 "allow_changes=true resumes all the same."
             )
         self.engine.load(state.optimizer)
-        if self.moving_average is not None and state.moving_average is not None:
-            self.moving_average.load(state.moving_average)
-        if self.accelerator.scaler is not None and state.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state.scaler)
-        if now.processes != progress.processes:
-            then = progress.processes
+        if average is not None and state.moving_average is not None:
+            average.load(state.moving_average)
+        if scaler is not None and state.scaler is not None:
+            scaler.load_state_dict(state.scaler)
+        if now.processes != (then := progress.processes):
             logger.info("%s processes go on with a run of %s: the same updates, other dropout", now.processes, then)
         progress.processes, progress.data = now.processes, now.data
         del progress.best[self.settings.keep_best :]
         # A moving average that a changed recipe asks for begins here, and is still to be saved.
-        lacks_average = self.moving_average is not None and state.moving_average is None
-        self.saved_update = None if lacks_average else progress.update
+        is_whole = average is None or state.moving_average is not None
+        self.saved_update = progress.update if is_whole else None
         logger.info("resuming after update %s", progress.update)
         return progress
 
     def save(self, progress: Progress, must: bool) -> None:
-        """Write a checkpoint, unless this update has one, and delete those that the recipe does not keep.
-
-        If it cannot be written but must, it is an `OSError`; otherwise the run goes on, and tries again later.
-        """
+        """Write a checkpoint, unless this update has one, and prune; if it must and cannot, it is an `OSError`."""
         if self.saved_update == progress.update:
             return
         if any_rank(self.accelerator, not self.engine.weights_are_finite()):
@@ -94,10 +87,18 @@ class CheckpointStore:
                 f"Training has diverged near update {progress.update}: a weight is not finite. "
                 "The last checkpoint is unharmed."
             )
-        state, failure = self._state(progress), None
-        if self.accelerator.is_main_process:
+        failure, keep = None, self.accelerator.is_main_process
+        average, scaler = self.moving_average, self.accelerator.scaler
+        state = TrainingState(  # which all ranks gather, and the main one keeps
+            progress=progress,
+            weights=self.engine.weights(keep),
+            optimizer=self.engine.optimizer_state(keep),
+            moving_average=None if average is None else full_weights(average.weights, keep),
+            scaler=None if scaler is None else scaler.state_dict(),
+        )
+        if keep:
             try:
-                with self.heartbeat.paused():
+                with self.watch.paused():
                     blank = self.engine.plain_network("meta")
                     save_checkpoint(self.folder, blank, state, self.tokenizers, to_yaml(self.recipe))
             except OSError as error:
@@ -112,7 +113,7 @@ class CheckpointStore:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
 
     def prune(self, progress: Progress) -> None:
-        """Delete the checkpoints that the recipe does not keep: all but the last, the best and the present ones."""
+        """Delete all checkpoints but the last ones, the best ones and the present one, as the recipe says."""
         if self.accelerator.is_main_process:
             best = [update for _, update in progress.best]
             kept = {*_regular_updates(self.folder, self.settings, progress), *best, progress.update}
@@ -124,18 +125,6 @@ class CheckpointStore:
             clear_leftovers(self.folder, progress.update)
             if self.saved_update is not None:
                 self.prune(progress)  # a recipe that keeps fewer than before makes room
-
-    def _state(self, progress: Progress) -> TrainingState:
-        """Collect what a checkpoint holds; every rank takes part, and the main one gets it."""
-        keep = self.accelerator.is_main_process
-        average, scaler = self.moving_average, self.accelerator.scaler
-        return TrainingState(
-            progress=progress,
-            weights=self.engine.weights(keep),
-            optimizer=self.engine.optimizer_state(keep),
-            moving_average=None if average is None else full_weights(average.weights, keep),
-            scaler=None if scaler is None else scaler.state_dict(),
-        )
 
 
 def clear_leftovers(folder: Path, update: int) -> None:
@@ -164,15 +153,12 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
     """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
     regular, best = _regular_updates(folder, settings, progress), [update for _, update in progress.best]
     updates = {"average": regular, "average_best": best, "best": best[:1]}.get(settings.publish, [progress.update])
-    whole = []
-    for path in (checkpoint_path(folder, update) for update in updates):
-        damage = find_damage(path)
-        if damage is None:
-            whole.append(path)
-        else:
+    damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
+    for path, damage in damages.items():
+        if damage is not None:
             logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
     # The last one was written a moment ago.
-    return whole or [checkpoint_path(folder, progress.update)]
+    return [path for path, damage in damages.items() if damage is None] or [checkpoint_path(folder, progress.update)]
 
 
 def _regular_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[int]:

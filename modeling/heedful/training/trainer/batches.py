@@ -16,8 +16,8 @@ from heedful.data.batching import BatchingSettings, UpdateBatches
 from heedful.data.micro_batches import assign, by_length, sorted_lengths
 
 
-class Filler(list):
-    """Rows of which no label counts: what a process trains on that has no micro-batch of an update."""
+class EmptyBatch(list):
+    """Rows of which no label counts, for a process that has no micro-batch of an update."""
 
 
 def without_labels(batch: Any) -> Any:
@@ -36,9 +36,9 @@ def with_a_column(batch: Any, config: Any) -> dict[str, Any]:
 
 
 def collate_micro_batch(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
-    """Make tensors of the rows of a micro-batch, of which those of a `Filler` do not count."""
+    """Make tensors of the rows of a micro-batch, of which those of a `EmptyBatch` do not count."""
     batch = collate(list(rows))
-    return without_labels(batch) if isinstance(rows, Filler) else batch
+    return without_labels(batch) if isinstance(rows, EmptyBatch) else batch
 
 
 class MicroBatches(Dataset):
@@ -46,8 +46,8 @@ class MicroBatches(Dataset):
 
     Element `epoch × len + place` is a micro-batch of that epoch. The number holds the epoch, so worker processes that
     load data learn the epoch from it. `plan` returns the micro-batches of an epoch as lists of row numbers, equally
-    many in every epoch. An update has `parts` of them, over all processes. An empty one is a `Filler` of the row whose
-    number is `filler`. Rows are whatever the collator takes.
+    many in every epoch. An update has `parts` of them, over all processes. An empty one is an `EmptyBatch` of the row
+    `filler`. Rows are whatever the collator takes.
     """
 
     def __init__(self, rows: Any, plan: Callable[[int], list[list[int]]], parts: int, filler: int):
@@ -64,7 +64,7 @@ class MicroBatches(Dataset):
         if epoch != self.epoch:
             self.epoch, self.batches = epoch, self.plan(epoch)
         batch = self.batches[place] if place < len(self.batches) else []
-        return [self.rows[number] for number in batch] if batch else Filler([self.rows[self.filler]])
+        return [self.rows[number] for number in batch] if batch else EmptyBatch([self.rows[self.filler]])
 
 
 @dataclass

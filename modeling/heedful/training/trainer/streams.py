@@ -1,32 +1,48 @@
-"""A stream as HeedSeq2SeqTrainer reads it: the same updates for any number of processes, and found again at resume."""
+"""What HeedSeq2SeqTrainer trains on: the same updates for any number of processes, and found again at resume."""
 
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_utils import has_length
+from transformers import Seq2SeqTrainer
+from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker, unwrap_peft_model
+from transformers.utils import logging
 
-from heedful.training.trainer.batches import without_labels
+from heedful.training.trainer.batches import (
+    Epoch,
+    MicroBatches,
+    collate_micro_batch,
+    is_list,
+    micro_batches,
+    without_labels,
+)
+
+logger = logging.get_logger(__name__)
 
 FILE = "stream.json"  # in a checkpoint
+Inputs = dict[str, torch.Tensor | Any]
+Count = torch.Tensor | int | None  # of the labels of an update
 
 
 class StreamedBatches(IterableDataset):
     """One process's micro-batches of a stream, an epoch each time that it is iterated over.
 
     Every process reads the whole stream and takes its share of every update, which has `parts` micro-batches over all
-    `processes`. Those left over at the end of an epoch begin the next epoch's first update; of a stream with a length
-    they are the epoch's last update. `agree` is called with the sum of the labels of every update, and raises an error
-    if it is another in another process.
+    processes; `copies` processes get the same. Micro-batches left over at the end of an epoch begin the next epoch's
+    first update; of a stream with a length they are the epoch's last update.
     """
 
-    def __init__(self, batches: DataLoader, parts: int, processes: int, process: int, agree: Callable[[float], None]):
-        self.batches, self.agree = batches, agree
-        self.rows: Any = batches.dataset
-        self.parts, self.processes, self.process = parts, processes, process
+    def __init__(self, batches: DataLoader, parts: int, copies: int, accelerator: Accelerator):
+        self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
+        self.processes, self.process = accelerator.num_processes // copies, accelerator.process_index // copies
+        self.parts = parts * self.processes
         self.epoch, self.is_over = 0, False  # whether no update of the epoch is to come
         self.first_update: int | None = None  # the number of finished updates when the epoch began
         self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
@@ -40,8 +56,7 @@ class StreamedBatches(IterableDataset):
         """Begin an epoch."""
         if epoch != self.epoch:
             self.epoch, self.first_update, self.is_over = epoch, None, False
-        if hasattr(self.rows, "set_epoch"):
-            self.rows.set_epoch(epoch)
+        getattr(self.rows, "set_epoch", lambda _: None)(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         for update in self._updates():
@@ -54,18 +69,23 @@ class StreamedBatches(IterableDataset):
         size = len(self.batches) if has_length(self.batches) else None
         update, self.left_over, self.marks, read = self.left_over, [], [], 0
         for read, batch in enumerate(self.batches, start=1):
-            self._check_size(size, read, is_end=False)
+            if read - 1 == size:
+                break
             update.append(batch)
             if len(update) == self.parts:
                 self._note(update)
                 yield update
                 update = []
-        self._check_size(size, read, is_end=True)
+        if size not in (None, read):
+            raise ValueError(
+                f"`train_dataset` must have the length that it says, which is {size} batches, but has "
+                f"{'more' if read > size else read} instead."
+            )
         if update and size is not None:
             self._note(update)
             yield update
             update = []
-        self.agree(-1.0)
+        self._check_agreement(-1.0)
         if update and not self.marks and not self.epoch:
             raise ValueError(
                 "`train_dataset` must hold enough pairs for one update, which has `gradient_accumulation_steps` × "
@@ -73,18 +93,11 @@ class StreamedBatches(IterableDataset):
             )
         self.left_over = update
 
-    def _check_size(self, size: int | None, read: int, is_end: bool) -> None:
-        if size is not None and (read > size or (is_end and read < size)):
-            raise ValueError(
-                f"`train_dataset` must have the length that it says, which is {size} batches, but has "
-                f"{'more' if read > size else read} instead."
-            )
-
     def _note(self, update: list[Any]) -> None:
         """Add up the labels of an update, and compare them with those of other processes and of an earlier run."""
         labels = [batch["labels"] for batch in update if isinstance(batch.get("labels"), torch.Tensor)]
         mark = float(sum((values + 1).clamp(min=0).sum() for values in labels))
-        self.agree(mark)
+        self._check_agreement(mark)
         self.marks.append(sum(self.marks[-1:]) + mark)
         place = {"epoch": self.epoch, "updates": len(self.marks)}
         if self.expected.items() >= place.items() and self.expected["labels"] != self.marks[-1]:
@@ -92,6 +105,17 @@ class StreamedBatches(IterableDataset):
                 "`train_dataset` must be a stream that gives the pairs of the run that is resumed once more, in "
                 f"updates of as many, but gives others in epoch {self.epoch + 1}: give its shuffling a seed, or begin "
                 "again at its start with `ignore_data_skip`."
+            )
+
+    def _check_agreement(self, mark: float) -> None:
+        """Refuse a stream that is another one in another process."""
+        if self.accelerator.num_processes == 1:
+            return
+        marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
+        if (marks != marks[0]).any():
+            raise ValueError(
+                "`train_dataset` must be a stream that gives the same pairs in every process, but gives others in "
+                "one: do not split it between them (this trainer does that), and give its shuffling a seed."
             )
 
     def save(self, folder: Path, finished: int) -> None:
@@ -122,3 +146,89 @@ class StreamedBatches(IterableDataset):
         self.set_epoch(epoch)
         self.first_update = finished - updates
         return epoch, updates
+
+
+class SharedUpdates(Seq2SeqTrainer):
+    """The part of a trainer that reads: an update has the same number of micro-batches in every process."""
+
+    # transformers' own annotations are narrower (a model) or wider (the arguments) than what is used here.
+    args: Any
+    model: Any
+    tokens_per_update: int | None
+    buckets_per_update: int
+    _stream: StreamedBatches | None = None  # what is trained on, unless it is a list
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Return the micro-batches of this process; an update has the same number of them in every process."""
+        rows: Any = self.train_dataset
+        self._stream = None
+        if rows is None:
+            return super().get_train_dataloader()  # which says that it is missing
+        if not is_list(rows):
+            return self._loader_of_stream(rows)
+        if not len(rows):
+            raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
+        batches = micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
+        epoch = Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
+        seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
+        # Accelerate gives each process one micro-batch in turn.
+        return self.accelerator.prepare(DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading()))
+
+    def _loading(self) -> dict[str, Any]:
+        """Return how a `DataLoader` collates the rows of a micro-batch, by how many workers and so on."""
+        collate, args = self.data_collator, self.args
+        if args.remove_unused_columns:
+            taken = inspect.signature(unwrap_peft_model(self.model).forward).parameters
+            columns = [*taken, "labels", "label", "label_ids"]
+            collate = RemoveColumnsCollator(collate, columns, logger, description="training")
+        names = ("num_workers", "pin_memory", "persistent_workers", "multiprocessing_context", "prefetch_factor")
+        settings = {name: getattr(args, f"dataloader_{name}") for name in names}
+        return {"collate_fn": partial(collate_micro_batch, collate), **settings}
+
+    def _loader_of_stream(self, rows: Any) -> DataLoader:
+        """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
+        if self.tokens_per_update is not None:
+            raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
+        if not isinstance(rows, IterableDataset):
+            raise ValueError(
+                f"`train_dataset` must have a length or be an IterableDataset, but is {type(rows).__name__} instead."
+            )
+        args, copies = self.args, self.get_tp_size()
+        loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
+        if args.dataloader_num_workers > 1:
+            logger.warning("One worker reads a stream (`dataloader_num_workers`): of several each would read it all.")
+        batches = DataLoader(rows, batch_size=args.per_device_train_batch_size, **loading)
+        self._stream = StreamedBatches(batches, args.gradient_accumulation_steps, copies, self.accelerator)
+        # A generator of its own leaves the random numbers of dropout as they are.
+        options: dict[str, Any] = {"collate_fn": lambda batch: batch, "generator": torch.Generator()}
+        return DataLoaderShard(self._stream, device=self.accelerator.device, batch_size=None, **options)
+
+    def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
+        """Return the epoch that a run begins with, and the micro-batches of it that were trained on before."""
+        found = super()._init_training_state(max_steps, updates_per_epoch, epochs, *args)
+        checkpoint, _ = args
+        if checkpoint is None or self.args.ignore_data_skip:
+            return found
+        if self.state.global_step >= max_steps:
+            return epochs, 0  # nothing is left to train
+        if self._stream is None:
+            return found
+        epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
+        return epoch, updates * self.args.gradient_accumulation_steps
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
+    ) -> tuple[list[Inputs], Count]:
+        """Return the micro-batches of an update and the number of their labels."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._stream is not None:
+            if self._stream.first_update is None and batches:
+                self._stream.first_update = self.state.global_step
+            self._stream.is_over = not batches
+        return batches, count
+
+    def num_examples(self, dataloader: DataLoader) -> int:
+        """Return the number of pairs."""
+        dataset: Any = getattr(dataloader, "dataset", None)
+        is_ours = isinstance(dataset, MicroBatches | StreamedBatches)
+        return len(dataset.rows) if is_ours else super().num_examples(dataloader)

@@ -1,104 +1,66 @@
 """transformers' Seq2SeqTrainer with exact losses, updates and evaluation, however the work is split."""
 
 import inspect
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate.data_loader import DataLoaderShard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedConfig, Seq2SeqTrainer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import (
-    EvalLoopOutput,
-    EvalPrediction,
-    HubStrategy,
-    RemoveColumnsCollator,
-    rotate_checkpoints,
-    seed_worker,
-    unwrap_peft_model,
-)
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, unwrap_peft_model
 from transformers.utils import logging
 
 from heedful.configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair, warn_of_split_tokens
-from heedful.files import remove
 from heedful.loss_heed import smoothed_cross_entropy
-from heedful.training.processes.collectives import any_rank, broadcast, local_shard
-from heedful.training.trainer.batches import (
-    Epoch,
-    MicroBatches,
-    collate_micro_batch,
-    is_list,
-    micro_batches,
-    with_a_column,
-    without_padding,
-)
-from heedful.training.trainer.checkpoints import (
-    PREFIX,
-    UNFINISHED,
-    check_checkpoint,
-    check_is_complete,
-    checkpoint_to_resume,
-    finish_checkpoint,
-)
+from heedful.training.trainer.batches import is_list, with_a_column, without_padding
+from heedful.training.trainer.saving import WholeCheckpoints
 from heedful.training.trainer.settings import check_settings
-from heedful.training.trainer.streams import StreamedBatches
+from heedful.training.trainer.streams import Count, Inputs
 
 logger = logging.get_logger(__name__)
 
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-Inputs = dict[str, torch.Tensor | Any]
-Count = torch.Tensor | int | None  # of the labels of an update
 
 
-class HeedSeq2SeqTrainer(Seq2SeqTrainer):
+class HeedSeq2SeqTrainer(WholeCheckpoints):
     """A Seq2SeqTrainer whose results do not depend on how the work is split, for any encoder-decoder model.
 
     It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
 
-    - Loss and gradient (`compute_loss`): the summed cross-entropy is divided by the number of labels of the whole
-      update, over all micro-batches and processes. Marian, BART, T5 and others ignore that number, so their loss
-      grows with accumulation and with the number of processes. A Heed model computes its own loss;
-      `label_smoothing_factor` replaces its `config.label_smoothing`, unless it is 0.
-    - Updates (`get_train_dataloader`): every pair comes once in an epoch. The order follows from the seed and the
-      epoch alone, so a resumed run has the same updates, even with another number of processes, as long as an update
-      has as many pairs (or tokens). With `tokens_per_update` an update is that many padded tokens of pairs, cut into
-      micro-batches of about equal size. A stream keeps its own order, every process reads it and takes its share, and
+    - Loss and gradient: the summed cross-entropy is divided by the number of labels of the whole update, over all
+      micro-batches and processes. Marian, BART, T5 and others ignore that number, so their loss grows with
+      accumulation and with the number of processes. A Heed model computes its own loss; `label_smoothing_factor`
+      replaces its `config.label_smoothing`, unless it is 0.
+    - Updates (`SharedUpdates`): every pair comes once in an epoch. The order follows from the seed and the epoch
+      alone, so a resumed run has the same updates, even with another number of processes, as long as an update has as
+      many pairs (or tokens). A stream keeps its own order, every process reads it and takes its share, and
       micro-batches that are left over at its end begin the first update of the next epoch.
-    - Checkpoints (`train`, `_save_checkpoint`): written whole, with checksums; the newest whole one is resumed. DDP
-      settles its buckets before the first update, so that three and more processes resume to the bit.
-    - `eval_loss` (`evaluation_loop`): the mean over all labels, always of the plain cross-entropy.
-    - Predictions (`prediction_step`, `evaluation_loop`): one for each pair, in the order of the dataset, the same in
-      every process, padded with -100 only. `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every
-      pair.
+    - Checkpoints (`WholeCheckpoints`): written whole, with checksums; the newest whole one is resumed. Every push
+      holds the code that config.json names.
+    - `eval_loss`: the mean over all labels, always of the plain cross-entropy.
+    - Predictions: one for each pair, in the order of the dataset, the same in every process, padded with -100 only.
+      `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every pair.
     - A loss or a weight that is not finite stops all processes with an error before the weights change or are saved.
-    - What is saved and pushed: a `TokenizerPair` as `processing_class` is saved with both tokenizers, and every push
-      holds the code that config.json names. Special ids and a length that `generation_config` leaves open are the
-      model's.
+    - Special ids and a length that `generation_config` leaves open are the model's.
 
     Args:
         args: Arguments of Seq2SeqTrainer.
         tokens_per_update: The padded tokens of one update; replaces `per_device_train_batch_size`. A micro-batch has
             about `tokens_per_update / (gradient_accumulation_steps × processes)` of them.
         buckets_per_update: The number of groups of pairs of similar length in an update; see `UpdateBatches`.
-        kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`; with it, or with a
-            tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` unless it is given.
+        kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`, which is saved with
+            both tokenizers; with it, or with a tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` by default.
 
     Raises:
         ValueError: If a setting would be ignored, or would break these promises.
     """
-
-    # transformers' own annotations are narrower (a model) or wider (the arguments) than what is used here.
-    args: Any
-    model: Any
 
     def __init__(
         self, *args: Any, tokens_per_update: int | None = None, buckets_per_update: int | None = None, **kwargs: Any
@@ -127,11 +89,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         self._complete(self.model, own_generation)
         self._warn_of_lost_tokenizer()
         self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
-        self._own_loss_is_checked, self._is_saving = False, False
+        self._own_loss_is_checked = False
         self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
-        self._stream: StreamedBatches | None = None  # what is trained on, unless it is a list
 
     @property
     def _plain_model(self) -> Any:
@@ -185,17 +146,10 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
     def compute_loss(
         self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
-        """Return the cross-entropy in nats per label.
+        """Return the cross-entropy in nats per label, and the model's outputs if asked for.
 
-        Args:
-            model: The model as Accelerate wraps it. In evaluation mode the losses of all rows are noted too.
-            inputs: `input_ids` `(batch, source_length)`, `labels` `(batch, target_length)` and so on.
-            return_outputs: Whether to return the model's outputs too.
-            num_items_in_batch: The number of labels of the whole update over all processes; by default the number of
-                labels of `inputs`.
-
-        Raises:
-            ValueError: If there are no labels, or if the model is trained with more than their cross-entropy.
+        `num_items_in_batch` is the number of labels of the whole update over all processes. In evaluation mode the
+        losses of all rows are noted too. A model that is trained with more than this cross-entropy is a `ValueError`.
         """
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
@@ -228,24 +182,17 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: Count = None) -> torch.Tensor:
-        """Add up the gradient of a micro-batch; after the last one of an update make sure that its loss is finite.
-
-        Raises:
-            FloatingPointError: If it is not, in all processes, before the weights change.
-            ValueError: If no label of the update counts.
-        """
+        """Add up the gradient of a micro-batch; after the last one of an update make sure that its loss is finite."""
         if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
             self._settle_buckets(model, inputs, num_items_in_batch)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._update_loss = self._update_loss + loss
         if self.accelerator.sync_gradients:
             total, self._update_loss = float(self._update_loss), 0.0
-            is_finite = bool(np.isfinite(total))
+            is_finite, update = math.isfinite(total), self.state.global_step + 1
             if not is_finite and num_items_in_batch is not None and not float(num_items_in_batch):
-                update = self.state.global_step + 1
-                raise ValueError(
-                    f"`labels` must hold at least one label other than -100, but update {update} has none."
-                )
+                must = "hold at least one label other than -100"
+                raise ValueError(f"`labels` must {must}, but update {update} has none.")
             self._stop_if(not is_finite, "the training loss is not finite")
         return loss
 
@@ -264,109 +211,6 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             super().training_step(model, dict(inputs), count)
         model.require_backward_grad_sync = is_last
         model.zero_grad()
-
-    # Checkpoints
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on.
-
-        Raises:
-            ValueError: If there is no checkpoint to be resumed, or if it is damaged or lacks what training needs.
-        """
-        path: Any = resume_from_checkpoint or None
-        if path is not None:
-            path = self._checked(partial(self._checkpoint_to_resume, path))
-        return super().train(path, *args, **kwargs)
-
-    def _checkpoint_to_resume(self, given: str | bool) -> str:
-        if given is True:
-            path = checkpoint_to_resume(Path(self.args.output_dir))
-        else:
-            path = Path(str(given))
-            check_checkpoint(path)
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # which write other files
-            check_is_complete(path)
-        return str(path)
-
-    def _checked(self, find: Callable[[], str]) -> str:
-        """Return what the main process finds, or raise its error, in all processes."""
-        found, error = "", ""
-        if self.accelerator.is_main_process:
-            try:
-                found = find()
-            except ValueError as told:
-                error = str(told)
-        found, error = broadcast(self.accelerator, (found, error))
-        if error:
-            raise ValueError(error)
-        return found
-
-    def _load_best_model(self) -> None:
-        self._checked(partial(_checked_path, str(self.state.best_model_checkpoint)))
-        super()._load_best_model()
-
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / UNFINISHED) if self._is_saving else folder
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint elsewhere, and only then let it take its place; push and delete as Trainer does."""
-        finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
-        self._stop_if(not all(finite), "a weight is not finite")
-        folder = Path(self._get_output_dir(trial))
-        path = folder / f"{PREFIX}{self.state.global_step}"
-        written = folder / UNFINISHED / path.name
-        if self.args.should_save:
-            remove(written.parent)
-        self.accelerator.wait_for_everyone()
-        self._is_saving = True
-        try:
-            super()._save_checkpoint(model, trial)
-            if self.state.best_model_checkpoint == str(written):
-                self.state.best_model_checkpoint = str(path)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-                if self._stream is not None:
-                    self._stream.save(written, self.state.global_step)
-                finish_checkpoint(written, path)
-        except Exception as error:  # on a full disk each library raises another type
-            if self.args.should_save:
-                remove(written.parent)
-            raise OSError(f"{path} could not be written: {error}. Earlier checkpoints are unharmed.") from error
-        finally:
-            self._is_saving = False
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(path))
-        if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights are saved once, so Trainer takes the other names of them for missing.
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push as Trainer does, which sends weights and configs, together with their code and tokenizers."""
-        if self._is_saving:
-            return  # it is not there yet
-        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
-            for path in Path(checkpoint_folder).glob("*.py"):
-                shutil.copy(path, self.args.output_dir)
-            tokenizer = getattr(self.data_collator, "tokenizer", None)
-            if self.processing_class is None and tokenizer is not None:
-                tokenizer.save_pretrained(self.args.output_dir)
-        super()._push_from_checkpoint(checkpoint_folder)
-
-    def _stop_if(self, is_bad: bool, what: str) -> None:
-        if any_rank(self.accelerator, is_bad):
-            raise FloatingPointError(
-                f"Training has diverged near update {self.state.global_step + 1} ({what}): the learning rate may be "
-                "too high, or the warm-up too short. The last checkpoint is unharmed."
-            )
 
     def _without_labels(self, inputs: Inputs) -> Inputs:
         """Return the inputs with what the decoder reads in place of the labels, so that no loss is computed twice."""
@@ -392,101 +236,6 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
             )
         self._own_loss_is_checked = True
 
-    # Updates
-
-    def get_train_dataloader(self) -> DataLoader:
-        """Return the micro-batches of this process; an update has the same number of them in every process.
-
-        Raises:
-            ValueError: If the dataset is empty, or if it has no length and `tokens_per_update` is given.
-        """
-        rows: Any = self.train_dataset
-        self._stream = None
-        if rows is None:
-            return super().get_train_dataloader()  # which says that it is missing
-        if not is_list(rows):
-            return self._loader_of_stream(rows)
-        if not len(rows):
-            raise ValueError("`train_dataset` must hold at least one pair, but is empty instead.")
-        batches = micro_batches(rows, self.args, self.tokens_per_update, self.buckets_per_update)
-
-        epoch = Epoch(len(batches), lambda: self.state.global_step * batches.parts // len(batches))
-        seed = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index)
-        # Accelerate gives each process one micro-batch in turn.
-        return self.accelerator.prepare(DataLoader(batches, sampler=epoch, worker_init_fn=seed, **self._loading()))
-
-    def _loading(self) -> dict[str, Any]:
-        """Return how a `DataLoader` collates the rows of a micro-batch, by how many workers and so on."""
-        collate, args = self.data_collator, self.args
-        if args.remove_unused_columns:
-            taken = inspect.signature(unwrap_peft_model(self.model).forward).parameters
-            columns = [*taken, "labels", "label", "label_ids"]
-            collate = RemoveColumnsCollator(collate, columns, logger, description="training")
-        names = ("num_workers", "pin_memory", "persistent_workers", "multiprocessing_context", "prefetch_factor")
-        settings = {name: getattr(args, f"dataloader_{name}") for name in names}
-        return {"collate_fn": partial(collate_micro_batch, collate), **settings}
-
-    def _loader_of_stream(self, rows: Any) -> DataLoader:
-        """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
-        if self.tokens_per_update is not None:
-            raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
-        if not isinstance(rows, IterableDataset):
-            raise ValueError(
-                f"`train_dataset` must have a length or be an IterableDataset, but is {type(rows).__name__} instead."
-            )
-        args, copies = self.args, self.get_tp_size()  # processes that are given the same pairs
-        loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
-        if args.dataloader_num_workers > 1:
-            logger.warning("One worker reads a stream (`dataloader_num_workers`): of several each would read it all.")
-        batches = DataLoader(rows, batch_size=args.per_device_train_batch_size, **loading)
-        processes, process = args.world_size // copies, args.process_index // copies
-        parts = args.gradient_accumulation_steps * processes
-        self._stream = StreamedBatches(batches, parts, processes, process, self._check_agreement)
-        # A generator of its own leaves the random numbers of dropout as they are.
-        options: dict[str, Any] = {"collate_fn": lambda batch: batch, "generator": torch.Generator()}
-        return DataLoaderShard(self._stream, device=self.accelerator.device, batch_size=None, **options)
-
-    def _check_agreement(self, mark: float) -> None:
-        """Refuse a stream that is another one in another process."""
-        if self.args.world_size == 1:
-            return
-        marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.args.device))
-        if (marks != marks[0]).any():
-            raise ValueError(
-                "`train_dataset` must be a stream that gives the same pairs in every process, but gives others in "
-                "one: do not split it between them (this trainer does that), and give its shuffling a seed."
-            )
-
-    def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
-        """Return the epoch that a run begins with, and the micro-batches of it that were trained on before."""
-        found = super()._init_training_state(max_steps, updates_per_epoch, epochs, *args)
-        checkpoint, _ = args
-        if checkpoint is None or self.args.ignore_data_skip:
-            return found
-        if self.state.global_step >= max_steps:
-            return epochs, 0  # nothing is left to train
-        if self._stream is None:
-            return found
-        epoch, updates = self._stream.seek(Path(checkpoint), self.state.global_step, updates_per_epoch)
-        return epoch, updates * self.args.gradient_accumulation_steps
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
-    ) -> tuple[list[Inputs], Count]:
-        """Return the micro-batches of an update and the number of their labels."""
-        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self._stream is not None:
-            if self._stream.first_update is None and batches:
-                self._stream.first_update = self.state.global_step
-            self._stream.is_over = not batches
-        return batches, count
-
-    def num_examples(self, dataloader: DataLoader) -> int:
-        """Return the number of pairs."""
-        dataset: Any = getattr(dataloader, "dataset", None)
-        is_ours = isinstance(dataset, MicroBatches | StreamedBatches)
-        return len(dataset.rows) if is_ours else super().num_examples(dataloader)
-
     # Evaluation
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
@@ -508,20 +257,13 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Evaluate as Seq2SeqTrainer does, but without its repetitions and with a loss over all labels.
-
-        Raises:
-            ValueError: If there are labels, but all are -100.
-        """
-        self.gather_function = self.accelerator.gather_for_metrics
-        self._row_losses = []
-        compute_metrics = self.compute_metrics
+        """Evaluate as Seq2SeqTrainer does, but without its repetitions and with a loss over all labels."""
+        self.gather_function, self._row_losses = self.accelerator.gather_for_metrics, []
+        compute_metrics, asked = self.compute_metrics, (prediction_loss_only, ignore_keys, metric_key_prefix)
         if compute_metrics is not None and "loss" in self.args.include_for_metrics:
             self.compute_metrics = partial(self._compute_with_losses, compute_metrics)
         try:
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            output = super().evaluation_loop(dataloader, description, *asked)
         finally:
             self.compute_metrics = compute_metrics
         if self._row_losses:
@@ -577,11 +319,6 @@ class HeedSeq2SeqTrainer(Seq2SeqTrainer):
 def _counts_labels(model: Any) -> bool:
     """Return whether a model divides its loss by the number of labels that it is given, as Heed models do."""
     return "num_items_in_batch" in inspect.signature(model.forward).parameters
-
-
-def _checked_path(path: str) -> str:
-    check_checkpoint(Path(path))
-    return path
 
 
 def _listed(rows: Any) -> Any:

@@ -4,51 +4,51 @@ Gloo reports a closed connection. A machine that fails, or a process that hangs,
 cases. So every rank writes a heartbeat into a small store every few seconds, and checks those of the others.
 """
 
-import contextlib
+import itertools
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from accelerate import Accelerator
 from torch.distributed import TCPStore
 
-from heedful.training.processes.collectives import broadcast
+from heedful.training.processes.collectives import Watch, broadcast
 
 PERIOD = 5.0  # seconds between two heartbeats
 PATIENCE = 30.0  # seconds without a heartbeat after which a process counts as lost
 PAUSED = "paused"
 
 
-class Heartbeat:
-    """A context in which the processes of a run notice the loss of one; with a single process it does nothing.
+class Heartbeat(Watch):
+    """A context in which the processes of a run notice the loss of one; all enter it.
 
     The main process watches all others, and they watch it: if one is lost, the main process ends, and then the rest.
-    All must enter the context.
     """
 
     def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):
-        self.accelerator = accelerator
-        self.period, self.patience = period, patience
+        super().__init__()
+        self.accelerator, self.period, self.patience = accelerator, period, patience
         self._stopped = threading.Event()
         self._is_paused = False
         self._sending = threading.Lock()  # a heartbeat is made and sent before the next one is
-        self._threads: list[threading.Thread] = []
-        self._last_seen: dict[int, float] = {}  # when each watched rank was last seen alive
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
+        # When each watched rank was last seen alive.
+        self._last_seen = dict.fromkeys(
+            range(1, accelerator.num_processes) if accelerator.is_main_process else [0], 0.0
+        )
         self._store: TCPStore | None = None
 
     def __enter__(self) -> "Heartbeat":
-        if self.accelerator.num_processes > 1:
-            self._store = self._connect()
-            self._send(0)
-            self.accelerator.wait_for_everyone()
-            watched = range(1, self.accelerator.num_processes) if self.accelerator.is_main_process else [0]
-            self._last_seen = dict.fromkeys(watched, time.monotonic())
-            self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
-            for thread in self._threads:
-                thread.start()
+        self._store = self._connect()
+        self._send(0)
+        self.accelerator.wait_for_everyone()
+        self._last_seen = dict.fromkeys(self._last_seen, time.monotonic())
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -56,7 +56,7 @@ class Heartbeat:
         for thread in self._threads:
             thread.join(self.period)
 
-    @contextlib.contextmanager
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Let the others wait without limit while this process does what may delay its heartbeats, such as writing."""
         self._is_paused = True
@@ -66,29 +66,28 @@ class Heartbeat:
         finally:
             self._is_paused = False
             # At once: a process that stops before its next heartbeat would seem paused for ever.
-            with contextlib.suppress(RuntimeError):
+            with suppress(RuntimeError):
                 self._send(0)
 
     def _connect(self) -> TCPStore:
-        is_main, host = self.accelerator.is_main_process, os.environ.get("MASTER_ADDR", "127.0.0.1")
-        limit = timedelta(seconds=self.patience)
-        own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit) if is_main else None
-        port = broadcast(self.accelerator, own.port if own is not None else None)
-        return own or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        host, limit = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=self.patience)
+        if not self.accelerator.is_main_process:
+            port = broadcast(self.accelerator, None)
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        broadcast(self.accelerator, store.port)
+        return store
 
     def _send(self, count: int) -> None:
-        if self._store is None:
-            return
-        with self._sending:
-            self._store.set(f"alive-{self.accelerator.process_index}", PAUSED if self._is_paused else str(count))
+        if self._store is not None:  # a checkpoint may be written before the context is entered
+            with self._sending:
+                self._store.set(f"alive-{self.accelerator.process_index}", PAUSED if self._is_paused else str(count))
 
     def _exchange(self) -> None:
         """Send heartbeats and read those of the watched ranks, until the store is lost or the context left."""
         assert self._store is not None
         last = dict.fromkeys(self._last_seen, b"")
-        count = 0
-        while not self._stopped.wait(self.period):
-            count += 1
+        for count in itertools.takewhile(lambda _: not self._stopped.wait(self.period), itertools.count(1)):
             try:
                 self._send(count)
                 for rank in self._last_seen:
@@ -101,7 +100,7 @@ class Heartbeat:
                 return
 
     def _judge(self) -> None:
-        """End this process if another has not been seen alive for too long."""
+        """End this process if another has not been seen alive for too long; never call the store, which may hang."""
         looked = time.monotonic()
         while not self._stopped.wait(self.period):
             before, looked = looked, time.monotonic()
@@ -113,9 +112,7 @@ class Heartbeat:
 
     def _end(self, rank: int, what: str) -> None:
         """End at once, because the main thread waits in a call that nothing interrupts."""
-        sys.stderr.write(
-            f"heedful: Process {rank} of this run {what}, so process {self.accelerator.process_index} ends too: "
-            "look for its message, and continue with resume=true.\n"
-        )
+        end = f"process {self.accelerator.process_index} ends too: look for its message, and continue with resume=true"
+        sys.stderr.write(f"heedful: Process {rank} of this run {what}, so {end}.\n")
         sys.stderr.flush()
         os._exit(1)

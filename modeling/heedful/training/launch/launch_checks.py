@@ -1,0 +1,78 @@
+"""Checks of what the launcher has set against the recipe and the machine.
+
+They come before the processes meet: an error afterwards leaves some of them waiting for the others.
+"""
+
+import os
+
+import torch
+
+from heedful.training.processes.launcher import is_set, local_world_size, world_size
+from heedful.training.recipe import OptimizationRecipe
+
+
+def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
+    """Raise a `ValueError` where a launcher contradicts recipe or machine, or asks for what is not supported."""
+    kind = _distributed_type()
+    kinds = "NO, MULTI_GPU or FSDP (version 2)" if kind == "DEEPSPEED" else "NO where there is no GPU"
+    hint = "fsdp2.yaml shards weights and optimizer; several processes on the CPU are started by torchrun."
+    if kind == "DEEPSPEED" or (on_cpu and settings.device == "auto" and kind != "NO"):
+        raise ValueError(f"`distributed_type` of the accelerate file must be {kinds}, but is {kind} instead: {hint}")
+    check_processes(on_cpu)
+    if kind == "FSDP":
+        if on_cpu:
+            where = "where the accelerate file says `distributed_type: FSDP`"
+            raise ValueError(f"`optimization.device` must be auto or cuda {where}, but is cpu instead.")
+        _check_field("fsdp_version", "FSDP_VERSION", "2", unset="1")
+        reason = "every process makes or loads the same weights"
+        _check_field("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", "false", reason)
+    reason = "Heedful divides data, not layers"
+    _check_field("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", "absent or false", reason)
+    # Accelerate would divide every loss by it.
+    reason = "accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
+    _check_field("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", reason)
+    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored; it does not know tf32.
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
+        allowed = " or ".join(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
+        reason = "`optimization.mixed_precision` of the recipe decides"
+        _check_field("mixed_precision", "ACCELERATE_MIXED_PRECISION", allowed, reason)
+
+
+def check_processes(on_cpu: bool) -> None:
+    """Check that as many processes were started as were asked for, and that each has a GPU if not on the CPU."""
+    here, world, gpus = local_world_size(), world_size(), torch.cuda.device_count()
+    if not on_cpu and here > gpus:
+        raise ValueError(
+            f"The number of processes on this machine (`num_processes` of the accelerate file divided by "
+            f"`num_machines`, `--nproc_per_node` of torchrun) must be at most {gpus}, the number of its GPUs, "
+            f"but is {here} instead."
+        )
+    if not on_cpu and world > 1 and "LOCAL_RANK" not in os.environ:  # Accelerate would make each its own run
+        must = "Processes on GPUs must be started by accelerate launch or torchrun"
+        raise ValueError(f"{must}, but `WORLD_SIZE` is {world} and `LOCAL_RANK` is missing.")
+    # Accelerate's launcher for one process sets this, and an address where it was asked for more.
+    if world == 1 and "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+        raise ValueError(
+            "`num_processes` and `num_machines` of accelerate launch must be 1 without `distributed_type: MULTI_GPU` "
+            "or FSDP: it was asked for more and has started one. Several processes on the CPU are started by "
+            "torchrun. (If you have set MASTER_ADDR yourself, unset it.)"
+        )
+
+
+def _distributed_type() -> str:
+    """Return the `distributed_type` of the accelerate file, as far as its processes can know it."""
+    for kind in ("DEEPSPEED", "FSDP"):
+        if is_set(f"ACCELERATE_USE_{kind}"):
+            return kind
+    # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
+    by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ
+    return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
+
+
+def _check_field(field: str, variable: str, allowed: str, reason: str = "", unset: str | None = None) -> None:
+    """Check a field of the accelerate file, which its processes find in an environment variable."""
+    values = allowed.split(" or ")
+    value = os.environ.get(variable, unset or values[0])
+    if value.lower() not in values:
+        must = f"{allowed}, because {reason}" if reason else allowed
+        raise ValueError(f"`{field}` of the accelerate file must be {must}, but is {value} instead.")

@@ -10,7 +10,6 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import torch
-from test_model_card import FACTS
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -22,8 +21,9 @@ from heedful.publishing.conversion.model_conversion import convert, convert_mode
 from heedful.publishing.conversion.stock_models import start_from_zero, stock_config, stock_model
 from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
-from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
+from card_facts import card_facts
 from helpers import assert_refused, padded, sentences, shake, tiny_model
 from memorised import PAIRS, memorised_model
 from tiny_runs import tiny_recipe
@@ -179,7 +179,7 @@ def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(fo
         return hub.Pushed(repository, "0123", "https://hub/me/stock")
 
     shutil.copytree(folder, tmp_path / "model")
-    write_model_card(tmp_path / "model", RunFacts(**(FACTS | {"example_source": 'Ein "Test".'})))
+    write_model_card(tmp_path / "model", card_facts(example={"source": 'Ein "Test".'}))
     monkeypatch.setattr(hub, "push", push)
     told = CliRunner().invoke(app, ["push", str(tmp_path / "model"), "me/stock", "--as", "transformers"])
     assert told.exit_code == 0, told.output
@@ -236,8 +236,8 @@ def test_two_vocabularies_several_languages_and_a_folder_in_use_are_refused(fold
             each.save_pretrained(tmp_path / name)
     shutil.copytree(folder, tmp_path / "used")
     cases = [
-        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for a stock form"),
-        (("several", "out"), "must have one target language for a stock form, but has ko, en"),
+        (("two", "out"), "`share_encoder_decoder_embeddings` must be True for transformers"),
+        (("several", "out"), "must have one target language for transformers, but has ko, en"),
         (("used", "used"), "`target` must be a folder that does not exist yet"),
     ]
     assert_refused(cases, lambda names: export_transformers(*(tmp_path / name for name in names), korean))

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_model_card import FACTS
 
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.publishing.model_card import write_model_card
+from card_facts import card_facts
 from hub_stand_in import HubStandIn
 from memorised import SHOWN, memorised_model
 
@@ -45,7 +45,7 @@ def place(tmp_path_factory):
     tokenizers = train_tokenizers(list(SHOWN), list(SHOWN.values()), vocab_size=272)
     memorised_model(tokenizers, SHOWN, norm_placement="post").save_pretrained(folder)
     tokenizers.save_pretrained(folder)
-    write_model_card(folder, RunFacts(**(FACTS | {"example_source": "제 이모는 변호사예요."})))
+    write_model_card(folder, card_facts(example={"source": "제 이모는 변호사예요."}))
     return place
 
 

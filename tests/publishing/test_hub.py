@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import EvalResult, ModelCardData
-from test_model_card import FACTS
 
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card
-from heedful.publishing.model_card import RunFacts, write_model_card
+from heedful.publishing.model_card import write_model_card
 from helpers import CODE
 from hub_stand_in import HubStandIn
 from memorised import PAIRS, memorised_model
@@ -140,7 +139,7 @@ def folders(tmp_path_factory):
     ):
         saved.save_pretrained(place / name, max_shard_size=size)
         tokenizers.save_pretrained(place / name)
-        write_model_card(place / name, RunFacts(**FACTS))
+        write_model_card(place / name, card_facts())
     (place / "joint" / "training_state").mkdir()
     (place / "joint" / "training_state" / "optimizer.pt").write_bytes(b"private")
     (place / "joint" / "log.jsonl").write_text("{}")
@@ -304,7 +303,7 @@ def test_the_metadata_of_a_card_reads_as_it_was_written(folder):
     assert (data.license, data.language, data.library_name) == ("apache-2.0", ["ko", "en"], "transformers")
     assert all(isinstance(result, EvalResult) for result in data.eval_results)
     found = {(result.dataset_name, result.metric_type): result.metric_value for result in data.eval_results}
-    scores = FACTS["scores"]
+    scores = SCORES
     assert found["built-in test", "bleu"] == round(scores["built-in test"]["bleu"], 2)
     assert found["news", "chrf"] == round(scores["news"]["chrf"], 2)
     assert any("signature" in (result.metric_args or {}) for result in data.eval_results)

@@ -217,8 +217,8 @@ def metadata_of_card(
     )
 
 
-def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
-    """Fill in a template beside this file: the metadata between the two `---`, and all names that it has."""
+def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
+    """Fill in a template beside this file: the metadata between the two `---`, if any, and all names that it has."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -227,7 +227,8 @@ def render(template: str, metadata: ModelCardData, **facts: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= FILTERS
-    text = environment.get_template(template).render(metadata=metadata.to_yaml(), metric_names=METRIC_NAMES, **facts)
+    names = {"metadata": metadata and metadata.to_yaml(), "metric_names": METRIC_NAMES, **facts}
+    text = environment.get_template(template).render(names)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 

@@ -5,6 +5,7 @@ compared on random sentences.
 """
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -160,7 +161,7 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
         ValueError: If it cannot be expressed; the message names every field that prevents it.
     """
     config = convert_config(theirs.config)
-    weights = _renamed_weights(theirs, config)
+    weights = _heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
     options = config.to_dict()
     options |= {"vocab_size": source.shape[0], "decoder_vocab_size": target.shape[0]}
@@ -195,7 +196,20 @@ def largest_difference(theirs: PreTrainedModel, ours: HeedForConditionalGenerati
     source = source.masked_fill(mask == 0, config.pad_token_id)
     inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
     expected, found = (model.eval()(**inputs).logits for model in (theirs, ours))
+    return relative_difference(expected, found)
+
+
+def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Return the largest difference of a logit, relative where logits are above 1."""
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Yield for each field of a config that is none of its choices what it must be."""
+    for name, values in choices.items():
+        if getattr(config, name) not in values:
+            shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
+            yield f"`{name}` must be {shown}, but is {getattr(config, name)} instead."
 
 
 def _check_expressible(config: PreTrainedConfig) -> None:
@@ -246,40 +260,50 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     return model, dtype
 
 
-def _renamed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
+def _heed_weights(theirs: PreTrainedModel, config: HeedConfig) -> dict[str, torch.Tensor]:
     """Return their weights under our names; shared ones are the same memory under every name."""
-    is_interleaved = config.position_encoding == "sinusoidal" and config.sinusoid_layout == "interleaved"
-    weights, order = {}, paper_order(config).argsort()
+    weights = {}
     for name, value in theirs.state_dict().items():
-        if name == "model.shared.weight":  # a second name of the embeddings
-            continue
         if name == "final_logits_bias":
             if value.any():
                 weights["lm_head.bias"] = value[0]
-            continue
-        if "embed_positions" in name:
+        elif "embed_positions" in name:
             if config.position_encoding == "sinusoidal":
                 _exact_sinusoids(name, value, config)
-                continue
-            value = value[FIRST_POSITION:]
-        for part, replacement in RENAMINGS.items():
-            name = name.replace(part, replacement)
-        weights[name] = reordered(name, value, order) if is_interleaved else value
-    return weights
+            else:
+                weights[name] = value[FIRST_POSITION:]
+        elif name != "model.shared.weight":  # a second name of the embeddings
+            weights[name] = value
+    order = paper_order(config)
+    return renamed(weights, RENAMINGS, None if order is None else order.argsort())
 
 
-def paper_order(config: HeedConfig) -> torch.Tensor:
-    """Return which of our features of d_model each of theirs is, `(d_model,)`, where ours stand as in the paper."""
+def paper_order(config: HeedConfig) -> torch.Tensor | None:
+    """Return which of our features of d_model each of theirs is, `(d_model,)`; None where both stand alike."""
+    if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
+        return None
     features = torch.arange(config.d_model)
     return torch.cat([features[0::2], features[1::2]])
 
 
-def reordered(name: str, value: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Put the features of d_model in another order: outputs of what writes them, inputs of what reads them."""
-    module, kind = name.split(".")[-2:]
-    if module in ("out_proj", "fc2") or module.endswith("norm"):
-        return value[order]
-    return value[:, order] if kind == "weight" else value  # biases of inner features and of tokens stay
+def renamed(
+    weights: Mapping[str, torch.Tensor], renamings: Mapping[str, str], order: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Return weights under other names, and their features of d_model in another order, if there is one.
+
+    The outputs of what writes features are reordered, and the inputs of what reads them; biases of inner features and
+    of tokens stay.
+    """
+    found = {}
+    for name, value in weights.items():
+        module, kind = f".{name}".split(".")[-2:]
+        for part, replacement in renamings.items():
+            name = name.replace(part, replacement)
+        if order is not None:
+            is_written = module in ("out_proj", "fc2") or module.endswith("norm")
+            value = value[order] if is_written else value[:, order] if kind == "weight" else value
+        found[name] = value
+    return found
 
 
 def _exact_sinusoids(name: str, table: torch.Tensor, config: HeedConfig, tolerance: float = ROUNDING) -> torch.Tensor:

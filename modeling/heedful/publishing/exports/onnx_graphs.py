@@ -3,7 +3,6 @@
 Files, inputs and outputs are named as optimum names them.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.attention_heed import AdditiveScore
-from heedful.files import listed
+from heedful.files import import_extra, listed
 from heedful.inference.loading import first_line
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.publishing.exports.comparison import plain_config
 from heedful.publishing.exports.onnx_model import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
@@ -36,6 +36,12 @@ LARGEST_FILE = 2**31 - 2**26
 # Names of the axes that vary.
 BATCH, SOURCE = "batch_size", "encoder_sequence_length"
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
+
+
+def check_packages() -> None:
+    """Raise an `ImportError` that names the extra if a package for ONNX is missing, before anything is loaded."""
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        import_extra(name, "onnx")
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention: bool = False) -> None:
@@ -70,16 +76,20 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path, with_attention
             inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
         present = cache_names(config.decoder_layers, "present", has_source=False)
         write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present, *attention])
-    _write_configuration(model, folder)
+    config = plain_config(config)
+    config.dtype = torch.float32
+    config.to_json_file(folder / "config.json")
+    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
+    model.generation_config.to_json_file(folder / "generation_config.json")
 
 
 def check_exportable(model: Any) -> None:
     """Raise a `ValueError` that names what keeps a model from being written as ONNX files."""
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():
-        told = "torchao's `quantize_`" if quantized is None else quantized
+        found = "torchao's `quantize_`" if quantized is None else quantized
         raise ValueError(
-            f"`quantization_config` must be absent to export a model, but is {told} instead: export the model as it "
+            f"`quantization_config` must be absent to export a model, but is {found} instead: export the model as it "
             "was before it was quantized."
         )
     known = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, AdditiveScore, *RELATIVE_PARTS)
@@ -206,13 +216,3 @@ def _remove_notes(model: Any) -> None:
             value.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
-
-
-def _write_configuration(model: HeedForConditionalGeneration, folder: Path) -> None:
-    config: Any = copy.deepcopy(model.config)
-    config.dtype = torch.float32
-    for name in ("auto_map", "custom_pipelines"):  # the folder holds no code
-        config.__dict__.pop(name, None)
-    config.to_json_file(folder / "config.json")
-    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
-    model.generation_config.to_json_file(folder / "generation_config.json")

@@ -10,7 +10,7 @@ from heedful.inference.loading import first_line
 Settings = ParamSpec("Settings")
 # What a check of a model measures: the worst figure seen, the largest that passes, and what was compared.
 Measured = tuple[float, float, str]
-Level = Literal["error", "warning", "note", "pass", "FAIL", "skipped"]
+Level = Literal["error", "warning", "note"]
 EXAMPLES = 3  # shown for each finding
 
 
@@ -18,8 +18,7 @@ EXAMPLES = 3  # shown for each finding
 class Finding:
     """What one check found.
 
-    In a recipe, an `error` ruins the run or its scores, a `warning` probably costs quality or time, a `note` is good
-    to know. Of a model, a check is a `pass` or a `FAIL`, or `skipped` where it cannot be made.
+    An `error` ruins the run or its scores, a `warning` probably costs quality or time, a `note` is good to know.
     """
 
     check: str  # its name
@@ -28,7 +27,16 @@ class Finding:
     where: str = ""  # the recipe's key that it concerns
     advice: str = ""  # what to do about it
     examples: tuple[str, ...] = ()  # pairs that it concerns, each with its split and row
-    figure: float | None = None  # the worst case measured in a model: a relative difference or a number of faults
+
+
+@dataclass(frozen=True)
+class ModelFinding:
+    """What one check found in a model."""
+
+    check: str  # its name
+    level: Literal["pass", "FAIL", "skipped"]
+    message: str  # what was compared, in a sentence with its numbers
+    figure: float | None = None  # the worst case measured: a relative difference or a number of faults
     limit: float | None = None  # the largest figure that passes
 
     @property
@@ -39,7 +47,7 @@ class Finding:
     def assert_passed(self) -> Self:
         """Return the finding itself; one that failed or was skipped raises an `AssertionError` with its figure."""
         if not self.passed:
-            raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.told}")
+            raise AssertionError(f"{self.check}: {self.level}, {shown(self.figure)}: {self.message}")
         return self
 
 
@@ -47,26 +55,26 @@ class SkippedError(Exception):
     """Raised by a check that cannot be made here; its text is the reason."""
 
 
-def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, Finding]]:
-    """Make a check of a function that measures a model: one that returns a `Finding`.
+def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
+    """Make a check of a function that measures a model: one that returns a `ModelFinding`.
 
     It fails above the limit, and where the model raises an error; it is skipped on a `SkippedError`.
     """
 
-    def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, Finding]:
+    def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)
-        def judge(*args: Settings.args, **kwargs: Settings.kwargs) -> Finding:
+        def judge(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFinding:
             try:
-                figure, limit, told = measure(*args, **kwargs)
+                figure, limit, message = measure(*args, **kwargs)
             except SkippedError as reason:
-                return Finding(name, "skipped", str(reason))
+                return ModelFinding(name, "skipped", str(reason))
             # The models of others raise whatever they like, and that they raise is what the check has found.
             except Exception as error:
-                return Finding(name, "FAIL", first_line(error))
+                return ModelFinding(name, "FAIL", first_line(error))
             # Not `figure > limit`: what is not a number fails.
-            return Finding(name, "pass" if figure <= limit else "FAIL", told, figure=figure, limit=limit)
+            return ModelFinding(name, "pass" if figure <= limit else "FAIL", message, figure, limit)
 
-        judge.__annotations__["return"] = Finding
+        judge.__annotations__["return"] = ModelFinding
         return judge
 
     return decorate

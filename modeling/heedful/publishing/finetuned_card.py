@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import read_object, write_text
 from heedful.inference.loading import load_model
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
-from heedful.publishing.model_card import (
-    CARD_FILE,
-    REQUIRED_VERSIONS,
-    CardFacts,
-    architecture_of,
-    vocabulary_of,
-    write_model_card,
-)
+from heedful.publishing.model_card import CARD_FILE, facts_of_model, write_model_card
 from heedful.training.publication import UNDETERMINED
 
 
@@ -59,15 +51,14 @@ def write_finetuned_card(
     model, tokenizers = load_model(folder), TokenizerPair.from_pretrained(folder)
     if not model.config.model_type.startswith("heed"):
         raise ValueError(f"{folder} must hold a Heed model, but holds a {model.config.model_type} instead.")
-    all_facts = CardFacts(
+    all_facts = facts_of_model(
+        model,
+        tokenizers,
+        ("tokens", "tokens"),
         **{"name": folder.resolve().name, **facts},
         source_language=source_language or UNDETERMINED,
         target_language=target_language or (facts.get("task") and source_language) or UNDETERMINED,
-        parameters=model.num_parameters(),
-        architecture=architecture_of(model.config),
-        vocabulary=vocabulary_of(tokenizers, ["tokens"] * 2),
         scores={Path(file).stem: read_object(Path(file)) for file in scores},
-        versions={name: version(name) for name in REQUIRED_VERSIONS},
     )
     path = write_model_card(folder, all_facts)
     settings = read_object(folder / "config.json")

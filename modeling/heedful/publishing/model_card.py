@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -118,21 +119,36 @@ def render_model_card(facts: CardFacts) -> str:
     return render(template, card_metadata(facts), facts=facts, run=facts.run)
 
 
+def facts_of_model(model: Any, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
+    """Return facts with those that a model and its tokenizers tell; `tokens` is what to call those of each side."""
+    source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
+    vocabulary = f"{source} {tokens[0]} for both sides"
+    if not tokenizers.is_joint:
+        target += "" if tokens[0] == tokens[1] else f" {tokens[1]}"
+        vocabulary = f"{source} {tokens[0]} for the source, {target} for the target"
+    return CardFacts(
+        parameters=model.num_parameters(),
+        architecture=architecture_of(model.config),
+        vocabulary=vocabulary,
+        versions={name: version(name) for name in REQUIRED_VERSIONS},
+        **facts,
+    )
+
+
 def card_metadata(facts: CardFacts) -> ModelCardData:
     """Make the metadata by which the Hub files a model, its scores (the model index) included."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
-    hub_datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
+    datasets = [dataset.split(":")[0] for dataset in facts.datasets if _is_on_the_hub(dataset)]
     metrics = [metric for metric in METRIC_NAMES if any(metric in scores for scores in facts.scores.values())]
     return metadata_of_card(
         facts.name,
         [facts.source_language, facts.target_language],
-        [],
-        facts.is_translation,
+        is_translation=facts.is_translation,
         base_model=facts.base_on_the_hub,
         license=license_id if known else "other",
         license_name=None if known else re.sub(r"[^a-z0-9.+-]+", "-", license_id),
-        datasets=hub_datasets or None,
+        datasets=datasets or None,
         metrics=metrics or None,
         eval_results=_evaluation_results(facts) or None,
     )
@@ -170,9 +186,10 @@ def architecture_of(config: Any) -> str:
     """Describe a Heed model in one line."""
     layers = f"{config.encoder_layers} + {config.decoder_layers}"
     if config.model_type != "heed_rnn":
+        shared = " that share their weights" if config.share_layers else ""
         return (
-            f"Transformer encoder-decoder ({layers} layers{' that share their weights' if config.share_layers else ''}, "
-            f"d_model {config.d_model}, {config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
+            f"Transformer encoder-decoder ({layers} layers{shared}, d_model {config.d_model}, "
+            f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads, "
             f"d_ff {config.encoder_ffn_dim} + {config.decoder_ffn_dim}, {config.norm_placement}-norm, "
             f"{config.position_encoding} positions)"
         )
@@ -190,22 +207,10 @@ def architecture_of(config: Any) -> str:
     )
 
 
-def vocabulary_of(tokenizers: TokenizerPair, names: Sequence[str]) -> str:
-    """Describe the vocabularies of a model in one line, with what to call the tokens of source and target."""
-    source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
-    if tokenizers.is_joint:
-        return f"{source} {names[0]} for both sides"
-    target += "" if names[0] == names[1] else f" {names[1]}"
-    return f"{source} {names[0]} for the source, {target} for the target"
-
-
 def metadata_of_card(
-    name: str, languages: Sequence[str], tags: Sequence[str], is_translation: bool = True, **others: Any
+    name: str, languages: Sequence[str], tags: Sequence[str] = (), is_translation: bool = True, **others: Any
 ) -> ModelCardData:
-    """Make the metadata by which the Hub files a model, with tags besides those of every Heed model.
-
-    Of further fields, such as `license`, None leaves one out.
-    """
+    """Make the metadata of a model's card, with tags besides those of every Heed model; `None` leaves a field out."""
     task = "translation" if is_translation else OTHER_TASK
     return ModelCardData(
         language=list(dict.fromkeys(languages)),
@@ -258,19 +263,21 @@ def _score(scores: Mapping[str, Any], metric: str) -> str:
     if metric not in scores:
         return "–"
     interval = scores.get(f"{metric}_interval")
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{scores[metric]:.2f}{brackets}"
+    return f"{scores[metric]:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def _line(value: Any) -> str:
+    return " ".join(without_folders(value).split())
 
 
 def _cell(value: Any) -> str:
     """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
-    line = re.sub(r"([\\`<|])", r"\\\1", " ".join(without_folders(value).split()))
-    return line.replace("](", "]\\(")
+    return re.sub(r"([\\`<|])", r"\\\1", _line(value)).replace("](", "]\\(")
 
 
 def code(value: Any) -> str:
     """Write a value between backticks, on one line."""
-    return f"`{' '.join(without_folders(value).split()).translate(NO_CODE)}`"
+    return f"`{_line(value).translate(NO_CODE)}`"
 
 
 def _quoted(text: str) -> str:
@@ -294,5 +301,4 @@ FILTERS = {
     "quoted": _quoted,
     "score": _score,
     "tojson_text": python_string,
-    "without_folders": without_folders,
 }

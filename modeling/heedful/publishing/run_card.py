@@ -2,21 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from heedful.inference.translation import Translator
 from heedful.publishing.learning_curve import CURVE_FILE, leave_learning_curve
-from heedful.publishing.model_card import (
-    BUILTIN,
-    REQUIRED_VERSIONS,
-    CardFacts,
-    architecture_of,
-    code,
-    vocabulary_of,
-    write_model_card,
-)
+from heedful.publishing.model_card import BUILTIN, CardFacts, code, facts_of_model, write_model_card
 from heedful.training.publication import language_codes
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
@@ -82,17 +73,16 @@ def facts_of(result: RunResult) -> CardFacts:
         "validation": len(corpus.validation_pairs),
         **{name: values["count"] for name, values in scores.items() if name != "validation"},
     }
-    return CardFacts(
+    return facts_of_model(
+        translator.model,
+        translator.tokenizers,
+        _token_names(recipe),
         name=recipe.name,
         source_language=source_language,
         target_language=target_language,
         license=recipe.card.license or (BUILTIN_LICENSE if all(BUILTIN in each for each in trained) else "unknown"),
         datasets=[recipe.card.dataset] if recipe.card.dataset else list(dict.fromkeys(map(str, trained))),
-        parameters=result.parameters,
-        architecture=architecture_of(translator.model.config),
-        vocabulary=vocabulary_of(translator.tokenizers, _token_names(recipe)),
         scores=scores,
-        versions={name: version(name) for name in REQUIRED_VERSIONS},
         run={
             "recipe": _without_empty(asdict(recipe)),
             "card": asdict(recipe.card),

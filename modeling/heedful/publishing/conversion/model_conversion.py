@@ -4,7 +4,6 @@ Nothing is approximated. What Heed cannot express is refused by name, and before
 compared on random sentences.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,39 +17,32 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 from transformers.utils import cached_file
 
 from heedful.configuration_heed import HeedConfig
-from heedful.files import check_inside, check_is_new, new_folder
+from heedful.files import check_inside, check_is_new, new_folder, read_object, write_text
 from heedful.inference.loading import HUB_ID, check_report, why_not_loaded
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 from heedful.publishing.conversion.tokenizer_conversion import convert_tokenizers
-from heedful.publishing.model_card import metadata_of_card, render
+from heedful.publishing.model_card import CARD_FILE, metadata_of_card, render
 from heedful.training.publication import LANGUAGE_CODE, UNDETERMINED
 
 # The largest allowed difference of a logit in float32; relative where logits are above 1.
 TOLERANCE = 1e-4
 ROUNDING = 2e-3  # what half precision leaves of a sine
+LEARNED = {"position_encoding": "learned", "embedding_norm": True}
 # For each kind the class whose weights are read, and the options that make Heed compute what it does.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bart": ("BartForConditionalGeneration", {"position_encoding": "learned", "embedding_norm": True}),
+    "bart": ("BartForConditionalGeneration", LEARNED),
     "m2m_100": ("M2M100ForConditionalGeneration", {"sinusoid_layout": "tensor2tensor", "norm_placement": "pre"}),
     "marian": ("MarianMTModel", {"sinusoid_layout": "concatenated"}),
-    "pegasus": (
-        "PegasusForConditionalGeneration",
-        {"sinusoid_layout": "concatenated", "norm_placement": "pre"},
-    ),
-    "mbart": (
-        "MBartForConditionalGeneration",
-        {"position_encoding": "learned", "embedding_norm": True, "norm_placement": "pre"},
-    ),
+    "pegasus": ("PegasusForConditionalGeneration", {"sinusoid_layout": "concatenated", "norm_placement": "pre"}),
+    "mbart": ("MBartForConditionalGeneration", LEARNED | {"norm_placement": "pre"}),
 }
-# fmt: off
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
     "dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "use_cache",
     "pad_token_id", "eos_token_id", "decoder_start_token_id",
-)
-# fmt: on
+)  # fmt: skip
 # Parts of names, theirs and ours, in the order in which they are replaced.
 RENAMINGS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -139,15 +131,14 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
     `convert_model` reads the rest from the weights: `vocab_size`, what is shared, `output_bias`.
     """
     _check_expressible(config)
-    options = {**KINDS[config.model_type][1], **{name: getattr(config, name) for name in COPIED_FIELDS}}
+    options = KINDS[config.model_type][1] | {name: getattr(config, name) for name in COPIED_FIELDS}
     if config.model_type == "m2m_100":
         options["position_offset"] = config.pad_token_id + 1
-    # A Heed model that became one of these says how its features stood.
-    if hasattr(config, "sinusoid_layout"):
+    if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
         options["sinusoid_layout"] = config.sinusoid_layout
-    sizes = {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
+    options |= {"vocab_size": config.vocab_size, "decoder_vocab_size": config.vocab_size}
     # transformers smooths labels in the trainer, not in the model.
-    return HeedConfig(**sizes, **options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
+    return HeedConfig(**options, attention_bias=True, label_smoothing=0.0, bos_token_id=None)
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
@@ -216,20 +207,19 @@ def _check_expressible(config: PreTrainedConfig) -> None:
     """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in KINDS:
         raise ValueError(f"`model_type` must be one of {', '.join(KINDS)}, but is {config.model_type} instead.")
-    faults = []
     expected, _ = KINDS[config.model_type]
-    # A config that was made and not saved names none.
-    for name in config.architectures or [expected]:
-        if name != expected:
-            faults.append(f"`architectures` must be {expected}, but is {name} instead.")
-    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
-        if getattr(config, name, value) != value:
-            faults.append(f"`{name}` must be {value}, but is {getattr(config, name)} instead.")
+    # A config that was made and not saved names no class.
+    faults = [
+        f"`architectures` must be {expected}, but is {name} instead."
+        for name in config.architectures or []
+        if name != expected
+    ]
+    choices = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
+    faults += field_faults(config, {name: value for name, value in choices.items() if hasattr(config, name)})
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         if getattr(config, name, None) is None:
             faults.append(f"`{name}` must be set, but is None instead.")
-    quantized = getattr(config, "quantization_config", None)
-    if quantized is not None:
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
         faults.append(f"`quantization_config` must be absent, but is {quantized} instead.")
     if faults:
         raise ValueError("The model cannot be converted: " + " ".join(faults))
@@ -337,46 +327,31 @@ def _write_card(folder: Path, conversion: Conversion) -> None:
     License and, where the tokenizer names none, languages are those of the source's own card; where it has no card,
     or its card does not name them, they are `unknown` and `und`.
     """
-    name = conversion.folder.name
-    theirs = _card_of(conversion.source)
-    base_model = _base_model(conversion.source)
-    license_id = theirs.get("license") or "unknown"
-    languages = _languages(conversion, theirs)
+    theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
+    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
+    languages = list(dict.fromkeys(language.split("_")[0] for language in conversion.languages))
+    if not languages or not all(map(LANGUAGE_CODE.fullmatch, languages)):
+        named = theirs.get("language") or UNDETERMINED
+        languages = [named] if isinstance(named, str) else named
     about = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
-    metadata = metadata_of_card(
-        name, languages, [conversion.model_type], license=license_id, base_model=base_model, **about
-    )
-    license_told = f"{license_id}, as its card says"
-    if license_id == "unknown":
-        license_told = "unknown: the source has no card that tells; find out before you publish it"
+    about |= {"license": theirs.get("license") or "unknown", "base_model": base_model}
     text = render(
         "conversion_card_template.md",
-        metadata,
-        name=name,
+        metadata_of_card(conversion.folder.name, languages, [conversion.model_type], **about),
         version=version("heedful"),
         source=base_model or Path(conversion.source).name,
         base_model=base_model,
         direction=" → ".join(conversion.languages or languages),
-        license=license_told,
+        license=about["license"],
         conversion=conversion,
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    write_text(folder / CARD_FILE, text)
 
 
-def _languages(conversion: Conversion, theirs: dict[str, Any]) -> list[str]:
-    """Return the codes of the languages: of the direction, or else of the source's own card."""
-    # NLLB's "kor_Hang" and mBART's "ko_KR" are languages with a script or country.
-    chosen = [language.split("_")[0] for language in conversion.languages]
-    if chosen and all(LANGUAGE_CODE.fullmatch(language) for language in chosen):
-        return list(dict.fromkeys(chosen))
-    languages = theirs.get("language") or [UNDETERMINED]
-    return [languages] if isinstance(languages, str) else languages
-
-
-def _card_of(source: str) -> dict[str, Any]:
+def _metadata_of(source: str) -> dict[str, Any]:
     """Read the metadata of the source's own card, empty where it has none."""
     try:
-        path = cached_file(source, "README.md", _raise_exceptions_for_missing_entries=False)
+        path = cached_file(source, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
     except Exception:  # whatever the Hub, YAML or huggingface_hub raise: the card is missing or broken
         return {}
@@ -384,9 +359,7 @@ def _card_of(source: str) -> dict[str, Any]:
 
 def _base_model(source: str) -> str | None:
     """Return the source's id on the Hub; for a folder, the id that its config remembers, if any."""
-    folder = Path(source)
-    if not folder.is_dir():
+    if not Path(source).is_dir():
         return source
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    remembered = config.get("_name_or_path") or ""
+    remembered = read_object(Path(source) / "config.json").get("_name_or_path") or ""
     return remembered if HUB_ID.fullmatch(remembered) else None

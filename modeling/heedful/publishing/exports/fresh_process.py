@@ -1,6 +1,6 @@
 """What transformers alone makes of an exported folder; `transformers_export.py` runs this file as a program.
 
-It reads `asked.pt` in a folder of its own, and writes `answer.pt` there. No code in the exported folder is trusted, and
+It reads `asked.pt` in a second folder, and writes `answer.pt` there. No code in the exported folder is trusted, and
 Heedful cannot be imported.
 """
 

@@ -148,7 +148,10 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
             settings = {setting: getattr(search, setting) for setting in SEARCHED}
             asked.append((settings, padded([sources[number] for number in numbers])))
     targets = draft.tokenizers.encode_target(draft.sentences)
-    start, rows = ours.config.decoder_start_token_id, max(1, LOGITS // (max(map(len, targets)) * ours.config.vocab_size))
+    start, rows = (
+        ours.config.decoder_start_token_id,
+        max(1, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)),
+    )
     read = padded([[start, *row[: limit - 1]] for row in targets[:rows]])
     inputs = padded(sources[:rows]) | {"decoder_input_ids": read["input_ids"]}
     begun = read["input_ids"].clone()
@@ -176,7 +179,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
 
 
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what `fresh_process.py` makes of texts and batches with a folder; if it fails, a `ValueError` says why."""
+    """Return what `fresh_process.py` makes of texts and batches with a folder; a `ValueError` says why it fails."""
     with tempfile.TemporaryDirectory() as work:
         torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
         program = Path(__file__).with_name("fresh_process.py")

@@ -85,7 +85,9 @@ def _check_expressible(config: Any) -> None:
     """Raise one error that names all fields which the JavaScript cannot compute."""
     heads = {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
     faults = list(field_faults(config, CHOICES | heads))
-    widths = [(config.d_k or config.d_model // count, config.d_v or config.d_model // count) for _, count in heads.values()]
+    widths = [
+        (config.d_k or config.d_model // count, config.d_v or config.d_model // count) for _, count in heads.values()
+    ]
     if any(d_k != d_v for d_k, d_v in widths):
         faults.append(f"`d_v` must be the same as `d_k`, {config.d_k}, but is {config.d_v} instead.")
     if faults:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from card_facts import card_facts
 from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.cli.main import app
 from heedful.data.tokenizer_training import train_tokenizers
@@ -23,7 +24,6 @@ from heedful.publishing.exports import transformers_export as exporter
 from heedful.publishing.exports.transformers_export import check_recipe, export_transformers
 from heedful.publishing.model_card import write_model_card
 from heedful.training.recipe_file import read_recipe, recipes
-from card_facts import card_facts
 from helpers import assert_refused, padded, sentences, shake, tiny_model
 from memorised import PAIRS, memorised_model
 from tiny_runs import tiny_recipe

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from card_facts import card_facts
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing.model_card import write_model_card
-from card_facts import card_facts
 from hub_stand_in import HubStandIn
 from memorised import SHOWN, memorised_model
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import EvalResult, ModelCardData
 
+from card_facts import SCORES, card_facts
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.publishing import hub
 from heedful.publishing.hub import check_folder, push, read_card

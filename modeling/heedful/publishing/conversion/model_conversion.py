@@ -333,7 +333,7 @@ def _write_card(folder: Path, conversion: Conversion) -> None:
     if not languages or not all(map(LANGUAGE_CODE.fullmatch, languages)):
         named = theirs.get("language") or UNDETERMINED
         languages = [named] if isinstance(named, str) else named
-    about = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
+    about: dict[str, Any] = {key: theirs[key] for key in ("license_name", "license_link") if key in theirs}
     about |= {"license": theirs.get("license") or "unknown", "base_model": base_model}
     text = render(
         "conversion_card_template.md",

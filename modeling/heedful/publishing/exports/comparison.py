@@ -115,7 +115,8 @@ class Draft:
 
         The engine's model is left with the last search as its generation config.
         """
-        sources, found = self.encoded(limit), {}
+        sources = self.encoded(limit)
+        found: Outputs = {}
         for name, search in searches.items():
             engine.model.generation_config = search  # its own would fill in what the search leaves open
             found[name] = [()] * len(sources)

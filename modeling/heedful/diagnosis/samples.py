@@ -92,17 +92,16 @@ def make_sample(model: Any, tokenizers: TokenizerPair | None = None, texts: Sequ
     # Room for the padding that a check adds, and for the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
-    rows = None
-    if tokenizers is not None:
-        is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
-        texts = [*texts, *(() if is_closed else TEXTS)]
-        rows = _rows_of_texts(model, tokenizers, texts, lengths) if texts else None
+    rows = _rows_of_texts(model, tokenizers, texts, lengths) if tokenizers else None
     return Sample(*(rows or _random_rows(model, tokenizers, lengths)))
 
 
-def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: list[str], lengths: list[list[int]]):
-    """Cut rows of the given lengths out of encoded texts, or return None where the model does not know an id."""
-    texts = [text for text in texts if text.strip()]
+def _rows_of_texts(model: Any, tokenizers: TokenizerPair, texts: Sequence[str], lengths: list[list[int]]):
+    """Cut rows of the given lengths out of encoded texts; `None` without texts or where the model lacks an id."""
+    is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
+    texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
+    if not texts:
+        return None
     language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
     sides = []

@@ -100,11 +100,10 @@ def check_attentions(model: Any, sample: Sample | None = None) -> Measured:
     has attention to the source at most. The figure is the largest deviation, or the number of kinds that are missing.
     """
     sample = sample or make_sample(model)
-    kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
-    if model.config.model_type == "heed_rnn":
-        kinds = ["cross_attentions"]
-        if model.config.attention == "none":
-            raise SkippedError("the config's `attention` is none")
+    is_recurrent = model.config.model_type == "heed_rnn"
+    kinds = ["cross_attentions"] if is_recurrent else ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    if is_recurrent and model.config.attention == "none":
+        raise SkippedError("the config's `attention` is none")
     inputs = samples.source_inputs(model, sample.sources)
     inputs["decoder_input_ids"] = samples.decoder_inputs(model, sample.targets)
     with evaluation_mode(model), torch.no_grad():
@@ -177,15 +176,8 @@ def check_loss_padding(model: Any, sample: Sample | None = None) -> Measured:
 
 # Those that try a model with sentences and write no file.
 MODEL_CHECKS = (
-    check_batch,
-    check_order,
-    check_right_padding,
-    check_left_padding,
-    check_cache,
-    check_determinism,
-    check_attentions,
-    check_loss_split,
-    check_loss_padding,
+    *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
+    *(check_attentions, check_loss_split, check_loss_padding),
 )
 
 
@@ -248,10 +240,7 @@ def check_files(folder: str | Path) -> Measured:
 
 @check("tied weights")
 def check_tied_weights(model: Any) -> Measured:
-    """Check that the embeddings which the config says are one share memory, and that the others do not.
-
-    The figure is the number of pairs that are not as the config says.
-    """
+    """Check that embeddings share memory where the config says so, and only there; the figure counts wrong pairs."""
     config = model.config
     if config.model_type in HEED_TYPES:
         claims = [config.shares_source_and_target_embeddings, config.shares_target_and_output_embeddings]
@@ -316,13 +305,12 @@ def check_remote_code(
     targets = {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
     theirs = _found_in_fresh_process(folder, model.dtype, inputs | targets)
     rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
-    distance = difference(rows, logits_of(model, sample))
+    distance, found = difference(rows, logits_of(model, sample)), "logits and greedy tokens here and"
     tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
-    if torch.equal(tokens, theirs["tokens"]):
-        message = "logits and greedy tokens here and in a new process that cannot import heedful"
-        return distance, samples.tolerance_of(model), message
-    message = f"logits {distance:.1e}, and other greedy tokens in a new process that cannot import heedful"
-    return max(distance, 1.0) if model.dtype in EXACT else distance, samples.tolerance_of(model), message
+    if not torch.equal(tokens, theirs["tokens"]):
+        found = f"logits {distance:.1e}, and other greedy tokens"
+        distance = max(distance, 1.0) if model.dtype in EXACT else distance
+    return distance, samples.tolerance_of(model), f"{found} in a new process that cannot import heedful"
 
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -372,10 +360,7 @@ def _code_is_ours(folder: Path) -> bool:
 
 @check("special ids")
 def check_special_ids(model: Any, tokenizers: TokenizerPair | None = None) -> Measured:
-    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes.
-
-    Without tokenizers only the two configs are compared. The figure is the number of disagreements.
-    """
+    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; else count."""
     faults = []
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         places = {"config": model.config, "generation config": model.generation_config}
@@ -444,9 +429,8 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
             sum(id_ in special for id_ in ids) for ids in encode(["a b", *(f"a {token} b" for token in tokens)])
         )
         smuggled |= dict.fromkeys(token for token, count in zip(tokens, counts, strict=True) if count != expected)
-    if smuggled:
-        return len(smuggled), 0, f"taken for special tokens: {', '.join(list(smuggled)[:4])}"
-    return 0, 0, f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
+    message = f"{len(tokens)} special tokens, such as {next(iter(tokens), None)!r}, written in a text"
+    return len(smuggled), 0, f"taken for special tokens: {', '.join([*smuggled][:4])}" if smuggled else message
 
 
 def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
@@ -553,10 +537,9 @@ def verify(
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
     """Load a model and what `from_pretrained` reports of its weights; a check judges them."""
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} must be a folder with a model, but {'is a file' if folder.is_file() else 'does not exist'}."
-            " (A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
-        )
+        what = "is a file" if folder.is_file() else "does not exist"
+        hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
+        raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}. {hint}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
     check_inside(folder)

@@ -144,12 +144,7 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     """Return a Heed model with the weights of a model of one of the `KINDS`, copied, in evaluation mode.
 
-    Args:
-        theirs: A `MarianMTModel`, `PegasusForConditionalGeneration`, `BartForConditionalGeneration`,
-            `MBartForConditionalGeneration` or `M2M100ForConditionalGeneration`.
-
-    Raises:
-        ValueError: If it cannot be expressed; the message names every field that prevents it.
+    If it cannot be expressed, a `ValueError` names every field that prevents it.
     """
     config = convert_config(theirs.config)
     weights = _heed_weights(theirs, config)

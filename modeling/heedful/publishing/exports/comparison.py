@@ -106,16 +106,12 @@ class Draft:
     sentences: list[str]  # without blank ones
     folder: Path  # to write to; it holds the tokenizers already
 
-    def encoded(self, limit: int | None) -> list[list[int]]:
-        """Return the token ids of the sentences, of at most `limit` tokens each."""
-        return encode(self.tokenizers, self.sentences, limit)
-
     def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
         """Return the tokens that an engine generates for each sentence, by the name of the search.
 
         The engine's model is left with the last search as its generation config.
         """
-        sources = self.encoded(limit)
+        sources = encode(self.tokenizers, self.sentences, limit)
         found: Outputs = {}
         for name, search in searches.items():
             engine.model.generation_config = search  # its own would fill in what the search leaves open
@@ -181,19 +177,13 @@ def card_of(folder: Path) -> str:
 
 def check_kind(config: Any, form: str) -> None:
     """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
-    if config.model_type == "heed_rnn" and form == "a page":
-        if config.attention == "none":
+    hint = "`heedful convert` turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models"
+    if config.model_type == "heed_rnn":
+        if form == "a page" and config.attention == "none":
             raise ValueError("`attention` must be one of dot, scaled_dot, general, additive for a page, but is none.")
-    elif config.model_type == "heed_rnn":
-        raise ValueError(
-            "`model_type` must be heed to be exported, but is heed_rnn instead: the engines know no recurrent "
-            f"decoder, such as this one of {config.cell} cells."
-        )
-    elif config.model_type != "heed":
-        raise ValueError(
-            f"`model_type` must be heed to be exported, but is {config.model_type} instead; `heedful convert` "
-            "turns Marian, Pegasus, BART, mBART, M2M100 and NLLB models into Heed models."
-        )
+        hint = f"the engines know no recurrent decoder, such as this one of {config.cell} cells"
+    if config.model_type != "heed" and (config.model_type, form) != ("heed_rnn", "a page"):
+        raise ValueError(f"`model_type` must be heed to be exported, but is {config.model_type} instead: {hint}.")
 
 
 def plain_config(config: Any) -> Any:
@@ -224,7 +214,7 @@ def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches
 
 
 def check_one_tokenizer(tokenizers: TokenizerPair, form: str) -> None:
-    """Raise a `ValueError` if a model needs more than one tokenizer, or one that writes tags before sentences."""
+    """Raise a `ValueError` if a model needs two tokenizers, or one that writes tags before sentences."""
     if not tokenizers.is_joint:
         raise ValueError(
             f"`share_encoder_decoder_embeddings` must be True for {form}, but is False instead: source and target "
@@ -308,7 +298,7 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
     """Return the first sentences of a text file in UTF-8, one a line, or of the validation data of a model's own run.
 
-    Where neither is there, they are built-in Korean and English ones, which a warning says: these try a model of any
+    Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
     language with tokens and lengths of real text.
     """
     check_at_least(1, count=count)
@@ -319,10 +309,9 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
         return sentences
     with suppress(OSError, ValueError):  # its files may be elsewhere now, or of another version
         data = read_recipe(Path(model) / "recipe.yaml").data
-        where, split = (data.locations.validation, "validation")
-        if where is None:
-            where, split = (data.locations.train, "train")
-        pairs = read_pairs(where, data.source, data.target, split=split, streaming=True)
+        split = "train" if data.locations.validation is None else "validation"
+        place = getattr(data.locations, split)
+        pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
         return [pair["source"] for pair in islice(pairs, count)]
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(message, stacklevel=2)

@@ -48,7 +48,7 @@ def export_onnx(
         comparisons = draft.compare(found, searches, limit, "onnxruntime", quantization)
         difference = None
         if quantization == "float32":
-            sources = draft.encoded(limit)[:LOGITS_SENTENCES]
+            sources = comparison.encode(draft.tokenizers, draft.sentences, limit)[:LOGITS_SENTENCES]
             difference = greedy_difference(draft.model, exported, sources, searches["greedy"], limit)
         size = sum(path.stat().st_size for path in draft.folder.glob("*.onnx*"))
     return comparison.Export(Path(target), quantization, size, comparisons, difference)

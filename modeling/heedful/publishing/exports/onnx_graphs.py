@@ -155,23 +155,14 @@ class _Decoder(nn.Module):
 def write_part(
     path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
 ) -> None:
-    """Trace a part of the model, whose `forward` takes tensors only, and write it.
-
-    Each input has a name, an example, and the names of the axes that vary; `outputs` are the outputs' names.
-    """
+    """Trace a part of the model, and write it; each input has an example and the names of the axes that vary."""
     import onnx_ir
 
     try:
-        program: Any = torch.onnx.export(
-            part,
-            tuple(example for example, _ in inputs.values()),
-            input_names=list(inputs),
-            output_names=outputs,
-            dynamic_shapes=(tuple(axes for _, axes in inputs.values()),),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+        examples, axes = (tuple(each[part_of] for each in inputs.values()) for part_of in (0, 1))
+        options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "verbose": False}
+        program: Any = torch.onnx.export(part, examples, dynamic_shapes=(axes,), **names, **options)
     except Exception as error:  # torch's exporter raises errors of any type
         raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
     _remove_notes(program.model)
@@ -207,12 +198,9 @@ def quiet_export() -> Iterator[None]:
 
 def _remove_notes(model: Any) -> None:
     """Remove the exporter's notes for its own authors: they name files on this machine."""
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
+    nodes, graph = list(model.graph.all_nodes()), model.graph
+    for node in nodes:
         node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
+    values = (value for node in nodes for value in node.outputs)
+    for noted in (model, graph, *nodes, *values, *graph.inputs, *graph.initializers.values()):
+        noted.metadata_props.clear()

@@ -135,7 +135,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     A `ValueError` names other ids of a sentence, other tokens, or logits that rounding in float32 does not explain.
     """
     ours, limit = draft.model.float(), config.max_position_embeddings
-    sources = draft.encoded(limit)
+    sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
 
     def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:

@@ -100,19 +100,15 @@ def _packed(name: str, card: str, model: Any, tokenizers: TokenizerPair) -> dict
     limits = LIMITS.search(card)
     tensors, weights = _tensors(model)
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
+    start = (search if search.decoder_start_token_id is not None else config).decoder_start_token_id
+    lengths = {"max_new_tokens": most, "longest": min(most, position_limit(config) or most)}
+    others = {"num_beams": search.num_beams or 1, "start": start, "ends": end_tokens(search), **lengths}
     return {
         "name": name,
         "limits": limits[1].strip() if limits else "",
         "config": {field: value for field, value in config.to_dict().items() if field[0] != "_"},
         "tokenizer": _tokenizer(tokenizers),
-        "search": {
-            **asked_of(search),
-            "num_beams": search.num_beams or 1,
-            "start": (search if search.decoder_start_token_id is not None else config).decoder_start_token_id,
-            "ends": end_tokens(search),
-            "max_new_tokens": most,
-            "longest": min(most, position_limit(config) or most),
-        },
+        "search": asked_of(search) | others,
         "tensors": tensors,
         "weights": base64.b64encode(weights).decode("ascii"),
     }
@@ -133,10 +129,8 @@ def _tensors(model: Any) -> tuple[dict[str, Any], bytes]:
                 vectors += scales.numpy().tobytes()
             tensors[name] = {"rows": value.shape[0], "columns": value.shape[1], **places[value.data_ptr()]}
         else:
-            tensors[name.removesuffix(".weight") if value.dim() == 2 else name] = {
-                "columns": value.numel(),
-                "at": len(vectors),
-            }
+            key = name.removesuffix(".weight") if value.dim() == 2 else name
+            tensors[key] = {"columns": value.numel(), "at": len(vectors)}
             vectors += value.numpy().tobytes()
     for tensor in tensors.values():
         tensor["at"] += len(vectors) if "rows" in tensor else 0

@@ -39,7 +39,7 @@ oldest-fast: .venv-oldest/developed
 # As a stranger installs it today: from the index, without constraints.
 newest:
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev]"
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager ".[dev,all]"
 	.venv-newest/bin/python scripts/newest.py
 
 conformance: $(DEVELOPED)
@@ -93,5 +93,5 @@ clean:
 	touch $@
 
 .venv-oldest/developed .venv/developed: %/developed: %/installed
-	$(@D)/bin/$(INSTALL) --editable ".[dev]"
+	$(@D)/bin/$(INSTALL) --editable ".[dev,all]"
 	touch $@

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README.md", "index.md")  # in the navigation of a folder
-WIDE = ("benchmarks.md",)  # its tables take the place of the table of contents
+WIDE = ("benchmarks.md", "records/measurements.md")  # its tables take the place of the table of contents
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
 # The first cell of a notebook; where Heedful is installed it does nothing.
 INSTALL = """\

@@ -35,7 +35,7 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections_of_garbage():
-    """Leave all modules and caches out of later collections: accelerate makes one for each file that it loads."""
+    """Exclude what is already loaded from garbage collection, which accelerate starts for each file that it loads."""
     gc.collect()
     gc.freeze()
 

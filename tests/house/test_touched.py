@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "touched.py"
 TOOL = runpy.run_path(str(SCRIPT))
 PAGE = TOOL["PAGE"].read_text(encoding="utf-8")
 ROWS = TOOL["rows"](PAGE)
-# At most so many: whoever adds one takes another away, or says in docs/log.md why not.
+# At most so many: whoever adds one takes another away, or says in docs/records/log.md why not.
 MOST = 73
 
 

@@ -1,0 +1,102 @@
+"""The house can be read without its annexes, its size is kept, and the tour leads along what really runs."""
+
+import re
+import runpy
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.training.recipe_file import to_yaml
+from tiny_runs import tiny_recipe
+
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "house.py"))
+PACKAGE = Path(heedful.__file__).resolve().parent
+ROOMS = TOOL["rooms"]()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TOUR = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
+STATIONS = [match[1] for match in TOOL["STATION"].findall(TOUR)]
+
+
+def test_every_file_is_in_one_room_and_every_room_has_files():
+    rows = [paths for part in ROOMS.values() for paths in part.values()]
+    assert all(rows)
+    counts = Counter(path for paths in rows for path in paths)
+    assert counts == Counter(PACKAGE.rglob("*.py"))
+
+
+def test_the_house_imports_no_annex_when_it_is_imported():
+    assert TOOL["crossings"]() == []
+
+
+def test_an_import_within_a_function_or_for_annotations_does_not_count_and_any_other_does(tmp_path, monkeypatch):
+    file = tmp_path / "heedful" / "data" / "file.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "from .one import a\nimport heedful.two\nif TYPE_CHECKING:\n    import three\nelse:\n    import four\n"
+        "try:\n    import five\nexcept ImportError:\n    import six\nclass C:\n    import seven\n\n"
+        "def f():\n    import eight\n"
+    )
+    monkeypatch.setitem(TOOL["module_level_imports"].__globals__, "PACKAGE", tmp_path / "heedful")
+    found = set(TOOL["module_level_imports"](file))
+    assert found == {"heedful.data.one", "heedful.data.one.a", "heedful.two", "four", "five", "six", "seven"}
+
+
+def test_the_house_is_small():
+    assert TOOL["lines_of"](set().union(*ROOMS["The house"].values())) <= TOOL["MOST"] == 11_000
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reading.md"])
+def test_the_pages_have_todays_lines(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert TOOL["with_todays_lines"](text) == text, "python scripts/upkeep/house.py --write"
+
+
+def test_the_readme_has_both_tables_and_is_short():
+    assert len(TOOL["TABLE"].findall(README)) == 2
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_tour_has_some_twenty_files_of_the_house():
+    house = set().union(*ROOMS["The house"].values())
+    assert 18 <= len(STATIONS) <= 22
+    assert [name for name in STATIONS if PACKAGE / name not in house] == []
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \| `", TOUR, flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(STATIONS) + 1))
+
+
+def own_files() -> set[str]:
+    """Return our files on the call stack, by their names in the package."""
+    files = {Path(frame.filename) for frame in traceback.extract_stack()}
+    return {str(file.relative_to(PACKAGE)) for file in files if file.is_relative_to(PACKAGE)}
+
+
+def test_the_tour_passes_every_file_on_the_way_from_the_command_to_backward_and_to_attention(tmp_path, monkeypatch):
+    changes = {"optimization.max_updates": 1, "data.test": {}, "validation.sentences": 1}
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny_recipe(tmp_path / "run", changes)))
+    found, backward = set(), torch.Tensor.backward
+
+    def look_and_go_backward(*arguments, **options):
+        found.update(own_files())
+        return backward(*arguments, **options)
+
+    def look_at_attention(module, _):
+        if type(module).__name__.endswith("Attention") and module.training:
+            found.update(own_files())
+
+    monkeypatch.setattr(torch.Tensor, "backward", look_and_go_backward)
+    monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path / "recipe.yaml")])
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look_at_attention)
+    try:
+        with pytest.raises(SystemExit) as end:  # click ends every command so
+            runpy.run_module("heedful", run_name="__main__")
+    finally:
+        hook.remove()
+    assert not end.value.code
+    assert {"training/loop/loop.py", "modeling_heed.py", "attention_heed.py"} <= found
+    assert found - {"__main__.py"} <= {*STATIONS}

@@ -103,7 +103,7 @@ def test_the_checks_of_a_model_pass(folder):
 def test_the_check_of_attention_is_skipped_where_there_is_none():
     verdict = check_attentions(tiny_rnn(**SUTSKEVER))
     assert verdict.level == "skipped"
-    assert "`attention` is none" in verdict.told
+    assert "`attention` is none" in verdict.message
 
 
 def test_special_ids_of_another_vocabulary_fail_the_check():

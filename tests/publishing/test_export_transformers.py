@@ -181,6 +181,28 @@ def test_a_push_as_transformers_sends_the_stock_form_with_the_models_own_card(fo
     assert "trust_remote_code" not in card
 
 
+def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wrote(tmp_path):
+    stock = stock_model(model_of({}))
+
+    def written(card):
+        if card:
+            (tmp_path / "README.md").write_text(card, encoding="utf-8")
+        exporter._write_card(tmp_path, "stock", tmp_path, stock, count=1000, difference=2e-7)
+        return (tmp_path / "README.md").read_text(encoding="utf-8")
+
+    bare = written("")
+    assert bare.startswith("---\nlanguage:\n- und\n")
+    assert "\nlicense: unknown\n" in bare
+    assert "\n# stock\n\n## How to use\n" in bare
+    assert 'inputs = tokenizer(["…"], return_tensors="pt", padding=True)' in bare
+    assert "compared the two on 1,000 sentences" in bare
+    assert "logits that differ by 2.0e-07 at most" in bare
+    section = bare[bare.index("## How to use") :]
+    assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"
+    own = "# Mine\n\n## How to use\n\nOld code.\n\n## Later\n\nMore.\n"
+    assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
+
+
 def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(folder, tmp_path, monkeypatch):
     def changed(ours):
         stock = stock_model(ours)
